@@ -1,1 +1,79 @@
-fn main() {}
+//! The one door for every task of this repository; `cargo xtask help` lists them.
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a command line tool talks to its user through the terminal"
+)]
+
+mod arrows;
+mod cargo;
+mod failure;
+mod json;
+mod pipeline;
+mod services;
+
+use std::env;
+use std::process::ExitCode;
+
+use failure::Failure;
+
+const HELP: &str = "\
+cargo xtask TASK
+
+  services up [SERVER ...]      install what is missing, start what is not running
+  services down [SERVER ...]    stop what `services up` started; the data stays
+  services status               a table: name, version, port, running?, url
+  services env [SERVER ...]     `export NAME=VALUE` lines for a shell:
+                                eval \"$(cargo xtask services env)\"
+                                SERVER: postgres, mariadb, rabbitmq; all three when none is named
+  test [--no-services] [-- ARGS]
+                                services up, then the documentation tests, then all other tests;
+                                ARGS go to nextest (or to `cargo test` where nextest is missing)
+  arrows                        prove that dependencies between our crates only point down
+  ci                            formatting, clippy, arrows, test: what .ci/run runs
+  help                          this text
+
+Environment
+  TOWPATH_TEST_POSTGRES_URL, TOWPATH_TEST_MYSQL_URL, TOWPATH_TEST_AMQP_URL,
+  TOWPATH_TEST_AMQP_MANAGEMENT_URL
+                                servers that already run; nothing is installed or started for them
+  TOWPATH_SERVICES_DIR          data of our own servers (default /var/tmp/towpath-services)
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> =
+        env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned()).collect();
+    match run(&arguments) {
+        Ok(exit_code) => exit_code,
+        Err(failure) => {
+            eprintln!("error: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &[String]) -> Result<ExitCode, Failure> {
+    let Some((task, rest)) = arguments.split_first() else {
+        print!("{HELP}");
+        return Ok(ExitCode::SUCCESS);
+    };
+    match task.as_str() {
+        "services" => services::run(rest).map(|()| ExitCode::SUCCESS),
+        "test" => pipeline::test(rest),
+        "ci" => refuse_arguments(task, rest).and_then(|()| pipeline::ci()),
+        "arrows" => refuse_arguments(task, rest).and_then(|()| arrows::run()).map(|()| ExitCode::SUCCESS),
+        "help" | "--help" | "-h" => {
+            print!("{HELP}");
+            Ok(ExitCode::SUCCESS)
+        }
+        unknown => Err(Failure::new(format!("there is no task `{unknown}`"))
+            .next_step("`cargo xtask help` lists the tasks")),
+    }
+}
+
+fn refuse_arguments(task: &str, rest: &[String]) -> Result<(), Failure> {
+    match rest.first() {
+        None => Ok(()),
+        Some(argument) => Err(Failure::new(format!("`{task}` takes no arguments, but got `{argument}`"))),
+    }
+}

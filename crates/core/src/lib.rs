@@ -1,1 +1,28 @@
-//! placeholder
+//! The pure heart of Towpath.
+//!
+//! Nothing here does I/O, reads a clock, draws a random number or spawns a task: deciding takes values and
+//! returns values. The ports (what a store or a clock must offer) are declared here too, so that adapters
+//! depend on the core and never the other way round.
+//!
+//! Reading order: [`ids`], [`payload`], [`name`], [`envelope`] (what a fact is); [`aggregate`], [`machine`],
+//! [`decider`] (how facts are decided); [`lifecycle`], [`retry`], [`flow`] (what happens to commands and
+//! facts); [`ports`] (what the outside must offer).
+
+pub mod aggregate;
+pub mod decider;
+pub mod envelope;
+pub mod flow;
+pub mod ids;
+pub mod lifecycle;
+pub mod machine;
+pub mod name;
+pub mod payload;
+pub mod ports;
+pub mod retry;
+mod variant;
+
+pub use aggregate::{Aggregate, Context, Reason, Refusal};
+pub use envelope::EventEnvelope;
+pub use ids::{AggregateId, AggregateKey, AggregateKind, CommandId, CorrelationId, EventId, Position, Version};
+pub use payload::Payload;
+pub use variant::{NotAnEnum, from_variant, to_variant, variant_names};

@@ -1,1 +1,31 @@
-//! placeholder
+//! Towpath's store: one contract ([`towpath_core::ports::store::Store`]), three databases.
+//!
+//! All SQL of the product lives in this crate. Reading order: [`url`](StoreUrl) (which database), `schema` (the
+//! tables as data), `dialect` (what databases say differently), `sql` (running a statement), `rows` (values to
+//! columns and back), `ops` (the operations, written once), and [`SqlStore`] which puts them into transactions.
+//!
+//! An application with tables of its own joins its own sqlx transaction:
+//!
+//! ```no_run
+//! # async fn example(store: &towpath_store::SqlStore, facts: towpath_core::ports::store::Append) -> Result<(), Box<dyn std::error::Error>> {
+//! let mut transaction = store.postgres_pool().ok_or("not PostgreSQL")?.begin().await?;
+//! sqlx::query("UPDATE products SET status = 'sold' WHERE id = 7 AND status = 'on_sale'").execute(&mut *transaction).await?;
+//! store.append_tx(&mut transaction, &facts).await?;
+//! transaction.commit().await?; // the product and the facts, or neither
+//! # Ok(()) }
+//! ```
+
+mod dialect;
+mod migrate;
+mod migrations;
+mod ops;
+mod rows;
+mod schema;
+mod sql;
+mod store;
+mod transaction;
+mod url;
+
+pub use store::{SqlStore, StoreOptions};
+pub use transaction::JoinTransaction;
+pub use url::StoreUrl;

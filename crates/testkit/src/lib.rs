@@ -1,1 +1,22 @@
-//! placeholder
+//! What tests of Towpath, and of applications on it, need.
+//!
+//! - [`given`]: given/when/then for an aggregate, without any I/O.
+//! - [`VirtualClock`]: a clock that stands still until it is told to move.
+//! - [`CountingProbe`], [`KillProbe`], [`StopProbe`]: what happens just before a statement is sent.
+//! - [`store`]: the meaning of the store contract, as cases that every adapter runs.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a panic is how a test kit says no"
+)]
+
+mod clock;
+mod difference;
+mod given;
+mod probe;
+pub mod store;
+
+pub use clock::VirtualClock;
+pub use given::{Given, Then, When, given};
+pub use probe::{CountingProbe, KillProbe, StopProbe};

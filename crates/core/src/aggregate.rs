@@ -1,0 +1,136 @@
+//! Aggregates: the things whose changes become facts.
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::ids::{ActorId, TenantId, Version};
+use crate::machine::Machine;
+use crate::retry::ErrorClass;
+
+/// A thing with an identity, a version and rules about what may happen to it.
+///
+/// The value is the folded state. It is stored as one row and loaded as one row, however many events stand
+/// behind it. Commands and events are plain serde enums whose variants carry their stored name:
+///
+/// ```
+/// use serde::{Deserialize, Serialize};
+/// use towpath_core::{Aggregate, Context, Refusal};
+///
+/// #[derive(Default, Serialize, Deserialize)]
+/// struct Door { open: bool }
+///
+/// #[derive(Serialize, Deserialize)]
+/// enum DoorCommand { #[serde(rename = "door.open")] Open }
+///
+/// #[derive(Serialize, Deserialize)]
+/// enum DoorEvent { #[serde(rename = "door.opened")] Opened }
+///
+/// #[derive(Debug, thiserror::Error)]
+/// #[error("the door is open already")]
+/// struct AlreadyOpen;
+/// impl Refusal for AlreadyOpen { fn code(&self) -> &'static str { "already-open" } }
+///
+/// impl Aggregate for Door {
+///     const KIND: &'static str = "door";
+///     type Command = DoorCommand;
+///     type Event = DoorEvent;
+///     type Refusal = AlreadyOpen;
+///     fn decide(&self, _: DoorCommand, _: &Context) -> Result<Vec<DoorEvent>, AlreadyOpen> {
+///         if self.open { Err(AlreadyOpen) } else { Ok(vec![DoorEvent::Opened]) }
+///     }
+///     fn evolve(self, _: &DoorEvent) -> Self { Door { open: true } }
+/// }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an aggregate",
+    label = "this type has no `impl Aggregate`",
+    note = "an aggregate is a `Default + Serialize + DeserializeOwned` value with `decide` and `evolve`; see the first example"
+)]
+pub trait Aggregate: Default + Serialize + DeserializeOwned + Send + Sync + 'static {
+    /// The stored name of this kind of aggregate. Never change it once facts exist.
+    const KIND: &'static str;
+
+    /// Raise it when the serialized form of the state changes: rows of an older form are then folded anew from
+    /// their events instead of being misread.
+    const SNAPSHOT_VERSION: u16 = 1;
+
+    /// The schema version written into new events.
+    const EVENT_SCHEMA_VERSION: u16 = 1;
+
+    /// What may be asked of it.
+    type Command: Serialize + DeserializeOwned + Send + Sync + 'static;
+
+    /// What may have happened to it.
+    type Event: Serialize + DeserializeOwned + Send + Sync + 'static;
+
+    /// Why it says no.
+    type Refusal: Refusal;
+
+    /// Decides what a command leads to. Pure: the same state, command and context give the same answer.
+    /// No events is a valid answer: the command is completed and nothing changed.
+    fn decide(&self, command: Self::Command, context: &Context) -> Result<Vec<Self::Event>, Self::Refusal>;
+
+    /// Applies a fact. It cannot fail: what has happened has happened.
+    fn evolve(self, event: &Self::Event) -> Self;
+
+    /// The state machine that guards this aggregate, if it has one.
+    fn machine() -> Option<Machine> {
+        None
+    }
+
+    /// The declared pairs of a command and the event that is its result, by their stored names. Checked at
+    /// registration, and used to find completed commands whose event is missing.
+    fn pairings() -> &'static [(&'static str, &'static str)] {
+        &[]
+    }
+
+    /// Why a fact changed the state: a stable code and a text for people, kept with the state.
+    fn reason(_event: &Self::Event) -> Option<Reason> {
+        None
+    }
+}
+
+/// An aggregate's "no". It is an answer, not a fault: nothing was changed and nothing is broken.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be the refusal of an aggregate",
+    note = "derive `thiserror::Error` and implement `Refusal::code` with a stable code such as \"already-shipped\""
+)]
+pub trait Refusal: std::error::Error + Send + Sync + 'static {
+    /// A stable code that programs can compare. The text is for people.
+    fn code(&self) -> &'static str;
+
+    /// Whether sending the command again could ever help. Refusals are final unless they say otherwise.
+    fn class(&self) -> ErrorClass {
+        ErrorClass::Validation
+    }
+}
+
+/// For aggregates that never refuse.
+impl Refusal for std::convert::Infallible {
+    fn code(&self) -> &'static str {
+        match *self {}
+    }
+}
+
+/// The circumstances under which a command is decided.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Context {
+    /// The moment of the decision. The only clock a decision may look at.
+    pub now: DateTime<Utc>,
+    /// The version of the aggregate the decision is based on; 0 if it does not exist yet.
+    pub version: Version,
+    /// Who asks.
+    pub actor_id: Option<ActorId>,
+    /// Whose data it is.
+    pub tenant_id: Option<TenantId>,
+}
+
+/// Why a state changed: S1's `*_reason` and `*_message`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reason {
+    /// A stable code: programs may depend on it.
+    pub code: String,
+    /// A text for people: nothing depends on it.
+    pub message: Option<String>,
+}

@@ -1,0 +1,377 @@
+//! Deciders: registered aggregates, with their types erased.
+//!
+//! Commands arrive as texts (over HTTP, from the command line, from the command box when a retry is due), so
+//! the one path that decides them takes texts. [`TypedDecider`] is that path for one aggregate type;
+//! registering it checks its names, its pairings and its machine.
+
+use std::collections::HashMap;
+use std::marker::PhantomData;
+
+use crate::aggregate::{Aggregate, Context, Reason, Refusal};
+use crate::ids::{AggregateKind, InvalidId};
+use crate::machine::{CheckedMachine, IllegalTransition, MachineFlaws, Step};
+use crate::name::{CommandName, EventName, InvalidName, Pairing, PairingMismatch};
+use crate::payload::{InvalidPayload, Payload};
+use crate::retry::ErrorClass;
+use crate::variant::{NotAnEnum, from_variant, to_variant, variant_names};
+
+/// Decides commands of one kind of aggregate. Pure.
+pub trait Decider: Send + Sync {
+    /// The kind.
+    fn kind(&self) -> &AggregateKind;
+
+    /// The commands it takes.
+    fn commands(&self) -> &[CommandName];
+
+    /// The events it emits.
+    fn events(&self) -> &[EventName];
+
+    /// The event that is declared as the result of a command.
+    fn result_event(&self, command: &str) -> Option<&EventName>;
+
+    /// The machine that guards it.
+    fn machine(&self) -> Option<&CheckedMachine>;
+
+    /// The serialized form of the state that this build writes. A row of another form must be folded anew.
+    fn snapshot_version(&self) -> u16;
+
+    /// Decides.
+    fn decide(
+        &self,
+        current: &Current<'_>,
+        command: &str,
+        payload: &Payload,
+        context: &Context,
+    ) -> Result<Decision, DecideError>;
+
+    /// Applies events to a state (none is the state before the first event).
+    fn fold(&self, snapshot: Option<&Payload>, events: &[(&str, &Payload)]) -> Result<Payload, DecideError>;
+}
+
+/// What is known of an aggregate when a command is decided.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Current<'a> {
+    /// The folded state; `None` when the aggregate does not exist yet.
+    pub snapshot: Option<&'a Payload>,
+    /// The machine's state.
+    pub state: Option<&'a str>,
+}
+
+/// What a command leads to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Decision {
+    /// The facts, in order. None is a valid answer.
+    pub events: Vec<DecidedEvent>,
+    /// The state after them.
+    pub snapshot: Payload,
+}
+
+/// A fact that was decided, not yet recorded.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DecidedEvent {
+    /// Its stored name.
+    pub event_type: EventName,
+    /// The shape of its payload.
+    pub schema_version: u16,
+    /// The fact.
+    pub payload: Payload,
+    /// The state of the machine it leads to, when it changes it.
+    pub moves: Option<Move>,
+}
+
+/// A step of the machine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Move {
+    /// From; `None` at the beginning.
+    pub from: Option<String>,
+    /// To.
+    pub to: String,
+    /// Why.
+    pub reason: Option<Reason>,
+}
+
+/// Why a command was not decided.
+#[derive(Debug, thiserror::Error)]
+pub enum DecideError {
+    /// The aggregate takes no such command.
+    #[error("{kind} takes no command {command}")]
+    UnknownCommand {
+        /// The kind of aggregate.
+        kind: AggregateKind,
+        /// The name given.
+        command: String,
+    },
+    /// The payload does not fit the command.
+    #[error("the payload of {command} is invalid")]
+    InvalidPayload {
+        /// The command.
+        command: String,
+        /// What is wrong.
+        #[source]
+        source: InvalidPayload,
+    },
+    /// The aggregate said no.
+    #[error("{message}")]
+    Refused {
+        /// Stable code.
+        code: &'static str,
+        /// Whether trying again could help.
+        class: ErrorClass,
+        /// Text for people.
+        message: String,
+    },
+    /// The machine said no.
+    #[error(transparent)]
+    IllegalTransition(#[from] IllegalTransition),
+    /// The stored state or a stored event cannot be read as this aggregate.
+    #[error("the stored {what} cannot be read")]
+    Unreadable {
+        /// Which part.
+        what: String,
+        /// Why.
+        #[source]
+        source: InvalidPayload,
+    },
+    /// The aggregate emitted an event that cannot be stored.
+    #[error("an event of {kind} cannot be stored")]
+    Unwritable {
+        /// The kind of aggregate.
+        kind: AggregateKind,
+        /// Why.
+        #[source]
+        source: InvalidPayload,
+    },
+}
+
+impl DecideError {
+    /// How a retry decision sees it.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::UnknownCommand { .. } | Self::InvalidPayload { .. } => ErrorClass::InvalidPayload,
+            Self::Refused { class, .. } => *class,
+            Self::IllegalTransition(_) => ErrorClass::Validation,
+            Self::Unreadable { .. } | Self::Unwritable { .. } => ErrorClass::Unrecoverable,
+        }
+    }
+
+    /// A stable code.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::UnknownCommand { .. } => "unknown-command",
+            Self::InvalidPayload { .. } => "invalid-payload",
+            Self::Refused { code, .. } => code,
+            Self::IllegalTransition(_) => "illegal-transition",
+            Self::Unreadable { .. } => "corrupt",
+            Self::Unwritable { .. } => "unwritable-event",
+        }
+    }
+}
+
+/// What is wrong with an aggregate that was to be registered.
+#[derive(Debug, thiserror::Error)]
+pub enum RegistrationFlaw {
+    /// The kind is not a valid name.
+    #[error("the kind of an aggregate is invalid")]
+    Kind(#[source] InvalidId),
+    /// Commands or events are not an enum with named variants.
+    #[error(transparent)]
+    NotAnEnum(#[from] NotAnEnum),
+    /// A name breaks its rule.
+    #[error("aggregate {kind} has a name that breaks its rule")]
+    Name {
+        /// The kind.
+        kind: String,
+        /// What is wrong.
+        #[source]
+        source: InvalidName,
+    },
+    /// A declared pair of command and result event does not fit.
+    #[error("aggregate {kind} pairs a command with the wrong event")]
+    Pairing {
+        /// The kind.
+        kind: String,
+        /// What is wrong.
+        #[source]
+        source: PairingMismatch,
+    },
+    /// A pair names a command or event that the aggregate does not have.
+    #[error("aggregate {kind} pairs {command} with {event}, but has no such {missing}")]
+    UnknownInPairing {
+        /// The kind.
+        kind: String,
+        /// The command named.
+        command: String,
+        /// The event named.
+        event: String,
+        /// Which of the two is missing.
+        missing: &'static str,
+    },
+    /// The machine has flaws.
+    #[error("the machine of {kind} has flaws")]
+    Machine {
+        /// The kind.
+        kind: String,
+        /// All of them.
+        #[source]
+        source: MachineFlaws,
+    },
+    /// Two aggregates claim the same name.
+    #[error("{what} {name} is registered twice")]
+    Twice {
+        /// A kind, a command or an event.
+        what: &'static str,
+        /// The name.
+        name: String,
+    },
+}
+
+/// The decider of one aggregate type.
+pub struct TypedDecider<A> {
+    kind: AggregateKind,
+    commands: Vec<CommandName>,
+    events: Vec<EventName>,
+    events_by_name: HashMap<&'static str, EventName>,
+    results: HashMap<String, EventName>,
+    machine: Option<CheckedMachine>,
+    aggregate: PhantomData<fn() -> A>,
+}
+
+impl<A: Aggregate> TypedDecider<A> {
+    /// Checks everything that can be checked before the first command.
+    pub fn register() -> Result<Self, RegistrationFlaw> {
+        let kind = AggregateKind::new(A::KIND).map_err(RegistrationFlaw::Kind)?;
+        let broken_rule = |source| RegistrationFlaw::Name { kind: A::KIND.to_owned(), source };
+
+        let command_names = variant_names::<A::Command>()?;
+        let commands = command_names
+            .iter()
+            .map(|name| CommandName::infer(name).map_err(broken_rule))
+            .collect::<Result<Vec<_>, _>>()?;
+        let event_names = variant_names::<A::Event>()?;
+        let events_by_name = event_names
+            .iter()
+            .map(|name| Ok((*name, EventName::infer(name).map_err(broken_rule)?)))
+            .collect::<Result<HashMap<_, _>, RegistrationFlaw>>()?;
+        let events = event_names.iter().filter_map(|name| events_by_name.get(name).cloned()).collect();
+
+        let mut results = HashMap::new();
+        for (command, event) in A::pairings() {
+            let unknown = |missing| RegistrationFlaw::UnknownInPairing {
+                kind: A::KIND.to_owned(),
+                command: (*command).to_owned(),
+                event: (*event).to_owned(),
+                missing,
+            };
+            let command_name = commands.iter().find(|name| name.as_str() == *command).ok_or_else(|| unknown("command"))?;
+            let event_name = events_by_name.get(event).ok_or_else(|| unknown("event"))?;
+            Pairing::check(command_name, event_name)
+                .map_err(|source| RegistrationFlaw::Pairing { kind: A::KIND.to_owned(), source })?;
+            results.insert((*command).to_owned(), event_name.clone());
+        }
+
+        let machine = A::machine()
+            .map(|machine| machine.check(event_names))
+            .transpose()
+            .map_err(|source| RegistrationFlaw::Machine { kind: A::KIND.to_owned(), source })?;
+
+        Ok(Self { kind, commands, events, events_by_name, results, machine, aggregate: PhantomData })
+    }
+
+    fn read_state(&self, snapshot: Option<&Payload>) -> Result<A, DecideError> {
+        match snapshot {
+            None => Ok(A::default()),
+            Some(payload) => payload
+                .read::<A>(A::KIND)
+                .map_err(|source| DecideError::Unreadable { what: format!("state of {}", self.kind), source }),
+        }
+    }
+
+    fn unwritable(&self, source: InvalidPayload) -> DecideError {
+        DecideError::Unwritable { kind: self.kind.clone(), source }
+    }
+}
+
+impl<A: Aggregate> Decider for TypedDecider<A> {
+    fn kind(&self) -> &AggregateKind {
+        &self.kind
+    }
+
+    fn commands(&self) -> &[CommandName] {
+        &self.commands
+    }
+
+    fn events(&self) -> &[EventName] {
+        &self.events
+    }
+
+    fn result_event(&self, command: &str) -> Option<&EventName> {
+        self.results.get(command)
+    }
+
+    fn machine(&self) -> Option<&CheckedMachine> {
+        self.machine.as_ref()
+    }
+
+    fn snapshot_version(&self) -> u16 {
+        A::SNAPSHOT_VERSION
+    }
+
+    fn decide(
+        &self,
+        current: &Current<'_>,
+        command: &str,
+        payload: &Payload,
+        context: &Context,
+    ) -> Result<Decision, DecideError> {
+        if !self.commands.iter().any(|name| name.as_str() == command) {
+            return Err(DecideError::UnknownCommand { kind: self.kind.clone(), command: command.to_owned() });
+        }
+        let typed_command = from_variant::<A::Command>(command, payload)
+            .map_err(|source| DecideError::InvalidPayload { command: command.to_owned(), source })?;
+        let mut state = self.read_state(current.snapshot)?;
+        let decided = state.decide(typed_command, context).map_err(|refusal| DecideError::Refused {
+            code: refusal.code(),
+            class: refusal.class(),
+            message: refusal.to_string(),
+        })?;
+
+        let mut machine_state = current.state.map(str::to_owned);
+        let mut events = Vec::with_capacity(decided.len());
+        for event in &decided {
+            let (name, payload) = to_variant(event).map_err(|source| self.unwritable(source))?;
+            let event_type = match self.events_by_name.get(name.as_str()) {
+                Some(known) => known.clone(),
+                // Serialize and Deserialize of the event disagree about its name; only a hand-written
+                // implementation can do that, and the fact could never be read again.
+                None => {
+                    return Err(DecideError::UnknownCommand { kind: self.kind.clone(), command: name });
+                }
+            };
+            let moves = match &self.machine {
+                None => None,
+                Some(machine) => match machine.step(machine_state.as_deref(), &name)? {
+                    Step::Stays => None,
+                    Step::Moves { to } => {
+                        let to = to.to_owned();
+                        let from = machine_state.replace(to.clone());
+                        Some(Move { from, to, reason: A::reason(event) })
+                    }
+                },
+            };
+            events.push(DecidedEvent { event_type, schema_version: A::EVENT_SCHEMA_VERSION, payload, moves });
+            state = state.evolve(event);
+        }
+        let snapshot = Payload::from_value(&state).map_err(|source| self.unwritable(source))?;
+        Ok(Decision { events, snapshot })
+    }
+
+    fn fold(&self, snapshot: Option<&Payload>, events: &[(&str, &Payload)]) -> Result<Payload, DecideError> {
+        let mut state = self.read_state(snapshot)?;
+        for (name, payload) in events {
+            let event = from_variant::<A::Event>(name, payload)
+                .map_err(|source| DecideError::Unreadable { what: format!("event {name}"), source })?;
+            state = state.evolve(&event);
+        }
+        Payload::from_value(&state).map_err(|source| self.unwritable(source))
+    }
+}

@@ -1,0 +1,5 @@
+//! Ports: what the core needs from the outside. Adapters implement them; they may change between versions.
+
+pub mod clock;
+pub mod probe;
+pub mod store;

@@ -1,0 +1,904 @@
+//! The store: one contract for every database.
+//!
+//! Order of this file: promises and errors; what is written (append, commands); what is read; the log; the
+//! outbox; leases; inbox; timers; channels; and at the end the two traits.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use uuid::Uuid;
+
+use crate::envelope::{ChangeContext, EventEnvelope, RecordedEvent};
+use crate::ids::{
+    ActorId, AggregateKey, CausationId, ChannelName, CommandId, CorrelationId, EventId, HandlerName, Lane, LeaseName,
+    InstanceId, Position, RequestId, TenantId, TraceId, Version,
+};
+use crate::lifecycle::{CommandStatus, InboxStatus, OutboxStatus, TaskState};
+use crate::name::{CommandName, EventName};
+use crate::payload::Payload;
+use crate::retry::ErrorClass;
+
+/// Shorthand for what store operations answer.
+pub type StoreResult<T> = Result<T, StoreError>;
+
+/// What an adapter promises beyond the contract, as data: the conformance suite picks its cases by it and the
+/// support table in the documentation is printed from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct StorePromises {
+    /// The database, as people write it.
+    pub database: &'static str,
+    /// Several write transactions may be open at once. Where not, a second writer waits its turn.
+    pub concurrent_writers: bool,
+    /// Several hosts may share it.
+    pub many_hosts: bool,
+    /// A whole command is one statement: one round trip after the load.
+    pub single_statement_write: bool,
+    /// Uniqueness among the living is a partial unique index; elsewhere a generated column does it.
+    pub partial_unique_index: bool,
+    /// Commits can wake other processes; elsewhere they poll.
+    pub notifies: bool,
+}
+
+/// A fault or a refusal of the store.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// Somebody else changed the aggregate since it was loaded. Nothing was written.
+    #[error("{aggregate} is no longer at version {expected}")]
+    VersionConflict {
+        /// Which aggregate.
+        aggregate: AggregateKey,
+        /// What the writer expected.
+        expected: Expected,
+    },
+    /// The command id is recorded already. Nothing was written.
+    #[error("command {0} is recorded already")]
+    DuplicateCommand(CommandId),
+    /// An event id is recorded already. Nothing was written.
+    #[error("an event of {0} has an id that is recorded already")]
+    DuplicateEvent(AggregateKey),
+    /// The command is not in the status that this write was based on: someone else has taken it.
+    #[error("command {0} has been taken over by another instance")]
+    CommandTaken(CommandId),
+    /// The lease has been taken over since; the effect was refused and nothing was written.
+    #[error("lease {lease} is no longer held in epoch {epoch}")]
+    Fenced {
+        /// Which lease.
+        lease: LeaseName,
+        /// The epoch the writer believed to hold.
+        epoch: u64,
+    },
+    /// A living thing of that name exists.
+    #[error("{what} {name} exists already")]
+    NameTaken {
+        /// What sort of thing.
+        what: &'static str,
+        /// Its name.
+        name: String,
+    },
+    /// There is no such thing.
+    #[error("there is no {what} {name}")]
+    Missing {
+        /// What sort of thing.
+        what: &'static str,
+        /// Its name.
+        name: String,
+    },
+    /// The business status is not in the tenant's dictionary.
+    #[error("status {value} is not in the dictionary of tenant {tenant}")]
+    UnknownStatus {
+        /// Whose dictionary.
+        tenant: String,
+        /// The value given.
+        value: String,
+    },
+    /// The URL is wrong or needs something that is not built in.
+    #[error("{0}")]
+    BadUrl(String),
+    /// The database was migrated by a newer Towpath.
+    #[error("the database has schema version {found}, this build knows {known}")]
+    NewerSchema {
+        /// In the database.
+        found: u32,
+        /// In this build.
+        known: u32,
+    },
+    /// The database has no tables of Towpath, or older ones.
+    #[error("the database has schema version {found}, this build needs {needed}")]
+    NotMigrated {
+        /// In the database.
+        found: u32,
+        /// In this build.
+        needed: u32,
+    },
+    /// Writers got in each other's way (deadlock, serialization failure, busy). The whole transaction was rolled
+    /// back and may be run again.
+    #[error("the database gave way to another transaction")]
+    Contention(#[source] BoxError),
+    /// The database cannot be reached or does not answer. Whether a commit in flight took effect is unknown.
+    #[error("the database cannot be reached")]
+    Unavailable(#[source] BoxError),
+    /// No room left.
+    #[error("the database has no room left")]
+    Full(#[source] BoxError),
+    /// What was read cannot be what was written.
+    #[error("{what} cannot be read")]
+    Corrupt {
+        /// Which value, in which row.
+        what: String,
+        /// Why.
+        #[source]
+        source: BoxError,
+    },
+    /// Anything else the database says.
+    #[error("the database refused {statement}")]
+    Refused {
+        /// The statement's name.
+        statement: &'static str,
+        /// What it said.
+        #[source]
+        source: BoxError,
+    },
+}
+
+/// Any error, as a cause.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync + 'static>;
+
+impl StoreError {
+    /// How a retry decision sees it.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::VersionConflict { .. } | Self::DuplicateCommand(_) | Self::CommandTaken(_) => ErrorClass::Conflict,
+            Self::Contention(_) | Self::Unavailable(_) | Self::Full(_) => ErrorClass::Transient,
+            Self::Missing { .. } => ErrorClass::NotFound,
+            Self::NameTaken { .. } | Self::UnknownStatus { .. } => ErrorClass::Validation,
+            Self::DuplicateEvent(_)
+            | Self::Fenced { .. }
+            | Self::BadUrl(_)
+            | Self::NewerSchema { .. }
+            | Self::NotMigrated { .. }
+            | Self::Corrupt { .. }
+            | Self::Refused { .. } => ErrorClass::Unrecoverable,
+        }
+    }
+
+    /// A stable code; each has a page in the documentation.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::VersionConflict { .. } => "version-conflict",
+            Self::DuplicateCommand(_) => "duplicate-command",
+            Self::DuplicateEvent(_) => "duplicate-event",
+            Self::CommandTaken(_) => "command-taken",
+            Self::Fenced { .. } => "fenced",
+            Self::NameTaken { .. } => "name-taken",
+            Self::Missing { .. } => "missing",
+            Self::UnknownStatus { .. } => "unknown-status",
+            Self::BadUrl(_) => "bad-url",
+            Self::NewerSchema { .. } => "newer-schema",
+            Self::NotMigrated { .. } => "not-migrated",
+            Self::Contention(_) => "contention",
+            Self::Unavailable(_) => "store-unavailable",
+            Self::Full(_) => "store-full",
+            Self::Corrupt { .. } => "corrupt",
+            Self::Refused { .. } => "store-refused",
+        }
+    }
+
+    /// What a person can do about it.
+    pub fn next_step(&self) -> &'static str {
+        match self {
+            Self::VersionConflict { .. } | Self::Contention(_) => "Load the aggregate again and repeat the command.",
+            Self::DuplicateCommand(_) => "Ask for the recorded answer of this command id, or use a new id.",
+            Self::DuplicateEvent(_) => "Give each event a new UUIDv7; the same fact must not be written twice.",
+            Self::CommandTaken(_) => "Another instance runs this command; ask for its status.",
+            Self::Fenced { .. } => "Another instance has taken over; stop this work and acquire the lease again.",
+            Self::NameTaken { .. } => "Choose another name, or remove the living one first.",
+            Self::Missing { .. } => "Check the name; listings show what exists.",
+            Self::UnknownStatus { .. } => "Add the value to the tenant's status dictionary first.",
+            Self::BadUrl(_) => "Write sqlite://PATH, postgres://USER@HOST/DATABASE or mysql://USER@HOST/DATABASE.",
+            Self::NewerSchema { .. } => "Run the newer Towpath, or restore a backup from before its migration.",
+            Self::NotMigrated { .. } => "Run `towpath migrate`, or start Towpath with migrations on.",
+            Self::Unavailable(_) => "Check that the database runs and the URL is right; commands may be sent again with the same id.",
+            Self::Full(_) => "Free space for the database; nothing was written and commands may be sent again with the same id.",
+            Self::Corrupt { .. } => "Do not write to this aggregate; run `towpath check` and compare with a backup.",
+            Self::Refused { .. } => "The cause below is the database's own message.",
+        }
+    }
+}
+
+/// On which version a write is based.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Expected {
+    /// The aggregate must not exist yet.
+    New,
+    /// It must be at exactly this version (at least 1).
+    Exactly(Version),
+    /// Whatever it is at: for applications whose own conditional update has decided already.
+    Any,
+}
+
+impl Expected {
+    /// What a loaded version expects: 0 is "must not exist yet".
+    pub fn after(version: Version) -> Self {
+        if version == 0 { Self::New } else { Self::Exactly(version) }
+    }
+}
+
+impl std::fmt::Display for Expected {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::New => f.write_str("0 (new)"),
+            Self::Exactly(version) => write!(f, "{version}"),
+            Self::Any => f.write_str("any"),
+        }
+    }
+}
+
+/// Facts to append to one aggregate, with everything that commits together with them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Append {
+    /// Which aggregate.
+    pub aggregate: AggregateKey,
+    /// On which version the facts are based.
+    pub expected: Expected,
+    /// The facts, in order. At least one.
+    pub events: Vec<NewEvent>,
+    /// The folded state after them. `None` for an application that keeps the state in tables of its own.
+    pub snapshot: Option<Snapshot>,
+    /// Changes of the machine's state, in order.
+    pub state_changes: Vec<StateChange>,
+    /// Circumstances of the change.
+    pub context: ChangeContext,
+}
+
+/// A fact on its way into the store.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewEvent {
+    /// UUIDv7.
+    pub event_id: EventId,
+    /// Its stored name.
+    pub event_type: EventName,
+    /// The shape of its payload.
+    pub schema_version: u16,
+    /// The fact.
+    pub payload: Payload,
+    /// The channels that route it: one outbox row each.
+    pub channels: Vec<ChannelName>,
+}
+
+/// The folded state of an aggregate.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Snapshot {
+    /// The state as JSON.
+    pub data: Payload,
+    /// Which serialized form it has.
+    pub version: u16,
+}
+
+/// One step of an aggregate's state machine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StateChange {
+    /// `None` when the aggregate begins.
+    pub from: Option<String>,
+    /// The state entered.
+    pub to: String,
+    /// Stable code.
+    pub reason: Option<String>,
+    /// Text for people.
+    pub message: Option<String>,
+    /// The fact that did it: an index into [`Append::events`].
+    pub event_index: usize,
+}
+
+/// What an append led to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Appended {
+    /// The version of the aggregate after the last event.
+    pub version: Version,
+}
+
+/// A command as it arrives.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewCommand {
+    /// Its identity.
+    pub command_id: CommandId,
+    /// Its stored name.
+    pub command_type: CommandName,
+    /// The aggregate it is for.
+    pub aggregate: AggregateKey,
+    /// What is asked.
+    pub payload: Payload,
+    /// Circumstances: `occurred_at` is when it arrived.
+    pub context: ChangeContext,
+}
+
+impl NewCommand {
+    /// Whether a recorded command is this same one: the id alone does not make it so.
+    pub fn is_same_as(&self, record: &CommandRecord) -> bool {
+        self.command_type == record.command.command_type
+            && self.aggregate == record.command.aggregate
+            && self.payload == record.command.payload
+    }
+}
+
+/// In which status the writer found the command: the write is refused when that is no longer so.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Found {
+    /// Not recorded: the write records it.
+    Nowhere,
+    /// Recorded FAILED with this many retries.
+    Failed {
+        /// The retry count found.
+        retry_count: u32,
+    },
+    /// Claimed by this instance under this lease.
+    Claimed(LeaseGrant),
+}
+
+/// The whole effect of a command that was decided.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CompletedCommand {
+    /// The command.
+    pub command: NewCommand,
+    /// How it was found.
+    pub found: Found,
+    /// When work on it began.
+    pub started_at: DateTime<Utc>,
+    /// When it was decided.
+    pub finished_at: DateTime<Utc>,
+    /// The version of the aggregate it was decided on: its answer when it decided nothing.
+    pub decided_on: Version,
+    /// What it leads to; `None` when the decision was that nothing happens.
+    pub append: Option<Append>,
+}
+
+/// A command that led to nothing, recorded after its transaction was rolled back.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FailedCommand {
+    /// The command.
+    pub command: NewCommand,
+    /// How it was found.
+    pub found: Found,
+    /// When work on it began.
+    pub started_at: DateTime<Utc>,
+    /// When it failed.
+    pub failed_at: DateTime<Utc>,
+    /// Stable code of the error.
+    pub reason: String,
+    /// Text for people.
+    pub message: String,
+    /// Retries used up so far, this failure included if it will be retried.
+    pub retry_count: u32,
+    /// When to try again; `None` is never (unless someone sends it again).
+    pub next_retry_at: Option<DateTime<Utc>>,
+}
+
+/// A row of the command box.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CommandRecord {
+    /// The command as it arrived.
+    pub command: NewCommand,
+    /// Where it is.
+    pub status: CommandStatus,
+    /// Since when.
+    pub status_changed_at: DateTime<Utc>,
+    /// Stable code of why.
+    pub status_reason: Option<String>,
+    /// Text of why.
+    pub status_message: Option<String>,
+    /// Retries used up.
+    pub retry_count: u32,
+    /// When the next retry is due.
+    pub next_retry_at: Option<DateTime<Utc>>,
+    /// Who works on it.
+    pub claim: Option<LeaseGrant>,
+    /// When work on it began.
+    pub started_at: Option<DateTime<Utc>>,
+    /// When it ended.
+    pub finished_at: Option<DateTime<Utc>>,
+    /// What it led to, once COMPLETED.
+    pub result: Option<CommandResult>,
+}
+
+/// What a completed command led to: the events `first_version..=last_version` of its aggregate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CommandResult {
+    /// The version of the aggregate after the command.
+    pub aggregate_version: Version,
+    /// How many events it produced; 0 when it changed nothing.
+    pub event_count: u32,
+}
+
+/// An aggregate and, if asked for, a command: read together in one round trip.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Loaded {
+    /// The aggregate's row, if it exists.
+    pub aggregate: Option<AggregateRow>,
+    /// The command's row, if it is recorded.
+    pub command: Option<CommandRecord>,
+}
+
+/// The current state of an aggregate: one row, whatever stands behind it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AggregateRow {
+    /// Which.
+    pub aggregate: AggregateKey,
+    /// How many events it has.
+    pub version: Version,
+    /// The folded state, if Towpath keeps it.
+    pub snapshot: Option<Snapshot>,
+    /// The state machine's state.
+    pub state: Option<String>,
+    /// Since when.
+    pub state_changed_at: Option<DateTime<Utc>>,
+    /// Stable code of why.
+    pub state_reason: Option<String>,
+    /// Text of why.
+    pub state_message: Option<String>,
+    /// The tenant's business status.
+    pub status: Option<String>,
+    /// Whose it is.
+    pub tenant_id: Option<TenantId>,
+    /// When its first event happened.
+    pub created_at: DateTime<Utc>,
+    /// When its last event happened.
+    pub updated_at: DateTime<Utc>,
+}
+
+/// A row of an aggregate's history (S4).
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StateEvent {
+    /// Which aggregate.
+    pub aggregate: AggregateKey,
+    /// The version that did it.
+    pub aggregate_version: Version,
+    /// The fact that did it.
+    pub event_id: EventId,
+    /// The state left; `None` at the beginning.
+    pub from_state: Option<String>,
+    /// The state entered.
+    pub to_state: String,
+    /// Stable code.
+    pub reason: Option<String>,
+    /// Text for people.
+    pub message: Option<String>,
+    /// Who asked.
+    pub actor_id: Option<ActorId>,
+    /// By which request.
+    pub request_id: Option<RequestId>,
+    /// In which trace.
+    pub trace_id: Option<TraceId>,
+    /// When.
+    pub created_at: DateTime<Utc>,
+}
+
+/// Everything that belongs to one correlation id, in order of time.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Flow {
+    /// The commands.
+    pub commands: Vec<CommandRecord>,
+    /// The events.
+    pub events: Vec<RecordedEvent>,
+}
+
+/// What a run of the sequencer did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sequenced {
+    /// How many events got a position.
+    pub count: u64,
+    /// The last position given so far.
+    pub head: Position,
+    /// A hint for the next call: pending rows up to here were taken. See [`Store::sequence`].
+    pub taken_up_to: u64,
+}
+
+/// Which outbox rows to take.
+#[derive(Debug, Clone)]
+pub struct OutboxClaim<'a> {
+    /// Of which channel.
+    pub channel: &'a ChannelName,
+    /// Of which partitions. The caller holds their leases.
+    pub partitions: &'a [u16],
+    /// How many at most.
+    pub limit: u32,
+    /// Rows up to this one need not be looked at: a hint that keeps a scan short while dead rows cannot be
+    /// cleaned. Correctness never depends on it, because callers pass 0 regularly.
+    pub after: u64,
+    /// What is due.
+    pub now: DateTime<Utc>,
+}
+
+/// An outbox row with the fact it is about.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OutboxItem {
+    /// The row.
+    pub outbox_id: u64,
+    /// The lane of its aggregate.
+    pub lane: Lane,
+    /// Failures so far.
+    pub retry_count: u32,
+    /// Where it is.
+    pub status: OutboxStatus,
+    /// The fact.
+    pub event: EventEnvelope,
+}
+
+/// How the publishing of one outbox row ended.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OutboxResult {
+    /// The row.
+    pub outbox_id: u64,
+    /// Its lane, as claimed.
+    pub lane: Lane,
+    /// How it ended.
+    pub outcome: OutboxOutcome,
+}
+
+/// The ways publishing can end.
+#[derive(Debug, Clone, PartialEq)]
+pub enum OutboxOutcome {
+    /// The broker has confirmed it.
+    Sent,
+    /// Try again later. With `park`, later events of its lane wait behind it.
+    Retry {
+        /// When.
+        at: DateTime<Utc>,
+        /// Stable code.
+        reason: String,
+        /// Text for people.
+        message: String,
+        /// Whether order is kept.
+        park: bool,
+    },
+    /// Given up. With `park`, its lane stands still until an operator decides.
+    Failed {
+        /// Stable code.
+        reason: String,
+        /// Text for people.
+        message: String,
+        /// Whether order is kept.
+        park: bool,
+    },
+}
+
+/// Where an outbox row is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OutboxRow {
+    /// The row.
+    pub outbox_id: u64,
+    /// The channel.
+    pub channel: ChannelName,
+    /// The fact.
+    pub event_id: EventId,
+    /// Its lane.
+    pub lane: Lane,
+    /// Where it is.
+    pub status: OutboxStatus,
+    /// Since when.
+    pub status_changed_at: DateTime<Utc>,
+    /// Stable code of why.
+    pub status_reason: Option<String>,
+    /// Text of why.
+    pub status_message: Option<String>,
+    /// Failures so far.
+    pub retry_count: u32,
+    /// When it is due again.
+    pub next_retry_at: Option<DateTime<Utc>>,
+    /// Since when it waits behind another of its lane.
+    pub parked_at: Option<DateTime<Utc>>,
+}
+
+/// A lease that was granted: the right to do one thing, until somebody else holds a higher epoch.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct LeaseGrant {
+    /// What is held.
+    pub lease: LeaseName,
+    /// Rises each time the lease changes hands. Checked in the transaction of every effect.
+    pub epoch: u64,
+}
+
+/// Whether a delivery is the first of its (event, handler).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InboxMark {
+    /// The handler's change may be made.
+    First,
+    /// It was made before: acknowledge and do nothing.
+    Duplicate,
+}
+
+/// Where a delivery is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct InboxEntry {
+    /// The fact.
+    pub event_id: EventId,
+    /// The handler.
+    pub handler: HandlerName,
+    /// Where it is.
+    pub status: InboxStatus,
+    /// Failures so far.
+    pub retry_count: u32,
+    /// Stable code of the last failure.
+    pub status_reason: Option<String>,
+    /// Text of the last failure.
+    pub status_message: Option<String>,
+}
+
+/// A failed delivery, recorded after its transaction was rolled back.
+#[derive(Debug, Clone, PartialEq)]
+pub struct InboxFailure<'a> {
+    /// The fact.
+    pub event_id: EventId,
+    /// The handler.
+    pub handler: &'a HandlerName,
+    /// Stable code.
+    pub reason: &'a str,
+    /// Text for people.
+    pub message: &'a str,
+    /// When.
+    pub failed_at: DateTime<Utc>,
+    /// No more attempts.
+    pub dead: bool,
+}
+
+/// Something to do later: a command that is due at a moment.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewTimer {
+    /// Its identity, by which it can be cancelled.
+    pub timer_id: Uuid,
+    /// When.
+    pub due_at: DateTime<Utc>,
+    /// What: the command that is then sent.
+    pub command_type: CommandName,
+    /// To whom.
+    pub aggregate: AggregateKey,
+    /// With what.
+    pub payload: Payload,
+    /// The flow it belongs to.
+    pub correlation_id: CorrelationId,
+    /// What asked for it.
+    pub causation_id: Option<CausationId>,
+    /// When it was asked for.
+    pub created_at: DateTime<Utc>,
+}
+
+/// A timer and where it is (S5).
+#[derive(Debug, Clone, PartialEq)]
+pub struct Timer {
+    /// What was scheduled.
+    pub timer: NewTimer,
+    /// Where it is.
+    pub state: TaskState,
+    /// Failures so far.
+    pub retry_count: u32,
+    /// Stable code of the last failure.
+    pub error_code: Option<String>,
+    /// Text of the last failure.
+    pub error_message: Option<String>,
+}
+
+/// How a due timer ended.
+#[derive(Debug, Clone, PartialEq)]
+pub enum TimerOutcome {
+    /// Its command was sent.
+    Succeeded,
+    /// It could not be sent; try again at the given moment, or never.
+    Failed {
+        /// Stable code.
+        error_code: String,
+        /// Text for people.
+        error_message: String,
+        /// When to try again.
+        retry_at: Option<DateTime<Utc>>,
+    },
+}
+
+/// A channel that is registered in the database.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ChannelRow {
+    /// Its identity.
+    pub channel_id: Uuid,
+    /// Its name, unique among the living.
+    pub name: ChannelName,
+    /// The last position a tracker channel has published.
+    pub position: Position,
+    /// Paused since, by whom and why (S2).
+    pub disabled: Option<Disabled>,
+}
+
+/// Why something is switched off (S2).
+#[derive(Debug, Clone, PartialEq)]
+pub struct Disabled {
+    /// Since when.
+    pub at: DateTime<Utc>,
+    /// By whom.
+    pub by_id: Option<ActorId>,
+    /// Stable code.
+    pub reason: String,
+    /// Text for people.
+    pub message: Option<String>,
+}
+
+/// How much of something there is, by status.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Counts<S> {
+    /// Each status that occurs, with its number of rows.
+    pub by_status: Vec<(S, u64)>,
+}
+
+impl<S: PartialEq> Counts<S> {
+    /// The number of rows in a status.
+    pub fn of(&self, status: S) -> u64 {
+        self.by_status.iter().find(|(found, _)| *found == status).map_or(0, |(_, count)| *count)
+    }
+}
+
+/// The store contract. The conformance suite in the test kit is its meaning.
+#[async_trait]
+pub trait Store: Send + Sync + 'static {
+    /// What this adapter promises beyond the contract.
+    fn promises(&self) -> StorePromises;
+
+    /// Brings the tables to this build's version. Safe when two instances start at once; refuses a database from
+    /// a newer version. Answers the versions applied.
+    async fn migrate(&self) -> StoreResult<Vec<u32>>;
+
+    /// Asks the database for an answer and checks its schema version.
+    async fn ready(&self) -> StoreResult<()>;
+
+    /// Opens a transaction. The caller's own sqlx transaction works the same way, through the adapter's
+    /// `append_tx` and its siblings.
+    async fn begin(&self) -> StoreResult<Box<dyn StoreTx>>;
+
+    // Commands ---------------------------------------------------------------------------------------------
+
+    /// Reads an aggregate and a command in one round trip.
+    async fn load(&self, aggregate: &AggregateKey, command: Option<&CommandId>) -> StoreResult<Loaded>;
+
+    /// Writes the whole effect of a command in one transaction: aggregate, events, history, outbox rows and the
+    /// command's COMPLETED row, or none of them (P1).
+    ///
+    /// # Errors
+    /// `VersionConflict`, `DuplicateCommand`, `DuplicateEvent`, `CommandTaken`, `Fenced`: nothing was written.
+    async fn complete_command(&self, completed: &CompletedCommand) -> StoreResult<CommandResult>;
+
+    /// Records a command as FAILED, in a transaction of its own.
+    async fn fail_command(&self, failed: &FailedCommand) -> StoreResult<()>;
+
+    /// Records a command as PENDING, for a worker to run. Answers the record that was there before, if any.
+    async fn accept_command(&self, command: &NewCommand) -> StoreResult<Option<CommandRecord>>;
+
+    /// Takes commands that are due (PENDING, or FAILED with a retry due) and marks them PROCESSING under a lease.
+    async fn claim_commands(&self, lease: &LeaseGrant, now: DateTime<Utc>, limit: u32) -> StoreResult<Vec<CommandRecord>>;
+
+    /// Puts commands back to PENDING whose holder is gone: its lease has a higher epoch by now, was released, or
+    /// has run out. A holder that merely slept is refused by its epoch when it tries to finish (P7).
+    async fn recover_commands(&self, now: DateTime<Utc>) -> StoreResult<u64>;
+
+    /// One command.
+    async fn command(&self, command_id: &CommandId) -> StoreResult<Option<CommandRecord>>;
+
+    /// How many commands are in each status.
+    async fn command_counts(&self) -> StoreResult<Counts<CommandStatus>>;
+
+    // Aggregates -------------------------------------------------------------------------------------------
+
+    /// Events of an aggregate behind a version, in order.
+    async fn events_of(&self, aggregate: &AggregateKey, after: Version, limit: u32) -> StoreResult<Vec<RecordedEvent>>;
+
+    /// State history of an aggregate behind a version, in order.
+    async fn history_of(&self, aggregate: &AggregateKey, after: Version, limit: u32) -> StoreResult<Vec<StateEvent>>;
+
+    /// Everything with this correlation id, in order of time; at most `limit` of each.
+    async fn flow(&self, correlation: &CorrelationId, limit: u32) -> StoreResult<Flow>;
+
+    /// Sets the business status of an aggregate (S1, S7): one of the values in the tenant's dictionary.
+    async fn set_status(&self, aggregate: &AggregateKey, status: &str, reason: Option<&str>, now: DateTime<Utc>) -> StoreResult<()>;
+
+    /// Adds a value to a tenant's status dictionary (S7). Adding it again changes nothing.
+    async fn add_status_value(&self, tenant: &TenantId, value: &str) -> StoreResult<()>;
+
+    // Log --------------------------------------------------------------------------------------------------
+
+    /// Gives committed events without a position the next ones: gapless, in order per aggregate (P5). Fenced by
+    /// the lease, and safe even with two callers at once.
+    ///
+    /// `after` is a hint: pending rows up to it are not looked at. Callers pass `taken_up_to` of the last run for
+    /// speed and 0 regularly, because a transaction may commit late with a lower number.
+    async fn sequence(&self, lease: &LeaseGrant, after: u64, limit: u32) -> StoreResult<Sequenced>;
+
+    /// The last position given. Equals the number of positioned events (N1).
+    async fn head(&self) -> StoreResult<Position>;
+
+    /// Events with a position in `low..=high`, in order (N1).
+    async fn events_between(&self, low: Position, high: Position) -> StoreResult<Vec<RecordedEvent>>;
+
+    // Outbox -----------------------------------------------------------------------------------------------
+
+    /// Takes rows that are due, in order per lane; lanes that are parked are left out, except for the row they
+    /// wait for once that is due. Nothing is marked: the caller's leases on the partitions are the claim, and
+    /// they are checked again when results are written.
+    async fn claim_outbox(&self, claim: &OutboxClaim<'_>) -> StoreResult<Vec<OutboxItem>>;
+
+    /// Writes how publishing ended, in one transaction that checks every lease. Parks and unparks lanes.
+    async fn record_outbox(&self, leases: &[LeaseGrant], channel: &ChannelName, now: DateTime<Utc>, results: &[OutboxResult]) -> StoreResult<()>;
+
+    /// Puts FAILED rows back to RETRY, due at once, with their attempts forgotten. Answers how many.
+    async fn reopen_outbox(&self, outbox_ids: &[u64], now: DateTime<Utc>) -> StoreResult<u64>;
+
+    /// Outbox rows of one event.
+    async fn outbox_of(&self, event_id: EventId) -> StoreResult<Vec<OutboxRow>>;
+
+    /// How many rows of a channel are in each status.
+    async fn outbox_counts(&self, channel: &ChannelName) -> StoreResult<Counts<OutboxStatus>>;
+
+    // Leases -----------------------------------------------------------------------------------------------
+
+    /// Takes a lease that is free, has run out, or is the holder's own; `None` when somebody else holds it. Every
+    /// grant raises the epoch: what an earlier holder of the same name still does is refused.
+    async fn acquire_lease(&self, lease: &LeaseName, holder: &InstanceId, for_: Duration) -> StoreResult<Option<LeaseGrant>>;
+
+    /// Keeps a lease longer. `Fenced` when it has changed hands.
+    async fn renew_lease(&self, grant: &LeaseGrant, for_: Duration) -> StoreResult<()>;
+
+    /// Gives a lease back. Giving back what has changed hands does nothing.
+    async fn release_lease(&self, grant: &LeaseGrant) -> StoreResult<()>;
+
+    // Inbox ------------------------------------------------------------------------------------------------
+
+    /// Records a failed delivery and answers the number of failures so far.
+    async fn fail_delivery(&self, failure: &InboxFailure<'_>) -> StoreResult<u32>;
+
+    /// Where a delivery is.
+    async fn inbox_entry(&self, event_id: EventId, handler: &HandlerName) -> StoreResult<Option<InboxEntry>>;
+
+    // Timers -----------------------------------------------------------------------------------------------
+
+    /// Takes timers that are due and marks them running under a lease. Timers whose holder is gone are taken too.
+    async fn claim_timers(&self, lease: &LeaseGrant, now: DateTime<Utc>, limit: u32) -> StoreResult<Vec<Timer>>;
+
+    /// Records how a claimed timer ended; `Fenced` when it was taken over.
+    async fn finish_timer(&self, lease: &LeaseGrant, timer_id: Uuid, outcome: &TimerOutcome, now: DateTime<Utc>) -> StoreResult<()>;
+
+    /// One timer.
+    async fn timer(&self, timer_id: Uuid) -> StoreResult<Option<Timer>>;
+
+    // Channels ---------------------------------------------------------------------------------------------
+
+    /// Registers a channel. `NameTaken` when a living one has the name; a removed one does not count (S3).
+    async fn add_channel(&self, channel_id: Uuid, name: &ChannelName, position: Position, now: DateTime<Utc>) -> StoreResult<()>;
+
+    /// Pauses a channel, with who and why (S2); `None` resumes it.
+    async fn disable_channel(&self, name: &ChannelName, disabled: Option<&Disabled>) -> StoreResult<()>;
+
+    /// Removes a channel softly (S3): its row stays, its name is free again.
+    async fn remove_channel(&self, name: &ChannelName, by: Option<&ActorId>, reason: &str, now: DateTime<Utc>) -> StoreResult<()>;
+
+    /// The living channels, by name.
+    async fn channels(&self) -> StoreResult<Vec<ChannelRow>>;
+}
+
+/// An open transaction of the store. Dropped without a commit, it is rolled back.
+#[async_trait]
+pub trait StoreTx: Send {
+    /// Appends facts. On an error nothing of this append is written, and the transaction should be rolled back.
+    async fn append(&mut self, append: &Append) -> StoreResult<Appended>;
+
+    /// Marks a delivery as handled, unless it is already. A second transaction that marks the same delivery waits
+    /// for the first to end.
+    async fn mark_inbox(&mut self, event_id: EventId, handler: &HandlerName, now: DateTime<Utc>) -> StoreResult<InboxMark>;
+
+    /// Schedules a timer.
+    async fn schedule_timer(&mut self, timer: &NewTimer) -> StoreResult<()>;
+
+    /// Cancels a timer that has not begun; answers whether it did.
+    async fn cancel_timer(&mut self, timer_id: Uuid, now: DateTime<Utc>) -> StoreResult<bool>;
+
+    /// Makes all of it true.
+    async fn commit(self: Box<Self>) -> StoreResult<()>;
+
+    /// Makes none of it true.
+    async fn rollback(self: Box<Self>) -> StoreResult<()>;
+}

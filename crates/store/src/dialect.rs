@@ -1,0 +1,292 @@
+//! What the three databases say differently, in one place.
+
+use crate::schema::{Column, ColumnKind, Index, Only, Table};
+
+/// Which database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Dialect {
+    #[cfg(feature = "sqlite")]
+    Sqlite,
+    #[cfg(feature = "postgres")]
+    Postgres,
+    #[cfg(feature = "mysql")]
+    MySql,
+}
+
+/// What stands in the SQL for each database, in the order SQLite, PostgreSQL, MySQL.
+macro_rules! say {
+    ($dialect:expr, $sqlite:expr, $postgres:expr, $mysql:expr) => {
+        match $dialect {
+            #[cfg(feature = "sqlite")]
+            Dialect::Sqlite => $sqlite,
+            #[cfg(feature = "postgres")]
+            Dialect::Postgres => $postgres,
+            #[cfg(feature = "mysql")]
+            Dialect::MySql => $mysql,
+        }
+    };
+}
+
+impl Dialect {
+    /// The database's own clock. Leases live by it, so that hosts whose clocks disagree do not.
+    pub(crate) fn now(self) -> &'static str {
+        say!(
+            self,
+            "CAST(unixepoch('subsec') * 1000000 AS INTEGER)",
+            "clock_timestamp()",
+            "UTC_TIMESTAMP(6)"
+        )
+    }
+
+    /// The database's clock plus a number of microseconds that is bound as a parameter.
+    pub(crate) fn now_plus_parameter(self) -> &'static str {
+        say!(
+            self,
+            "(CAST(unixepoch('subsec') * 1000000 AS INTEGER) + ?)",
+            "(clock_timestamp() + CAST(? AS bigint) * interval '1 microsecond')",
+            "DATE_ADD(UTC_TIMESTAMP(6), INTERVAL ? MICROSECOND)"
+        )
+    }
+
+    /// Locks the rows read. SQLite's write transaction has locked everything already.
+    pub(crate) fn for_update(self) -> &'static str {
+        say!(self, "", "FOR UPDATE", "FOR UPDATE")
+    }
+
+    /// Locks the rows read and passes over those that others hold.
+    pub(crate) fn for_update_skip_locked(self) -> &'static str {
+        say!(self, "", "FOR UPDATE SKIP LOCKED", "FOR UPDATE SKIP LOCKED")
+    }
+
+    /// Keeps the rows read from changing until the transaction ends. MariaDB has no FOR SHARE.
+    pub(crate) fn for_share(self) -> &'static str {
+        say!(self, "", "FOR SHARE", "LOCK IN SHARE MODE")
+    }
+
+    /// The first column of a partial index and what else must be said so that the index is used.
+    pub(crate) fn partial(self, index: &Index, alias: &str) -> (String, String) {
+        let first = index.columns[0];
+        match index.only {
+            Only::Where { condition, mysql_column } => say!(
+                self,
+                (format!("{alias}{first}"), format!(" AND {}", qualify(condition, alias))),
+                (format!("{alias}{first}"), format!(" AND {}", qualify(condition, alias))),
+                (format!("{alias}{mysql_column}"), String::new())
+            ),
+            Only::All | Only::FirstNotNull => (format!("{alias}{first}"), String::new()),
+        }
+    }
+
+    /// The head of an upsert's second half.
+    pub(crate) fn on_conflict(self, key: &str) -> String {
+        say!(
+            self,
+            format!("ON CONFLICT ({key}) DO UPDATE SET"),
+            format!("ON CONFLICT ({key}) DO UPDATE SET"),
+            "ON DUPLICATE KEY UPDATE".to_owned()
+        )
+    }
+
+    /// In an upsert's second half: the value that was to be inserted.
+    pub(crate) fn inserted(self, column: &str) -> String {
+        say!(self, format!("excluded.{column}"), format!("excluded.{column}"), format!("VALUES({column})"))
+    }
+
+    /// The type name that makes a parameter a 64-bit number in an expression.
+    pub(crate) fn integer_cast(self) -> &'static str {
+        say!(self, "INTEGER", "bigint", "SIGNED")
+    }
+
+    /// Finds a table by its name in the current schema.
+    pub(crate) fn table_exists(self) -> &'static str {
+        say!(
+            self,
+            "SELECT 1 AS one FROM sqlite_master WHERE type = 'table' AND name = ?",
+            "SELECT 1 AS one FROM pg_tables WHERE tablename = ? AND schemaname = current_schema()",
+            "SELECT 1 AS one FROM information_schema.tables WHERE table_name = ? AND table_schema = DATABASE()"
+        )
+    }
+
+    /// Whether tables can be made inside a transaction.
+    pub(crate) fn transactional_ddl(self) -> bool {
+        say!(self, true, true, false)
+    }
+
+    /// Makes instances that migrate at the same time take turns. SQLite's write transaction does that by itself.
+    pub(crate) fn migration_lock(self) -> Option<&'static str> {
+        say!(
+            self,
+            None,
+            Some("SELECT pg_advisory_xact_lock(hashtextextended('towpath_migrate.' || current_schema(), 0))"),
+            Some("DO GET_LOCK(CONCAT('towpath_migrate.', DATABASE()), 60)")
+        )
+    }
+
+    /// Whether an upsert that changes nothing reports no row. MySQL reports found rows, so its answer is ambiguous.
+    pub(crate) fn reports_upserts_plainly(self) -> bool {
+        say!(self, true, true, false)
+    }
+
+    /// Whether a data-changing statement can stand inside another one.
+    pub(crate) fn nests_writes(self) -> bool {
+        say!(self, false, true, false)
+    }
+
+    /// The statement that creates a table with its indexes. More than one statement where indexes are apart.
+    pub(crate) fn create_table(self, table: &Table) -> Vec<String> {
+        let mut lines: Vec<String> = table.columns.iter().map(|column| self.column_line(column)).collect();
+        let auto_id = table.columns.iter().any(|column| column.kind == ColumnKind::AutoId);
+        // SQLite counts up only a column that is declared INTEGER PRIMARY KEY in its own line.
+        if !say!(self, auto_id, false, false) {
+            lines.push(format!("PRIMARY KEY ({})", table.primary_key.join(", ")));
+        }
+        if let Some(key) = table.foreign_key {
+            lines.push(format!(
+                "FOREIGN KEY ({}) REFERENCES {} ({})",
+                key.columns.join(", "),
+                key.table,
+                key.references.join(", ")
+            ));
+        }
+        // MySQL commits each statement on its own: a table with its indexes in one statement is there or not.
+        if say!(self, false, false, true) {
+            for index in table.indexes {
+                lines.extend(mysql_index_lines(self, table, index));
+            }
+        }
+        let tail = say!(
+            self,
+            " STRICT",
+            if table.hot { " WITH (fillfactor = 70)" } else { "" },
+            " ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+        );
+        let mut statements =
+            vec![format!("CREATE TABLE IF NOT EXISTS {} (\n  {}\n){tail}", table.name, lines.join(",\n  "))];
+        if !say!(self, false, false, true) {
+            for index in table.indexes {
+                let unique = if index.unique { "UNIQUE " } else { "" };
+                let condition = match index.only {
+                    Only::All => String::new(),
+                    Only::FirstNotNull => format!(" WHERE {} IS NOT NULL", index.columns[0]),
+                    Only::Where { condition, .. } => format!(" WHERE {condition}"),
+                };
+                statements.push(format!(
+                    "CREATE {unique}INDEX IF NOT EXISTS {} ON {} ({}){condition}",
+                    index.name,
+                    table.name,
+                    index.columns.join(", ")
+                ));
+            }
+        }
+        statements
+    }
+
+    /// Turns `?` into the placeholders of the database.
+    pub(crate) fn placeholders(self, sql: &str) -> String {
+        if !say!(self, false, true, false) {
+            return sql.to_owned();
+        }
+        let mut numbered = String::with_capacity(sql.len() + 16);
+        let mut number = 0_u32;
+        for character in sql.chars() {
+            if character == '?' {
+                number += 1;
+                numbered.push('$');
+                numbered.push_str(&number.to_string());
+            } else {
+                numbered.push(character);
+            }
+        }
+        numbered
+    }
+
+    fn column_line(self, column: &Column) -> String {
+        if column.kind == ColumnKind::AutoId {
+            return say!(
+                self,
+                format!("{} INTEGER PRIMARY KEY AUTOINCREMENT", column.name),
+                format!("{} bigint GENERATED ALWAYS AS IDENTITY", column.name),
+                format!("{} BIGINT NOT NULL AUTO_INCREMENT", column.name)
+            );
+        }
+        let null = if column.nullable { "" } else { " NOT NULL" };
+        format!("{} {}{null}", column.name, self.column_type(column.kind))
+    }
+
+    fn column_type(self, kind: ColumnKind) -> String {
+        match kind {
+            ColumnKind::Name(length) => {
+                say!(self, "TEXT".to_owned(), "text".to_owned(), format!("VARCHAR({length})"))
+            }
+            ColumnKind::Text => say!(self, "TEXT", "text", "TEXT").to_owned(),
+            ColumnKind::Json => say!(self, "TEXT", "text", "LONGTEXT").to_owned(),
+            ColumnKind::Uuid => say!(self, "BLOB", "uuid", "BINARY(16)").to_owned(),
+            ColumnKind::Time => say!(self, "INTEGER", "timestamptz", "DATETIME(6)").to_owned(),
+            ColumnKind::Long | ColumnKind::AutoId => say!(self, "INTEGER", "bigint", "BIGINT").to_owned(),
+            ColumnKind::Int => say!(self, "INTEGER", "integer", "INT").to_owned(),
+        }
+    }
+}
+
+/// MySQL's form of an index: inside the table's statement, over a generated column if it is partial.
+fn mysql_index_lines(dialect: Dialect, table: &Table, index: &Index) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut columns: Vec<&str> = index.columns.to_vec();
+    if let Only::Where { condition, mysql_column } = index.only {
+        let first = index.columns[0];
+        if let Some(column) = table.columns.iter().find(|column| column.name == first) {
+            lines.push(format!(
+                "{mysql_column} {} AS (CASE WHEN {condition} THEN {first} END) VIRTUAL",
+                dialect.column_type(column.kind)
+            ));
+        }
+        columns[0] = mysql_column;
+    }
+    let kind = if index.unique { "UNIQUE KEY" } else { "KEY" };
+    lines.push(format!("{kind} {} ({})", index.name, columns.join(", ")));
+    lines
+}
+
+/// Puts the table's alias before the column names of a condition from `schema.rs`.
+fn qualify(condition: &str, alias: &str) -> String {
+    ["status", "parked_at", "state", "deleted_at"].iter().fold(condition.to_owned(), |text, column| {
+        text.split(' ')
+            .map(|word| if word == *column { format!("{alias}{word}") } else { word.to_owned() })
+            .collect::<Vec<_>>()
+            .join(" ")
+    })
+}
+
+pub(crate) use say;
+
+#[cfg(all(test, feature = "sqlite", feature = "postgres", feature = "mysql"))]
+mod tests {
+    use super::*;
+    use crate::schema::{CHANNELS, EVENT_OUTBOX};
+
+    #[test]
+    fn postgres_numbers_its_placeholders() {
+        assert_eq!(Dialect::Postgres.placeholders("a = ? AND b = ?"), "a = $1 AND b = $2");
+        assert_eq!(Dialect::MySql.placeholders("a = ?"), "a = ?");
+    }
+
+    #[test]
+    fn uniqueness_among_the_living_is_partial_or_generated() {
+        let postgres = Dialect::Postgres.create_table(&CHANNELS).join(";");
+        assert!(postgres.contains("UNIQUE INDEX IF NOT EXISTS channels_living_name ON channels (name) WHERE deleted_at IS NULL"));
+        let mysql = Dialect::MySql.create_table(&CHANNELS).join(";");
+        assert!(mysql.contains("living_name VARCHAR(64) AS (CASE WHEN deleted_at IS NULL THEN name END) VIRTUAL"));
+        assert!(mysql.contains("UNIQUE KEY channels_living_name (living_name)"));
+    }
+
+    #[test]
+    fn a_partial_index_is_asked_by_its_own_condition() {
+        let ready = &EVENT_OUTBOX.indexes[1];
+        let (column, condition) = Dialect::Postgres.partial(ready, "o.");
+        assert_eq!(
+            format!("{column} = ?{condition}"),
+            "o.channel = ? AND o.status IN ('NEW', 'RETRY') AND o.parked_at IS NULL"
+        );
+        assert_eq!(Dialect::MySql.partial(ready, "o."), ("o.ready_channel".to_owned(), String::new()));
+    }
+}

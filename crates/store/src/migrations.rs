@@ -1,0 +1,74 @@
+//! Migrations as data: each version is a list of steps that every database renders in its own words.
+//!
+//! Applied once, in order, under a lock, and recorded in `towpath_migrations`. On PostgreSQL and SQLite all
+//! steps of a version commit together. MySQL commits each statement on its own, so every step there can be
+//! repeated: a kill in the middle is healed by the next start.
+
+use crate::schema::{
+    AGGREGATES, CHANNELS, COMMAND_BOX, DOMAIN_EVENTS, EVENT_OUTBOX, EVENT_PENDING, EVENT_POSITIONS, INBOX, LEASES,
+    LOG_HEAD, PARKED_LANES, STATE_EVENTS, STATUS_VALUES, TIMERS, Table,
+};
+
+/// One version of the schema.
+pub(crate) struct Migration {
+    pub(crate) version: u32,
+    pub(crate) steps: &'static [Step],
+}
+
+/// One change.
+pub(crate) enum Step {
+    /// A table that is not there yet.
+    Create(&'static Table),
+    /// A row that must exist; SQL that all three databases read alike and that may be repeated.
+    Seed(&'static str),
+}
+
+/// All versions, in order.
+pub(crate) const MIGRATIONS: &[Migration] = &[Migration {
+    version: 1,
+    steps: &[
+        Step::Create(&STATUS_VALUES),
+        Step::Create(&AGGREGATES),
+        Step::Create(&DOMAIN_EVENTS),
+        Step::Create(&EVENT_PENDING),
+        Step::Create(&EVENT_POSITIONS),
+        Step::Create(&LOG_HEAD),
+        Step::Create(&STATE_EVENTS),
+        Step::Create(&COMMAND_BOX),
+        Step::Create(&EVENT_OUTBOX),
+        Step::Create(&PARKED_LANES),
+        Step::Create(&INBOX),
+        Step::Create(&LEASES),
+        Step::Create(&TIMERS),
+        Step::Create(&CHANNELS),
+        Step::Seed(
+            "INSERT INTO log_head (log_id, last_position) \
+             SELECT 1, 0 FROM (SELECT 1 AS one) AS seed WHERE NOT EXISTS (SELECT 1 FROM log_head WHERE log_id = 1)",
+        ),
+    ],
+}];
+
+/// The version this build needs.
+pub(crate) fn newest_version() -> u32 {
+    MIGRATIONS.last().map_or(0, |migration| migration.version)
+}
+
+/// All tables of the newest version.
+#[cfg(test)]
+pub(crate) fn tables() -> impl Iterator<Item = &'static Table> {
+    MIGRATIONS.iter().flat_map(|migration| migration.steps).filter_map(|step| match step {
+        Step::Create(table) => Some(*table),
+        Step::Seed(_) => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_count_up_from_one_without_gaps() {
+        let versions: Vec<u32> = MIGRATIONS.iter().map(|migration| migration.version).collect();
+        assert_eq!(versions, (1..=newest_version()).collect::<Vec<_>>());
+    }
+}

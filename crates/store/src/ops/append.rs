@@ -1,0 +1,267 @@
+//! Appending facts: the aggregate's row under its version, the events, their pending rows, the history, the
+//! outbox rows and (for a command) its COMPLETED row.
+//!
+//! The aggregate's row is always first: its lock makes writers of one aggregate take turns, so that counted ids
+//! of one aggregate rise with its versions. Everything else is gated on it.
+
+use towpath_core::ids::{CommandId, Version};
+use towpath_core::ports::store::{Append, Appended, CommandRecord, Expected, StoreError, StoreResult};
+
+use crate::rows::{
+    aggregate_changes, aggregate_values, command_values, event_values, gated_insert_sql, insert_sql, outbox_values,
+    state_event_values,
+};
+use crate::schema::{
+    AGGREGATES, COMMAND_BOX, DOMAIN_EVENTS, EVENT_OUTBOX, EVENT_PENDING, STATE_EVENTS, Table,
+};
+use crate::sql::{Session, SqlFault, Value, values};
+
+/// More events in one append would not fit into one statement on every database.
+pub(crate) const MAX_EVENTS: usize = 1000;
+
+/// Appends inside the caller's transaction.
+pub(crate) async fn append(session: &mut Session<'_>, append: &Append) -> StoreResult<Appended> {
+    write(session, append, None).await
+}
+
+/// Appends and records the command that did it.
+///
+/// On PostgreSQL this is one statement, and so atomic even without a transaction around it: either the gate (the
+/// aggregate's row) opens and all of it is written, or nothing is; a duplicate key anywhere undoes all of it.
+pub(crate) async fn append_with_command(
+    session: &mut Session<'_>,
+    append: &Append,
+    record: &CommandRecord,
+) -> StoreResult<Appended> {
+    write(session, append, Some(record)).await
+}
+
+/// Whether [`append_with_command`] needs a transaction around it.
+pub(crate) fn is_one_statement(session: &Session<'_>, append: &Append) -> bool {
+    session.dialect().nests_writes() && append.expected != Expected::Any
+}
+
+async fn write(
+    session: &mut Session<'_>,
+    append: &Append,
+    record: Option<&CommandRecord>,
+) -> StoreResult<Appended> {
+    check(append)?;
+    let count = append.events.len() as u64;
+    if is_one_statement(session, append) {
+        let base = base_version(append.expected);
+        let (gate_sql, gate_values) = advance_sql(append, base + count);
+        write_nested(session, append, record, base, format!("{gate_sql} RETURNING 1 AS one"), gate_values).await?;
+        return Ok(Appended { version: base + count });
+    }
+    let version = advance(session, append, count).await?;
+    let base = version - count;
+    if session.dialect().nests_writes() {
+        write_nested(session, append, record, base, "SELECT 1 AS one".to_owned(), Vec::new()).await?;
+    } else {
+        for part in parts(append, record, base) {
+            let sql = insert_sql(part.table, part.rows);
+            let result = session.execute(part.name, &sql, part.values).await;
+            result.map_err(|fault| duplicate(fault, part.table.name, append, record))?;
+        }
+    }
+    Ok(Appended { version })
+}
+
+/// One statement: a gate, and inserts that only happen if the gate has a row.
+async fn write_nested(
+    session: &mut Session<'_>,
+    append: &Append,
+    record: Option<&CommandRecord>,
+    base: Version,
+    gate_sql: String,
+    gate_values: Vec<Value<'_>>,
+) -> StoreResult<()> {
+    let mut sql = format!("WITH gate AS ({gate_sql})");
+    let mut all_values = gate_values;
+    for part in parts(append, record, base) {
+        sql.push_str(&format!(
+            ", {}_rows AS ({})",
+            part.table.name,
+            gated_insert_sql(part.table, part.rows, "gate")
+        ));
+        all_values.extend(part.values);
+    }
+    sql.push_str(" SELECT one FROM gate");
+    match session.row("append", &sql, all_values).await {
+        Ok(Some(_)) => Ok(()),
+        Ok(None) => Err(conflict(append)),
+        Err(SqlFault::Unique { constraint, error }) => {
+            let table = [&COMMAND_BOX, &DOMAIN_EVENTS, &AGGREGATES]
+                .into_iter()
+                .find(|table| constraint.as_deref().is_some_and(|name| name == format!("{}_pkey", table.name)));
+            let name = table.map_or("", |table| table.name);
+            Err(duplicate(SqlFault::Unique { constraint, error }, name, append, record))
+        }
+        Err(fault) => Err(fault.into()),
+    }
+}
+
+/// Rows to insert into one table.
+struct Part<'a> {
+    name: &'static str,
+    table: &'static Table,
+    rows: usize,
+    values: Vec<Value<'a>>,
+}
+
+/// Everything that is written behind the aggregate's row. Tables without rows are left out.
+fn parts<'a>(append: &'a Append, record: Option<&'a CommandRecord>, base: Version) -> Vec<Part<'a>> {
+    let numbered = || (base + 1..).zip(&append.events);
+    let mut parts = vec![
+        Part {
+            name: "append.domain_events",
+            table: &DOMAIN_EVENTS,
+            rows: append.events.len(),
+            values: numbered().flat_map(|(version, event)| event_values(append, event, version)).collect(),
+        },
+        Part {
+            name: "append.event_pending",
+            table: &EVENT_PENDING,
+            rows: append.events.len(),
+            values: append.events.iter().flat_map(|event| values![event.event_id.0]).collect(),
+        },
+    ];
+    if !append.state_changes.is_empty() {
+        let values = append.state_changes.iter().flat_map(|change| {
+            let event = &append.events[change.event_index];
+            state_event_values(append, change, event, base + 1 + change.event_index as u64)
+        });
+        parts.push(Part {
+            name: "append.state_events",
+            table: &STATE_EVENTS,
+            rows: append.state_changes.len(),
+            values: values.collect(),
+        });
+    }
+    let routed: usize = append.events.iter().map(|event| event.channels.len()).sum();
+    if routed > 0 {
+        let values = append
+            .events
+            .iter()
+            .flat_map(|event| event.channels.iter().flat_map(move |channel| outbox_values(append, event, channel)));
+        parts.push(Part {
+            name: "append.event_outbox",
+            table: &EVENT_OUTBOX,
+            rows: routed,
+            values: values.collect(),
+        });
+    }
+    if let Some(record) = record {
+        parts.push(Part {
+            name: "append.command_box",
+            table: &COMMAND_BOX,
+            rows: 1,
+            values: command_values(record),
+        });
+    }
+    parts
+}
+
+/// The statement that takes the aggregate from its expected version to `version`, or touches no row.
+fn advance_sql(append: &Append, version: Version) -> (String, Vec<Value<'_>>) {
+    match append.expected {
+        Expected::New | Expected::Any => {
+            let sql = format!("{} ON CONFLICT DO NOTHING", insert_sql(&AGGREGATES, 1));
+            (sql, aggregate_values(append, version))
+        }
+        Expected::Exactly(expected) => {
+            let (columns, changed) = aggregate_changes(append);
+            let assignments: Vec<String> = columns.iter().map(|column| format!("{column} = ?")).collect();
+            let sql = format!(
+                "UPDATE aggregates SET version = ?, {} WHERE aggregate_kind = ? AND aggregate_id = ? AND version = ?",
+                assignments.join(", ")
+            );
+            let mut values = values![version];
+            values.extend(changed);
+            values.extend(values![append.aggregate.kind.as_str(), append.aggregate.id.as_str(), expected]);
+            (sql, values)
+        }
+    }
+}
+
+/// Takes the aggregate's row forward by `count` in a statement of its own and answers its new version.
+async fn advance(session: &mut Session<'_>, append: &Append, count: u64) -> StoreResult<Version> {
+    match append.expected {
+        Expected::Exactly(expected) => {
+            let (sql, values) = advance_sql(append, expected + count);
+            match session.execute("append.aggregates", &sql, values).await? {
+                0 => Err(conflict(append)),
+                _ => Ok(expected + count),
+            }
+        }
+        Expected::New => {
+            let sql = insert_sql(&AGGREGATES, 1);
+            match session.execute("append.aggregates", &sql, aggregate_values(append, count)).await {
+                Ok(_) => Ok(count),
+                Err(SqlFault::Unique { .. }) => Err(conflict(append)),
+                Err(fault) => Err(fault.into()),
+            }
+        }
+        Expected::Any => {
+            let dialect = session.dialect();
+            let (columns, _) = aggregate_changes(append);
+            let assignments: Vec<String> =
+                columns.iter().map(|column| format!("{column} = {}", dialect.inserted(column))).collect();
+            let sql = format!(
+                "{} {} version = aggregates.version + {}, {}",
+                insert_sql(&AGGREGATES, 1),
+                dialect.on_conflict("aggregate_kind, aggregate_id"),
+                dialect.inserted("version"),
+                assignments.join(", ")
+            );
+            session.execute("append.aggregates", &sql, aggregate_values(append, count)).await?;
+            // The row is locked by now, so the version read is the one just written.
+            let sql = "SELECT version FROM aggregates WHERE aggregate_kind = ? AND aggregate_id = ?";
+            let key = values![append.aggregate.kind.as_str(), append.aggregate.id.as_str()];
+            let row = session.row("append.version", sql, key).await?;
+            row.ok_or_else(|| conflict(append))?.count("version")
+        }
+    }
+}
+
+fn base_version(expected: Expected) -> Version {
+    match expected {
+        Expected::Exactly(version) => version,
+        Expected::New | Expected::Any => 0,
+    }
+}
+
+fn check(append: &Append) -> StoreResult<()> {
+    let refuse = |message: String| {
+        Err(StoreError::Refused { statement: "append", source: message.into() })
+    };
+    if append.events.is_empty() {
+        return refuse(format!("{} was given no events to append", append.aggregate));
+    }
+    if append.events.len() > MAX_EVENTS {
+        let count = append.events.len();
+        return refuse(format!("{count} events in one append; at most {MAX_EVENTS} fit into one statement"));
+    }
+    if append.state_changes.iter().any(|change| change.event_index >= append.events.len()) {
+        return refuse("a state change names an event that is not in the append".to_owned());
+    }
+    Ok(())
+}
+
+fn conflict(append: &Append) -> StoreError {
+    StoreError::VersionConflict { aggregate: append.aggregate.clone(), expected: append.expected }
+}
+
+/// What a duplicate key in a table means.
+fn duplicate(fault: SqlFault, table: &str, append: &Append, record: Option<&CommandRecord>) -> StoreError {
+    match (fault, table) {
+        (SqlFault::Unique { .. }, "command_box") => {
+            let unknown = || CommandId::from_stored("(none)");
+            StoreError::DuplicateCommand(record.map_or_else(unknown, |record| record.command.command_id.clone()))
+        }
+        (SqlFault::Unique { .. }, "domain_events") => StoreError::DuplicateEvent(append.aggregate.clone()),
+        (SqlFault::Unique { .. }, "aggregates") => conflict(append),
+        (fault, _) => fault.into(),
+    }
+}

@@ -1,0 +1,226 @@
+//! The command box.
+
+use chrono::{DateTime, Utc};
+use towpath_core::ids::CommandId;
+use towpath_core::lifecycle::{CommandStatus, CommandStep};
+use towpath_core::ports::store::{
+    CommandRecord, CommandResult, CompletedCommand, Counts, FailedCommand, Found, LeaseGrant, NewCommand, StoreError,
+    StoreResult,
+};
+
+use crate::ops::append::{append, append_with_command};
+use crate::ops::leases::{fence, holder_is_gone};
+use crate::rows::{command_values, insert_sql, read_command, select_list, stored};
+use crate::schema::COMMAND_BOX;
+use crate::sql::{Session, SqlFault, unreadable, values};
+
+/// Writes the whole effect of a command that was found nowhere.
+pub(crate) async fn complete_new(session: &mut Session<'_>, done: &CompletedCommand) -> StoreResult<CommandResult> {
+    let Some(facts) = &done.append else {
+        let result = CommandResult { aggregate_version: done.decided_on, event_count: 0 };
+        insert(session, &completed_record(done, result)).await?;
+        return Ok(result);
+    };
+    let event_count = u32::try_from(facts.events.len()).unwrap_or(u32::MAX);
+    let result =
+        CommandResult { aggregate_version: done.decided_on + u64::from(event_count), event_count };
+    append_with_command(session, facts, &completed_record(done, result)).await?;
+    Ok(result)
+}
+
+/// Writes the whole effect of a command that was recorded before. Runs in a transaction, which the caller rolls
+/// back on an error.
+pub(crate) async fn complete_found(session: &mut Session<'_>, done: &CompletedCommand) -> StoreResult<CommandResult> {
+    let mut result = CommandResult { aggregate_version: done.decided_on, event_count: 0 };
+    if let Found::Claimed(grant) = &done.found {
+        fence(session, std::slice::from_ref(grant)).await?;
+    }
+    if let Some(facts) = &done.append {
+        result.event_count = u32::try_from(facts.events.len()).unwrap_or(u32::MAX);
+        result.aggregate_version = append(session, facts).await?.version;
+    }
+    update_found(session, &completed_record(done, result), &done.found).await?;
+    Ok(result)
+}
+
+/// Records a failure. Runs in a transaction.
+pub(crate) async fn fail(session: &mut Session<'_>, failed: &FailedCommand) -> StoreResult<()> {
+    if let Found::Claimed(grant) = &failed.found {
+        fence(session, std::slice::from_ref(grant)).await?;
+    }
+    let record = CommandRecord {
+        command: failed.command.clone(),
+        status: step(CommandStatus::Processing, CommandStep::Fail)?,
+        status_changed_at: failed.failed_at,
+        status_reason: Some(failed.reason.clone()),
+        status_message: Some(failed.message.clone()),
+        retry_count: failed.retry_count,
+        next_retry_at: failed.next_retry_at,
+        claim: None,
+        started_at: Some(failed.started_at),
+        finished_at: Some(failed.failed_at),
+        result: None,
+    };
+    match failed.found {
+        Found::Nowhere => insert(session, &record).await,
+        Found::Failed { .. } | Found::Claimed(_) => update_found(session, &record, &failed.found).await,
+    }
+}
+
+/// Records a command as PENDING, due at once.
+pub(crate) async fn accept(session: &mut Session<'_>, command: &NewCommand) -> StoreResult<()> {
+    let record = CommandRecord {
+        command: command.clone(),
+        status: CommandStatus::Pending,
+        status_changed_at: command.context.occurred_at,
+        status_reason: None,
+        status_message: None,
+        retry_count: 0,
+        next_retry_at: Some(command.context.occurred_at),
+        claim: None,
+        started_at: None,
+        finished_at: None,
+        result: None,
+    };
+    insert(session, &record).await
+}
+
+/// Takes commands that are due. Runs in a transaction.
+pub(crate) async fn claim(
+    session: &mut Session<'_>,
+    grant: &LeaseGrant,
+    now: DateTime<Utc>,
+    limit: u32,
+) -> StoreResult<Vec<CommandRecord>> {
+    fence(session, std::slice::from_ref(grant)).await?;
+    let sql = format!(
+        "SELECT {} FROM command_box c WHERE c.next_retry_at <= ? ORDER BY c.next_retry_at LIMIT {limit} {}",
+        select_list(&COMMAND_BOX, "c", ""),
+        session.dialect().for_update_skip_locked()
+    );
+    let mut taken = Vec::new();
+    for row in session.rows("commands.due", &sql, values![now]).await? {
+        if let Some(mut record) = read_command(&row, "")? {
+            record.status = step(record.status, CommandStep::Claim)?;
+            record.status_changed_at = now;
+            record.next_retry_at = None;
+            record.claim = Some(grant.clone());
+            record.started_at = Some(now);
+            taken.push(record);
+        }
+    }
+    if taken.is_empty() {
+        return Ok(taken);
+    }
+    let marks = vec!["?"; taken.len()].join(", ");
+    let sql = format!(
+        "UPDATE command_box SET status = ?, status_changed_at = ?, next_retry_at = NULL, claimed_by_id = ?, \
+         claimed_epoch = ?, started_at = ? WHERE command_id IN ({marks})"
+    );
+    let mut changed =
+        values![CommandStatus::Processing.as_str(), now, grant.lease.as_str(), grant.epoch, now];
+    changed.extend(taken.iter().flat_map(|record| values![record.command.command_id.as_str()]));
+    session.execute("commands.claim", &sql, changed).await?;
+    Ok(taken)
+}
+
+/// Puts commands back whose holder is gone.
+pub(crate) async fn recover(session: &mut Session<'_>, now: DateTime<Utc>) -> StoreResult<u64> {
+    let recovered = step(CommandStatus::Processing, CommandStep::Recover)?;
+    let sql = format!(
+        "UPDATE command_box SET status = ?, status_changed_at = ?, status_reason = 'holder-gone', next_retry_at = ?, \
+         claimed_by_id = NULL, claimed_epoch = NULL WHERE status = ? AND {}",
+        holder_is_gone(session, "command_box")
+    );
+    let changed = values![recovered.as_str(), now, now, CommandStatus::Processing.as_str()];
+    Ok(session.execute("commands.recover", &sql, changed).await?)
+}
+
+pub(crate) async fn find(session: &mut Session<'_>, command_id: &CommandId) -> StoreResult<Option<CommandRecord>> {
+    let sql = format!(
+        "SELECT {} FROM command_box c WHERE c.command_id = ?",
+        select_list(&COMMAND_BOX, "c", "")
+    );
+    match session.row("commands.find", &sql, values![command_id.as_str()]).await? {
+        Some(row) => read_command(&row, ""),
+        None => Ok(None),
+    }
+}
+
+pub(crate) async fn counts(session: &mut Session<'_>) -> StoreResult<Counts<CommandStatus>> {
+    let sql = "SELECT status, COUNT(*) AS rows_in FROM command_box GROUP BY status";
+    let mut counts = Counts { by_status: Vec::new() };
+    for row in session.rows("commands.count", sql, values![]).await? {
+        counts.by_status.push((stored(&row, "status")?, row.count("rows_in")?));
+    }
+    Ok(counts)
+}
+
+async fn insert(session: &mut Session<'_>, record: &CommandRecord) -> StoreResult<()> {
+    match session.execute("commands.insert", &insert_sql(&COMMAND_BOX, 1), command_values(record)).await {
+        Ok(_) => Ok(()),
+        Err(SqlFault::Unique { .. }) => Err(StoreError::DuplicateCommand(record.command.command_id.clone())),
+        Err(fault) => Err(fault.into()),
+    }
+}
+
+/// Ends a command that was recorded before, if it is still as it was found.
+async fn update_found(session: &mut Session<'_>, record: &CommandRecord, found: &Found) -> StoreResult<()> {
+    let mut sql = "UPDATE command_box SET status = ?, status_changed_at = ?, status_reason = ?, status_message = ?, \
+         retry_count = ?, next_retry_at = ?, claimed_by_id = NULL, claimed_epoch = NULL, started_at = ?, \
+         finished_at = ?, aggregate_version = ?, event_count = ? WHERE command_id = ?"
+        .to_owned();
+    let mut changed = values![
+        record.status.as_str(),
+        record.status_changed_at,
+        record.status_reason.as_deref(),
+        record.status_message.as_deref(),
+        record.retry_count,
+        record.next_retry_at,
+        record.started_at,
+        record.finished_at,
+        record.result.map(|result| result.aggregate_version.cast_signed()),
+        record.result.map(|result| i64::from(result.event_count)),
+        record.command.command_id.as_str(),
+    ];
+    match found {
+        Found::Claimed(grant) => {
+            sql.push_str(" AND status = ? AND claimed_by_id = ? AND claimed_epoch = ?");
+            changed.extend(values![CommandStatus::Processing.as_str(), grant.lease.as_str(), grant.epoch]);
+        }
+        Found::Failed { retry_count } => {
+            sql.push_str(" AND status = ? AND retry_count = ?");
+            changed.extend(values![CommandStatus::Failed.as_str(), *retry_count]);
+        }
+        Found::Nowhere => sql.push_str(" AND 1 = 0"),
+    }
+    match session.execute("commands.end", &sql, changed).await? {
+        0 => Err(StoreError::CommandTaken(record.command.command_id.clone())),
+        _ => Ok(()),
+    }
+}
+
+fn completed_record(done: &CompletedCommand, result: CommandResult) -> CommandRecord {
+    let retry_count = match &done.found {
+        Found::Failed { retry_count } => *retry_count,
+        Found::Nowhere | Found::Claimed(_) => 0,
+    };
+    CommandRecord {
+        command: done.command.clone(),
+        status: CommandStatus::Completed,
+        status_changed_at: done.finished_at,
+        status_reason: None,
+        status_message: None,
+        retry_count,
+        next_retry_at: None,
+        claim: None,
+        started_at: Some(done.started_at),
+        finished_at: Some(done.finished_at),
+        result: Some(result),
+    }
+}
+
+/// The lifecycle's own next-state function, on the live path too.
+fn step(from: CommandStatus, step: CommandStep) -> StoreResult<CommandStatus> {
+    from.next(step).map_err(|error| unreadable("command_box.status", error))
+}

@@ -1,0 +1,105 @@
+//! Leases with epochs, by the database's own clock.
+
+use std::time::Duration;
+
+use towpath_core::ids::{InstanceId, LeaseName};
+use towpath_core::ports::store::{LeaseGrant, StoreError, StoreResult};
+
+use crate::rows::insert_sql;
+use crate::schema::LEASES;
+use crate::sql::{Session, SqlFault, values};
+
+/// Runs in a transaction of its own.
+pub(crate) async fn acquire(
+    session: &mut Session<'_>,
+    lease: &LeaseName,
+    holder: &InstanceId,
+    duration: Duration,
+) -> StoreResult<Option<LeaseGrant>> {
+    let (now, until) = (session.dialect().now(), session.dialect().now_plus_parameter());
+    let micros = micros(duration);
+    let sql = format!(
+        "SELECT epoch, holder_id, CASE WHEN expires_at <= {now} THEN 1 ELSE 0 END AS expired \
+         FROM leases WHERE lease_name = ? {}",
+        session.dialect().for_update()
+    );
+    let Some(row) = session.row("lease.read", &sql, values![lease.as_str()]).await? else {
+        let sql = insert_sql(&LEASES, 1).replace("?, ?, ?, ?, ?, ?", &format!("?, ?, 1, {now}, {now}, {until}"));
+        let inserted = values![lease.as_str(), holder.as_str(), micros];
+        return match session.execute("lease.insert", &sql, inserted).await {
+            Ok(_) => Ok(Some(LeaseGrant { lease: lease.clone(), epoch: 1 })),
+            // Somebody was quicker by a moment: the lease is theirs.
+            Err(SqlFault::Unique { .. }) => Ok(None),
+            Err(fault) => Err(fault.into()),
+        };
+    };
+    if row.long("expired")? == 0 && row.text("holder_id")? != holder.as_str() {
+        return Ok(None);
+    }
+    let epoch = row.count("epoch")? + 1;
+    let sql = format!(
+        "UPDATE leases SET holder_id = ?, epoch = ?, acquired_at = {now}, renewed_at = {now}, expires_at = {until} \
+         WHERE lease_name = ?"
+    );
+    session.execute("lease.take", &sql, values![holder.as_str(), epoch, micros, lease.as_str()]).await?;
+    Ok(Some(LeaseGrant { lease: lease.clone(), epoch }))
+}
+
+pub(crate) async fn renew(session: &mut Session<'_>, grant: &LeaseGrant, duration: Duration) -> StoreResult<()> {
+    let (now, until) = (session.dialect().now(), session.dialect().now_plus_parameter());
+    let sql = format!("UPDATE leases SET renewed_at = {now}, expires_at = {until} WHERE lease_name = ? AND epoch = ?");
+    let renewed = values![micros(duration), grant.lease.as_str(), grant.epoch];
+    match session.execute("lease.renew", &sql, renewed).await? {
+        0 => Err(fenced(grant)),
+        _ => Ok(()),
+    }
+}
+
+pub(crate) async fn release(session: &mut Session<'_>, grant: &LeaseGrant) -> StoreResult<()> {
+    let sql = format!(
+        "UPDATE leases SET expires_at = {} WHERE lease_name = ? AND epoch = ?",
+        session.dialect().now()
+    );
+    session.execute("lease.release", &sql, values![grant.lease.as_str(), grant.epoch]).await?;
+    Ok(())
+}
+
+/// Refuses the transaction unless every grant is still the newest of its lease, and keeps it so until the
+/// transaction ends: a taker has to wait for the lock.
+pub(crate) async fn fence(session: &mut Session<'_>, grants: &[LeaseGrant]) -> StoreResult<()> {
+    if grants.is_empty() {
+        return Ok(());
+    }
+    let marks = vec!["?"; grants.len()].join(", ");
+    let sql = format!(
+        "SELECT lease_name, epoch FROM leases WHERE lease_name IN ({marks}) ORDER BY lease_name {}",
+        session.dialect().for_share()
+    );
+    let names = grants.iter().flat_map(|grant| values![grant.lease.as_str()]).collect();
+    let mut current = std::collections::HashMap::new();
+    for row in session.rows("lease.fence", &sql, names).await? {
+        current.insert(row.text("lease_name")?, row.count("epoch")?);
+    }
+    match grants.iter().find(|grant| current.get(grant.lease.as_str()) != Some(&grant.epoch)) {
+        Some(stale) => Err(fenced(stale)),
+        None => Ok(()),
+    }
+}
+
+/// The condition that a claimed row's holder is gone: its lease changed hands, was given back or has run out.
+pub(crate) fn holder_is_gone(session: &Session<'_>, table: &str) -> String {
+    format!(
+        "{table}.claimed_by_id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM leases \
+         WHERE leases.lease_name = {table}.claimed_by_id AND leases.epoch = {table}.claimed_epoch \
+         AND leases.expires_at > {})",
+        session.dialect().now()
+    )
+}
+
+pub(crate) fn fenced(grant: &LeaseGrant) -> StoreError {
+    StoreError::Fenced { lease: grant.lease.clone(), epoch: grant.epoch }
+}
+
+fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+}

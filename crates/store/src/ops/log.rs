@@ -1,0 +1,72 @@
+//! The log: positions for committed events, and reading by position.
+
+use towpath_core::envelope::RecordedEvent;
+use towpath_core::ids::Position;
+use towpath_core::ports::store::{LeaseGrant, Sequenced, StoreResult};
+
+use crate::ops::leases::fence;
+use crate::rows::{read_recorded_event, select_list};
+use crate::schema::DOMAIN_EVENTS;
+use crate::sql::{Session, unreadable, values};
+
+/// Gives pending events the next positions. Runs in a transaction.
+///
+/// The lock on `log_head` makes two sequencers take turns. Pending rows become visible when their transaction
+/// commits, and only then: nobody waits for an open one and nobody passes it by.
+pub(crate) async fn sequence(
+    session: &mut Session<'_>,
+    grant: &LeaseGrant,
+    after: u64,
+    limit: u32,
+) -> StoreResult<Sequenced> {
+    fence(session, std::slice::from_ref(grant)).await?;
+    let sql = format!("SELECT last_position FROM log_head WHERE log_id = 1 {}", session.dialect().for_update());
+    let head = session.row("log.head", &sql, values![]).await?;
+    let head = head.ok_or_else(|| unreadable("log_head", "its row is missing"))?.count("last_position")?;
+
+    let sql = format!("SELECT pending_id FROM event_pending WHERE pending_id > ? ORDER BY pending_id LIMIT {limit}");
+    let mut taken = Vec::new();
+    for row in session.rows("log.pending", &sql, values![after]).await? {
+        taken.push(row.long("pending_id")?);
+    }
+    let Some(last) = taken.last().copied() else {
+        return Ok(Sequenced { count: 0, head, taken_up_to: after });
+    };
+
+    let mut numbered = values![head];
+    let chosen = session.one_of("pending_id", taken.clone(), &mut numbered);
+    let sql = format!(
+        "INSERT INTO event_positions (position, event_id) \
+         SELECT CAST(? AS {}) + ROW_NUMBER() OVER (ORDER BY pending_id), event_id FROM event_pending WHERE {chosen}",
+        session.dialect().integer_cast()
+    );
+    let count = session.execute("log.number", &sql, numbered).await?;
+    if count != taken.len() as u64 {
+        return Err(unreadable("event_pending", "rows vanished while their lock was held"));
+    }
+
+    let mut gone = values![];
+    let chosen = session.one_of("pending_id", taken, &mut gone);
+    session.execute("log.take", &format!("DELETE FROM event_pending WHERE {chosen}"), gone).await?;
+    let head = head + count;
+    session.execute("log.advance", "UPDATE log_head SET last_position = ? WHERE log_id = 1", values![head]).await?;
+    Ok(Sequenced { count, head, taken_up_to: last.cast_unsigned() })
+}
+
+pub(crate) async fn head(session: &mut Session<'_>) -> StoreResult<Position> {
+    let row = session.row("log.head", "SELECT last_position FROM log_head WHERE log_id = 1", values![]).await?;
+    row.ok_or_else(|| unreadable("log_head", "its row is missing"))?.count("last_position")
+}
+
+pub(crate) async fn events_between(
+    session: &mut Session<'_>,
+    low: Position,
+    high: Position,
+) -> StoreResult<Vec<RecordedEvent>> {
+    let sql = format!(
+        "SELECT p.position, {} FROM event_positions p JOIN domain_events e ON e.event_id = p.event_id \
+         WHERE p.position BETWEEN ? AND ? ORDER BY p.position",
+        select_list(&DOMAIN_EVENTS, "e", "")
+    );
+    session.rows("log.between", &sql, values![low, high]).await?.iter().map(read_recorded_event).collect()
+}

@@ -1,0 +1,13 @@
+//! The operations of the contract, written once for all three databases.
+//!
+//! Each takes a [`Session`](crate::sql::Session): who opened it decides in which transaction it runs.
+
+pub(crate) mod append;
+pub(crate) mod channels;
+pub(crate) mod commands;
+pub(crate) mod inbox;
+pub(crate) mod leases;
+pub(crate) mod log;
+pub(crate) mod outbox;
+pub(crate) mod reads;
+pub(crate) mod timers;

@@ -1,0 +1,121 @@
+//! Reading aggregates, their events, their history, and flows.
+
+use chrono::{DateTime, Utc};
+use towpath_core::envelope::RecordedEvent;
+use towpath_core::ids::{AggregateKey, CommandId, CorrelationId, TenantId, Version};
+use towpath_core::ports::store::{Flow, Loaded, StateEvent, StoreError, StoreResult};
+
+use crate::rows::{
+    read_aggregate, read_command, read_recorded_event, read_state_event, select_list,
+};
+use crate::schema::{AGGREGATES, COMMAND_BOX, DOMAIN_EVENTS, STATE_EVENTS, STATUS_VALUES};
+use crate::sql::{Session, SqlFault, values};
+
+/// An aggregate and a command in one round trip.
+pub(crate) async fn load(
+    session: &mut Session<'_>,
+    aggregate: &AggregateKey,
+    command: Option<&CommandId>,
+) -> StoreResult<Loaded> {
+    let mut keys = values![aggregate.kind.as_str(), aggregate.id.as_str()];
+    let mut columns = select_list(&AGGREGATES, "a", "a_");
+    let mut from = "FROM (SELECT 1 AS one) AS one \
+         LEFT JOIN aggregates a ON a.aggregate_kind = ? AND a.aggregate_id = ?"
+        .to_owned();
+    if let Some(command) = command {
+        columns = format!("{columns}, {}", select_list(&COMMAND_BOX, "c", "c_"));
+        from.push_str(" LEFT JOIN command_box c ON c.command_id = ?");
+        keys.extend(values![command.as_str()]);
+    }
+    let Some(row) = session.row("load", &format!("SELECT {columns} {from}"), keys).await? else {
+        return Ok(Loaded::default());
+    };
+    Ok(Loaded {
+        aggregate: read_aggregate(&row, "a_")?,
+        command: if command.is_some() { read_command(&row, "c_")? } else { None },
+    })
+}
+
+pub(crate) async fn events_of(
+    session: &mut Session<'_>,
+    aggregate: &AggregateKey,
+    after: Version,
+    limit: u32,
+) -> StoreResult<Vec<RecordedEvent>> {
+    let sql = format!(
+        "SELECT p.position, {} FROM domain_events e LEFT JOIN event_positions p ON p.event_id = e.event_id \
+         WHERE e.aggregate_kind = ? AND e.aggregate_id = ? AND e.aggregate_version > ? \
+         ORDER BY e.aggregate_version LIMIT {limit}",
+        select_list(&DOMAIN_EVENTS, "e", "")
+    );
+    let keys = values![aggregate.kind.as_str(), aggregate.id.as_str(), after];
+    session.rows("events.of", &sql, keys).await?.iter().map(read_recorded_event).collect()
+}
+
+pub(crate) async fn history_of(
+    session: &mut Session<'_>,
+    aggregate: &AggregateKey,
+    after: Version,
+    limit: u32,
+) -> StoreResult<Vec<StateEvent>> {
+    let sql = format!(
+        "SELECT {} FROM state_events s WHERE s.aggregate_kind = ? AND s.aggregate_id = ? \
+         AND s.aggregate_version > ? ORDER BY s.aggregate_version LIMIT {limit}",
+        select_list(&STATE_EVENTS, "s", "")
+    );
+    let keys = values![aggregate.kind.as_str(), aggregate.id.as_str(), after];
+    session.rows("history.of", &sql, keys).await?.iter().map(read_state_event).collect()
+}
+
+pub(crate) async fn flow(session: &mut Session<'_>, correlation: &CorrelationId, limit: u32) -> StoreResult<Flow> {
+    let sql = format!(
+        "SELECT {} FROM command_box c WHERE c.correlation_id = ? ORDER BY c.received_at, c.command_id LIMIT {limit}",
+        select_list(&COMMAND_BOX, "c", "")
+    );
+    let mut flow = Flow::default();
+    for row in session.rows("flow.commands", &sql, values![correlation.as_str()]).await? {
+        flow.commands.extend(read_command(&row, "")?);
+    }
+    let sql = format!(
+        "SELECT p.position, {} FROM domain_events e LEFT JOIN event_positions p ON p.event_id = e.event_id \
+         WHERE e.correlation_id = ? ORDER BY e.occurred_at, e.aggregate_version, e.event_id LIMIT {limit}",
+        select_list(&DOMAIN_EVENTS, "e", "")
+    );
+    for row in session.rows("flow.events", &sql, values![correlation.as_str()]).await? {
+        flow.events.push(read_recorded_event(&row)?);
+    }
+    Ok(flow)
+}
+
+pub(crate) async fn set_status(
+    session: &mut Session<'_>,
+    aggregate: &AggregateKey,
+    status: &str,
+    reason: Option<&str>,
+    now: DateTime<Utc>,
+) -> StoreResult<()> {
+    let sql = "UPDATE aggregates SET status = ?, status_changed_at = ?, status_reason = ?, status_message = NULL \
+         WHERE aggregate_kind = ? AND aggregate_id = ?";
+    let changed = values![status, now, reason, aggregate.kind.as_str(), aggregate.id.as_str()];
+    match session.execute("status.set", sql, changed).await {
+        Ok(0) => Err(StoreError::Missing { what: "aggregate", name: aggregate.to_string() }),
+        Ok(_) => Ok(()),
+        Err(SqlFault::ForeignKey(_)) => {
+            let loaded = load(session, aggregate, None).await.ok().and_then(|loaded| loaded.aggregate);
+            let tenant = loaded.and_then(|row| row.tenant_id);
+            Err(StoreError::UnknownStatus {
+                tenant: tenant.map_or_else(|| "(none)".to_owned(), |tenant| tenant.to_string()),
+                value: status.to_owned(),
+            })
+        }
+        Err(fault) => Err(fault.into()),
+    }
+}
+
+pub(crate) async fn add_status_value(session: &mut Session<'_>, tenant: &TenantId, value: &str) -> StoreResult<()> {
+    let sql = crate::rows::insert_sql(&STATUS_VALUES, 1);
+    match session.execute("status.add", &sql, values![tenant.as_str(), value]).await {
+        Ok(_) | Err(SqlFault::Unique { .. }) => Ok(()),
+        Err(fault) => Err(fault.into()),
+    }
+}

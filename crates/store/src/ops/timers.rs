@@ -1,0 +1,118 @@
+//! Timers: commands to be sent later (S5).
+
+use chrono::{DateTime, Utc};
+use towpath_core::lifecycle::{TaskState, TaskStep};
+use towpath_core::ports::store::{LeaseGrant, NewTimer, StoreResult, Timer, TimerOutcome};
+use uuid::Uuid;
+
+use crate::ops::leases::{fence, fenced, holder_is_gone};
+use crate::rows::{insert_sql, read_timer, select_list, timer_values};
+use crate::schema::TIMERS;
+use crate::sql::{Session, unreadable, values};
+
+pub(crate) async fn schedule(session: &mut Session<'_>, timer: &NewTimer) -> StoreResult<()> {
+    session.execute("timers.schedule", &insert_sql(&TIMERS, 1), timer_values(timer)).await?;
+    Ok(())
+}
+
+pub(crate) async fn cancel(session: &mut Session<'_>, timer_id: Uuid, now: DateTime<Utc>) -> StoreResult<bool> {
+    let canceled = step(TaskState::Pending, TaskStep::Cancel)?;
+    let sql = "UPDATE timers SET state = ?, state_changed_at = ?, finished_at = ? \
+         WHERE timer_id = ? AND state IN ('pending', 'queued')";
+    let touched = session.execute("timers.cancel", sql, values![canceled.as_str(), now, now, timer_id]).await?;
+    Ok(touched == 1)
+}
+
+/// Takes timers that are due. Runs in a transaction.
+pub(crate) async fn claim(
+    session: &mut Session<'_>,
+    grant: &LeaseGrant,
+    now: DateTime<Utc>,
+    limit: u32,
+) -> StoreResult<Vec<Timer>> {
+    fence(session, std::slice::from_ref(grant)).await?;
+    let sql = format!(
+        "UPDATE timers SET state = 'queued', state_changed_at = ?, state_reason = 'holder-gone', \
+         claimed_by_id = NULL, claimed_epoch = NULL WHERE state = 'running' AND {}",
+        holder_is_gone(session, "timers")
+    );
+    session.execute("timers.recover", &sql, values![now]).await?;
+
+    let (due_at, condition) = session.dialect().partial(&TIMERS.indexes[0], "t.");
+    let sql = format!(
+        "SELECT {} FROM timers t WHERE {due_at} <= ?{condition} ORDER BY {due_at}, t.timer_id LIMIT {limit} {}",
+        select_list(&TIMERS, "t", ""),
+        session.dialect().for_update_skip_locked()
+    );
+    let rows = session.rows("timers.due", &sql, values![now]).await?;
+    let mut taken = rows.iter().map(read_timer).collect::<StoreResult<Vec<_>>>()?;
+    if taken.is_empty() {
+        return Ok(taken);
+    }
+    for timer in &mut taken {
+        timer.state = TaskState::Running;
+    }
+    let marks = vec!["?"; taken.len()].join(", ");
+    let sql = format!(
+        "UPDATE timers SET state = 'running', state_changed_at = ?, started_at = ?, claimed_by_id = ?, \
+         claimed_epoch = ? WHERE timer_id IN ({marks})"
+    );
+    let mut changed = values![now, now, grant.lease.as_str(), grant.epoch];
+    changed.extend(taken.iter().flat_map(|timer| values![timer.timer.timer_id]));
+    session.execute("timers.claim", &sql, changed).await?;
+    Ok(taken)
+}
+
+/// Records how a timer ended. Runs in a transaction.
+pub(crate) async fn finish(
+    session: &mut Session<'_>,
+    grant: &LeaseGrant,
+    timer_id: Uuid,
+    outcome: &TimerOutcome,
+    now: DateTime<Utc>,
+) -> StoreResult<()> {
+    fence(session, std::slice::from_ref(grant)).await?;
+    let (assignments, mut changed) = match outcome {
+        TimerOutcome::Succeeded => {
+            let state = step(TaskState::Running, TaskStep::Succeed)?;
+            ("state = ?, finished_at = ?", values![state.as_str(), now])
+        }
+        TimerOutcome::Failed { error_code, error_message, retry_at } => {
+            let failed = step(TaskState::Running, TaskStep::Fail)?;
+            let failure = values![error_code.as_str(), error_message.as_str(), now];
+            let (state, mut changed) = match retry_at {
+                None => (failed, values![failed.as_str(), now]),
+                Some(at) => {
+                    let queued = step(failed, TaskStep::Retry)?;
+                    (queued, values![queued.as_str(), *at])
+                }
+            };
+            changed.extend(failure);
+            let assignments = if state == failed {
+                "state = ?, finished_at = ?, error_code = ?, error_message = ?, failed_at = ?"
+            } else {
+                "state = ?, due_at = ?, error_code = ?, error_message = ?, failed_at = ?, retry_count = retry_count + 1"
+            };
+            (assignments, changed)
+        }
+    };
+    let sql = format!(
+        "UPDATE timers SET {assignments}, state_changed_at = ?, claimed_by_id = NULL, claimed_epoch = NULL \
+         WHERE timer_id = ? AND claimed_by_id = ? AND claimed_epoch = ?"
+    );
+    changed.extend(values![now, timer_id, grant.lease.as_str(), grant.epoch]);
+    match session.execute("timers.finish", &sql, changed).await? {
+        0 => Err(fenced(grant)),
+        _ => Ok(()),
+    }
+}
+
+pub(crate) async fn find(session: &mut Session<'_>, timer_id: Uuid) -> StoreResult<Option<Timer>> {
+    let sql = format!("SELECT {} FROM timers t WHERE t.timer_id = ?", select_list(&TIMERS, "t", ""));
+    let row = session.row("timers.find", &sql, values![timer_id]).await?;
+    row.as_ref().map(read_timer).transpose()
+}
+
+fn step(from: TaskState, step: TaskStep) -> StoreResult<TaskState> {
+    from.next(step).map_err(|error| unreadable("timers.state", error))
+}

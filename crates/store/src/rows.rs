@@ -1,0 +1,422 @@
+//! Rows: how the contract's values become columns and how columns become values again.
+//!
+//! One writer and one reader per table, for all three databases. The order of a writer's values is the order of
+//! the table's declaration in `schema.rs`.
+
+use towpath_core::envelope::{ChangeContext, EventEnvelope, RecordedEvent};
+use towpath_core::ids::{
+    ActorId, AggregateId, AggregateKey, AggregateKind, CausationId, ChannelName, CommandId, CorrelationId, EventId,
+    HandlerName, Lane, LeaseName, RequestId, TenantId, TraceId, Version,
+};
+use towpath_core::lifecycle::{CommandStatus, OutboxStatus, TaskState};
+use towpath_core::name::{CommandName, EventName};
+use towpath_core::payload::Payload;
+use towpath_core::ports::store::{
+    AggregateRow, Append, ChannelRow, CommandRecord, CommandResult, Disabled, InboxEntry, LeaseGrant, NewCommand,
+    NewEvent, NewTimer, OutboxRow, Snapshot, StateChange, StateEvent, StoreError, StoreResult, Timer,
+};
+
+use crate::schema::Table;
+use crate::sql::{Row, Value, unreadable, values};
+
+/// `a.version AS a_version, …` for all columns of a table, so that two tables fit in one row.
+pub(crate) fn select_list(table: &Table, alias: &str, prefix: &str) -> String {
+    let columns: Vec<String> =
+        table.columns.iter().map(|column| format!("{alias}.{0} AS {prefix}{0}", column.name)).collect();
+    columns.join(", ")
+}
+
+/// `INSERT INTO table (…) VALUES (…), (…)` for so many rows.
+pub(crate) fn insert_sql(table: &Table, rows: usize) -> String {
+    let (names, marks) = names_and_marks(table);
+    let rows: Vec<String> = (0..rows).map(|_| format!("({marks})")).collect();
+    format!("INSERT INTO {} ({names}) VALUES {}", table.name, rows.join(", "))
+}
+
+/// The same, writing only if `gate` (a WITH query) has a row.
+pub(crate) fn gated_insert_sql(table: &Table, rows: usize, gate: &str) -> String {
+    let (names, marks) = names_and_marks(table);
+    let rows: Vec<String> = (0..rows).map(|_| format!("SELECT {marks} FROM {gate}")).collect();
+    format!("INSERT INTO {} ({names}) {}", table.name, rows.join(" UNION ALL "))
+}
+
+fn names_and_marks(table: &Table) -> (String, String) {
+    let names: Vec<&str> = table.written_columns().map(|column| column.name).collect();
+    (names.join(", "), vec!["?"; names.len()].join(", "))
+}
+
+/// Text columns of an optional identity.
+macro_rules! text {
+    ($id:expr) => {
+        $id.as_ref().map(|id| id.as_str())
+    };
+}
+
+/// A row of `aggregates` that begins.
+pub(crate) fn aggregate_values(append: &Append, version: Version) -> Vec<Value<'_>> {
+    let last = append.state_changes.last();
+    let at = append.context.occurred_at;
+    values![
+        append.aggregate.kind.as_str(),
+        append.aggregate.id.as_str(),
+        version,
+        append.snapshot.as_ref().map(|snapshot| snapshot.data.as_text()),
+        append.snapshot.as_ref().map(|snapshot| i64::from(snapshot.version)),
+        last.map(|change| change.to.as_str()),
+        last.map(|_| at),
+        last.and_then(|change| change.reason.as_deref()),
+        last.and_then(|change| change.message.as_deref()),
+        None::<&str>,
+        None::<chrono::DateTime<chrono::Utc>>,
+        None::<&str>,
+        None::<&str>,
+        append.context.tenant_id.as_ref().map_or("", |tenant| tenant.as_str()),
+        at,
+        at,
+    ]
+}
+
+/// The columns of `aggregates` that an append changes, with their values.
+pub(crate) fn aggregate_changes(append: &Append) -> (Vec<&'static str>, Vec<Value<'_>>) {
+    let mut columns = vec!["updated_at"];
+    let mut changed = values![append.context.occurred_at];
+    if let Some(snapshot) = &append.snapshot {
+        columns.extend(["snapshot", "snapshot_version"]);
+        changed.extend(values![snapshot.data.as_text(), i64::from(snapshot.version)]);
+    }
+    if let Some(change) = append.state_changes.last() {
+        columns.extend(["state", "state_changed_at", "state_reason", "state_message"]);
+        changed.extend(values![
+            change.to.as_str(),
+            append.context.occurred_at,
+            change.reason.as_deref(),
+            change.message.as_deref()
+        ]);
+    }
+    (columns, changed)
+}
+
+pub(crate) fn read_aggregate(row: &Row, prefix: &str) -> StoreResult<Option<AggregateRow>> {
+    let name = |column: &str| format!("{prefix}{column}");
+    let Some(kind) = row.text_or_null(&name("aggregate_kind"))? else { return Ok(None) };
+    let snapshot = match (row.text_or_null(&name("snapshot"))?, row.long_or_null(&name("snapshot_version"))?) {
+        (Some(data), Some(version)) => Some(Snapshot {
+            data: stored_payload("snapshot", data)?,
+            version: u16::try_from(version).map_err(|error| unreadable("snapshot_version", error))?,
+        }),
+        _ => None,
+    };
+    let tenant = row.text(&name("tenant_id"))?;
+    Ok(Some(AggregateRow {
+        aggregate: AggregateKey {
+            kind: AggregateKind::from_stored(kind),
+            id: AggregateId::from_stored(row.text(&name("aggregate_id"))?),
+        },
+        version: row.count(&name("version"))?,
+        snapshot,
+        state: row.text_or_null(&name("state"))?,
+        state_changed_at: row.time_or_null(&name("state_changed_at"))?,
+        state_reason: row.text_or_null(&name("state_reason"))?,
+        state_message: row.text_or_null(&name("state_message"))?,
+        status: row.text_or_null(&name("status"))?,
+        tenant_id: (!tenant.is_empty()).then(|| TenantId::from_stored(tenant)),
+        created_at: row.time(&name("created_at"))?,
+        updated_at: row.time(&name("updated_at"))?,
+    }))
+}
+
+/// A row of `domain_events`.
+pub(crate) fn event_values<'a>(append: &'a Append, event: &'a NewEvent, version: Version) -> Vec<Value<'a>> {
+    let context = &append.context;
+    values![
+        event.event_id.0,
+        append.aggregate.kind.as_str(),
+        append.aggregate.id.as_str(),
+        version,
+        event.event_type.as_str(),
+        event.schema_version,
+        event.payload.as_text(),
+        context.correlation_id.as_str(),
+        text!(context.causation_id),
+        text!(context.trace_id),
+        text!(context.actor_id),
+        text!(context.tenant_id),
+        context.occurred_at,
+    ]
+}
+
+pub(crate) fn read_event(row: &Row) -> StoreResult<EventEnvelope> {
+    Ok(EventEnvelope {
+        event_id: EventId(row.uuid("event_id")?),
+        event_type: EventName::from_stored(row.text("event_type")?),
+        schema_version: u16::try_from(row.small("schema_version")?)
+            .map_err(|error| unreadable("schema_version", error))?,
+        aggregate: read_key(row)?,
+        aggregate_version: row.count("aggregate_version")?,
+        occurred_at: row.time("occurred_at")?,
+        correlation_id: CorrelationId::from_stored(row.text("correlation_id")?),
+        causation_id: row.text_or_null("causation_id")?.map(CausationId::from_stored),
+        trace_id: row.text_or_null("trace_id")?.map(TraceId::from_stored),
+        actor_id: row.text_or_null("actor_id")?.map(ActorId::from_stored),
+        tenant_id: row.text_or_null("tenant_id")?.map(TenantId::from_stored),
+        payload: stored_payload("payload", row.text("payload")?)?,
+    })
+}
+
+/// An event with its position, if it has one.
+pub(crate) fn read_recorded_event(row: &Row) -> StoreResult<RecordedEvent> {
+    let position = row.long_or_null("position")?.map(u64::try_from).transpose();
+    Ok(RecordedEvent {
+        position: position.map_err(|error| unreadable("position", error))?,
+        envelope: read_event(row)?,
+    })
+}
+
+/// A row of `state_events`.
+pub(crate) fn state_event_values<'a>(
+    append: &'a Append,
+    change: &'a StateChange,
+    event: &'a NewEvent,
+    version: Version,
+) -> Vec<Value<'a>> {
+    let context = &append.context;
+    values![
+        append.aggregate.kind.as_str(),
+        append.aggregate.id.as_str(),
+        version,
+        event.event_id.0,
+        change.from.as_deref(),
+        change.to.as_str(),
+        change.reason.as_deref(),
+        change.message.as_deref(),
+        text!(context.actor_id),
+        text!(context.request_id),
+        text!(context.trace_id),
+        context.occurred_at,
+    ]
+}
+
+pub(crate) fn read_state_event(row: &Row) -> StoreResult<StateEvent> {
+    Ok(StateEvent {
+        aggregate: read_key(row)?,
+        aggregate_version: row.count("aggregate_version")?,
+        event_id: EventId(row.uuid("event_id")?),
+        from_state: row.text_or_null("from_state")?,
+        to_state: row.text("to_state")?,
+        reason: row.text_or_null("reason")?,
+        message: row.text_or_null("message")?,
+        actor_id: row.text_or_null("actor_id")?.map(ActorId::from_stored),
+        request_id: row.text_or_null("request_id")?.map(RequestId::from_stored),
+        trace_id: row.text_or_null("trace_id")?.map(TraceId::from_stored),
+        created_at: row.time("created_at")?,
+    })
+}
+
+/// A row of `event_outbox` that begins.
+pub(crate) fn outbox_values<'a>(append: &'a Append, event: &'a NewEvent, channel: &'a ChannelName) -> Vec<Value<'a>> {
+    let lane = append.aggregate.lane();
+    values![
+        channel.as_str(),
+        event.event_id.0,
+        lane.to_stored(),
+        lane.partition(),
+        OutboxStatus::New.as_str(),
+        append.context.occurred_at,
+        None::<&str>,
+        None::<&str>,
+        0_u32,
+        None::<chrono::DateTime<chrono::Utc>>,
+        None::<chrono::DateTime<chrono::Utc>>,
+    ]
+}
+
+pub(crate) fn read_outbox(row: &Row) -> StoreResult<OutboxRow> {
+    Ok(OutboxRow {
+        outbox_id: row.count("outbox_id")?,
+        channel: ChannelName::from_stored(row.text("channel")?),
+        event_id: EventId(row.uuid("event_id")?),
+        lane: Lane::from_stored(row.long("lane")?),
+        status: stored(row, "status")?,
+        status_changed_at: row.time("status_changed_at")?,
+        status_reason: row.text_or_null("status_reason")?,
+        status_message: row.text_or_null("status_message")?,
+        retry_count: row.small("retry_count")?,
+        next_retry_at: row.time_or_null("next_retry_at")?,
+        parked_at: row.time_or_null("parked_at")?,
+    })
+}
+
+/// A row of `command_box`.
+pub(crate) fn command_values(record: &CommandRecord) -> Vec<Value<'_>> {
+    let NewCommand { command_id, command_type, aggregate, payload, context } = &record.command;
+    values![
+        command_id.as_str(),
+        command_type.as_str(),
+        aggregate.kind.as_str(),
+        aggregate.id.as_str(),
+        payload.as_text(),
+        context.correlation_id.as_str(),
+        text!(context.causation_id),
+        text!(context.trace_id),
+        text!(context.request_id),
+        text!(context.actor_id),
+        text!(context.tenant_id),
+        context.occurred_at,
+        record.status.as_str(),
+        record.status_changed_at,
+        record.status_reason.as_deref(),
+        record.status_message.as_deref(),
+        record.retry_count,
+        record.next_retry_at,
+        record.claim.as_ref().map(|claim| claim.lease.as_str()),
+        record.claim.as_ref().map(|claim| claim.epoch.cast_signed()),
+        record.started_at,
+        record.finished_at,
+        record.result.map(|result| result.aggregate_version.cast_signed()),
+        record.result.map(|result| i64::from(result.event_count)),
+    ]
+}
+
+pub(crate) fn read_command(row: &Row, prefix: &str) -> StoreResult<Option<CommandRecord>> {
+    let name = |column: &str| format!("{prefix}{column}");
+    let Some(command_id) = row.text_or_null(&name("command_id"))? else { return Ok(None) };
+    let claim = match (row.text_or_null(&name("claimed_by_id"))?, row.long_or_null(&name("claimed_epoch"))?) {
+        (Some(lease), Some(epoch)) => {
+            Some(LeaseGrant { lease: LeaseName::from_stored(lease), epoch: epoch.cast_unsigned() })
+        }
+        _ => None,
+    };
+    let result = match row.long_or_null(&name("aggregate_version"))? {
+        Some(version) => Some(CommandResult {
+            aggregate_version: version.cast_unsigned(),
+            event_count: row.small(&name("event_count"))?,
+        }),
+        None => None,
+    };
+    Ok(Some(CommandRecord {
+        command: NewCommand {
+            command_id: CommandId::from_stored(command_id),
+            command_type: CommandName::from_stored(row.text(&name("command_type"))?),
+            aggregate: AggregateKey {
+                kind: AggregateKind::from_stored(row.text(&name("aggregate_kind"))?),
+                id: AggregateId::from_stored(row.text(&name("aggregate_id"))?),
+            },
+            payload: stored_payload("payload", row.text(&name("payload"))?)?,
+            context: ChangeContext {
+                occurred_at: row.time(&name("received_at"))?,
+                correlation_id: CorrelationId::from_stored(row.text(&name("correlation_id"))?),
+                causation_id: row.text_or_null(&name("causation_id"))?.map(CausationId::from_stored),
+                trace_id: row.text_or_null(&name("trace_id"))?.map(TraceId::from_stored),
+                request_id: row.text_or_null(&name("request_id"))?.map(RequestId::from_stored),
+                actor_id: row.text_or_null(&name("actor_id"))?.map(ActorId::from_stored),
+                tenant_id: row.text_or_null(&name("tenant_id"))?.map(TenantId::from_stored),
+            },
+        },
+        status: stored::<CommandStatus>(row, &name("status"))?,
+        status_changed_at: row.time(&name("status_changed_at"))?,
+        status_reason: row.text_or_null(&name("status_reason"))?,
+        status_message: row.text_or_null(&name("status_message"))?,
+        retry_count: row.small(&name("retry_count"))?,
+        next_retry_at: row.time_or_null(&name("next_retry_at"))?,
+        claim,
+        started_at: row.time_or_null(&name("started_at"))?,
+        finished_at: row.time_or_null(&name("finished_at"))?,
+        result,
+    }))
+}
+
+/// A row of `timers` that begins.
+pub(crate) fn timer_values(timer: &NewTimer) -> Vec<Value<'_>> {
+    let never = None::<chrono::DateTime<chrono::Utc>>;
+    values![
+        timer.timer_id,
+        timer.due_at,
+        timer.command_type.as_str(),
+        timer.aggregate.kind.as_str(),
+        timer.aggregate.id.as_str(),
+        timer.payload.as_text(),
+        timer.correlation_id.as_str(),
+        text!(timer.causation_id),
+        timer.created_at,
+        TaskState::Pending.as_str(),
+        timer.created_at,
+        None::<&str>,
+        None::<&str>,
+        never,
+        never,
+        never,
+        None::<&str>,
+        None::<&str>,
+        0_u32,
+        None::<&str>,
+        None::<i64>,
+    ]
+}
+
+pub(crate) fn read_timer(row: &Row) -> StoreResult<Timer> {
+    Ok(Timer {
+        timer: NewTimer {
+            timer_id: row.uuid("timer_id")?,
+            due_at: row.time("due_at")?,
+            command_type: CommandName::from_stored(row.text("command_type")?),
+            aggregate: read_key(row)?,
+            payload: stored_payload("payload", row.text("payload")?)?,
+            correlation_id: CorrelationId::from_stored(row.text("correlation_id")?),
+            causation_id: row.text_or_null("causation_id")?.map(CausationId::from_stored),
+            created_at: row.time("created_at")?,
+        },
+        state: stored(row, "state")?,
+        retry_count: row.small("retry_count")?,
+        error_code: row.text_or_null("error_code")?,
+        error_message: row.text_or_null("error_message")?,
+    })
+}
+
+pub(crate) fn read_inbox(row: &Row) -> StoreResult<InboxEntry> {
+    Ok(InboxEntry {
+        event_id: EventId(row.uuid("event_id")?),
+        handler: HandlerName::from_stored(row.text("handler")?),
+        status: stored(row, "status")?,
+        retry_count: row.small("retry_count")?,
+        status_reason: row.text_or_null("status_reason")?,
+        status_message: row.text_or_null("status_message")?,
+    })
+}
+
+pub(crate) fn read_channel(row: &Row) -> StoreResult<ChannelRow> {
+    let disabled = match row.time_or_null("disabled_at")? {
+        Some(at) => Some(Disabled {
+            at,
+            by_id: row.text_or_null("disabled_by_id")?.map(ActorId::from_stored),
+            reason: row.text_or_null("disabled_reason")?.unwrap_or_default(),
+            message: row.text_or_null("disabled_message")?,
+        }),
+        None => None,
+    };
+    Ok(ChannelRow {
+        channel_id: row.uuid("channel_id")?,
+        name: ChannelName::from_stored(row.text("name")?),
+        position: row.count("position")?,
+        disabled,
+    })
+}
+
+/// A status or state as its enum.
+pub(crate) fn stored<S>(row: &Row, column: &str) -> StoreResult<S>
+where
+    S: std::str::FromStr,
+    S::Err: std::error::Error + Send + Sync + 'static,
+{
+    row.text(column)?.parse().map_err(|error: S::Err| unreadable(column, error))
+}
+
+fn read_key(row: &Row) -> StoreResult<AggregateKey> {
+    Ok(AggregateKey {
+        kind: AggregateKind::from_stored(row.text("aggregate_kind")?),
+        id: AggregateId::from_stored(row.text("aggregate_id")?),
+    })
+}
+
+fn stored_payload(what: &str, text: String) -> Result<Payload, StoreError> {
+    Payload::from_text(text).map_err(|error| unreadable(what, error))
+}

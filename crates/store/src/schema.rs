@@ -1,0 +1,486 @@
+//! The tables, as data: the one place where a column is declared.
+//!
+//! Each database renders the same declaration in its own words (`ddl.rs`), and the row writers and readers in
+//! `rows.rs` name the columns once for all three. A new column is a line here, a line in `rows.rs` and a
+//! migration step; no SQL is edited in three places.
+//!
+//! Conventions (requirements S1 to S7): times end in `_at`, ids in `_id`; a state or status column has
+//! `_changed_at`, `_reason` (stable code) and `_message` (text for people) beside it; soft deletion is
+//! `deleted_at/_by_id/_reason` with uniqueness among the living only; a switch is `disabled_at/_by_id/_reason/
+//! _message`.
+
+use ColumnKind::{AutoId, Int, Json, Long, Name, Text, Time, Uuid};
+
+/// What a column holds; each database picks its own type for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ColumnKind {
+    /// A short text that is compared byte for byte, of at most so many characters.
+    Name(u16),
+    /// A text for people.
+    Text,
+    /// JSON, kept as the exact text.
+    Json,
+    /// A UUID.
+    Uuid,
+    /// A moment in UTC, in microseconds.
+    Time,
+    /// A 64-bit number.
+    Long,
+    /// A 32-bit number.
+    Int,
+    /// A 64-bit number that the database counts up.
+    AutoId,
+}
+
+/// One column.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Column {
+    pub(crate) name: &'static str,
+    pub(crate) kind: ColumnKind,
+    pub(crate) nullable: bool,
+}
+
+/// An index; with `only`, over the rows that satisfy a condition.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Index {
+    pub(crate) name: &'static str,
+    pub(crate) columns: &'static [&'static str],
+    pub(crate) unique: bool,
+    pub(crate) only: Only,
+}
+
+/// Over which rows an index goes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Only {
+    /// All.
+    All,
+    /// Those whose first indexed column is not null. MySQL indexes them all, which costs room but no correctness.
+    FirstNotNull,
+    /// Those that satisfy a condition. MySQL has no partial index: there a generated column holds the first
+    /// indexed column for those rows and null for the others, and is indexed in its place.
+    Where {
+        /// In SQL that all three databases read alike.
+        condition: &'static str,
+        /// The generated column on MySQL.
+        mysql_column: &'static str,
+    },
+}
+
+/// One table.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Table {
+    pub(crate) name: &'static str,
+    pub(crate) columns: &'static [Column],
+    pub(crate) primary_key: &'static [&'static str],
+    pub(crate) indexes: &'static [Index],
+    pub(crate) foreign_key: Option<ForeignKey>,
+    /// Rows are updated in place again and again: PostgreSQL leaves room in each page for the next version.
+    pub(crate) hot: bool,
+}
+
+/// A reference to another table.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ForeignKey {
+    pub(crate) columns: &'static [&'static str],
+    pub(crate) table: &'static str,
+    pub(crate) references: &'static [&'static str],
+}
+
+const fn column(name: &'static str, kind: ColumnKind) -> Column {
+    Column { name, kind, nullable: false }
+}
+
+const fn nullable(name: &'static str, kind: ColumnKind) -> Column {
+    Column { name, kind, nullable: true }
+}
+
+const fn index(name: &'static str, columns: &'static [&'static str]) -> Index {
+    Index { name, columns, unique: false, only: Only::All }
+}
+
+const fn unique(name: &'static str, columns: &'static [&'static str]) -> Index {
+    Index { name, columns, unique: true, only: Only::All }
+}
+
+/// The values of a tenant's status dictionary (S7).
+pub(crate) const STATUS_VALUES: Table = Table {
+    name: "status_values",
+    columns: &[column("tenant_id", Name(64)), column("value", Name(64))],
+    primary_key: &["tenant_id", "value"],
+    indexes: &[],
+    foreign_key: None,
+    hot: false,
+};
+
+/// The current state of every aggregate: one row each.
+pub(crate) const AGGREGATES: Table = Table {
+    name: "aggregates",
+    columns: &[
+        column("aggregate_kind", Name(64)),
+        column("aggregate_id", Name(128)),
+        column("version", Long),
+        nullable("snapshot", Json),
+        nullable("snapshot_version", Int),
+        nullable("state", Name(64)),
+        nullable("state_changed_at", Time),
+        nullable("state_reason", Name(128)),
+        nullable("state_message", Text),
+        nullable("status", Name(64)),
+        nullable("status_changed_at", Time),
+        nullable("status_reason", Name(128)),
+        nullable("status_message", Text),
+        // Empty for "no tenant": a null would switch the foreign key off.
+        column("tenant_id", Name(64)),
+        column("created_at", Time),
+        column("updated_at", Time),
+    ],
+    primary_key: &["aggregate_kind", "aggregate_id"],
+    indexes: &[],
+    foreign_key: Some(ForeignKey {
+        columns: &["tenant_id", "status"],
+        table: "status_values",
+        references: &["tenant_id", "value"],
+    }),
+    hot: true,
+};
+
+/// Every fact. Append-only: a row never changes after its commit.
+pub(crate) const DOMAIN_EVENTS: Table = Table {
+    name: "domain_events",
+    columns: &[
+        column("event_id", Uuid),
+        column("aggregate_kind", Name(64)),
+        column("aggregate_id", Name(128)),
+        column("aggregate_version", Long),
+        column("event_type", Name(128)),
+        column("schema_version", Int),
+        column("payload", Json),
+        column("correlation_id", Name(128)),
+        nullable("causation_id", Name(128)),
+        nullable("trace_id", Name(64)),
+        nullable("actor_id", Name(128)),
+        nullable("tenant_id", Name(64)),
+        column("occurred_at", Time),
+    ],
+    primary_key: &["event_id"],
+    indexes: &[
+        unique("domain_events_version", &["aggregate_kind", "aggregate_id", "aggregate_version"]),
+        index("domain_events_correlation", &["correlation_id"]),
+    ],
+    foreign_key: None,
+    hot: false,
+};
+
+/// Committed facts that have no position yet: a narrow row each, deleted when the position is given.
+pub(crate) const EVENT_PENDING: Table = Table {
+    name: "event_pending",
+    columns: &[column("pending_id", AutoId), column("event_id", Uuid)],
+    primary_key: &["pending_id"],
+    indexes: &[],
+    foreign_key: None,
+    hot: false,
+};
+
+/// The log: position n is the n-th committed fact.
+pub(crate) const EVENT_POSITIONS: Table = Table {
+    name: "event_positions",
+    columns: &[column("position", Long), column("event_id", Uuid)],
+    primary_key: &["position"],
+    indexes: &[unique("event_positions_event", &["event_id"])],
+    foreign_key: None,
+    hot: false,
+};
+
+/// The last position given: one row, whose lock makes two sequencers take turns.
+pub(crate) const LOG_HEAD: Table = Table {
+    name: "log_head",
+    columns: &[column("log_id", Int), column("last_position", Long)],
+    primary_key: &["log_id"],
+    indexes: &[],
+    foreign_key: None,
+    hot: true,
+};
+
+/// Every state change of an aggregate (S4).
+pub(crate) const STATE_EVENTS: Table = Table {
+    name: "state_events",
+    columns: &[
+        column("aggregate_kind", Name(64)),
+        column("aggregate_id", Name(128)),
+        column("aggregate_version", Long),
+        column("event_id", Uuid),
+        nullable("from_state", Name(64)),
+        column("to_state", Name(64)),
+        nullable("reason", Name(128)),
+        nullable("message", Text),
+        nullable("actor_id", Name(128)),
+        nullable("request_id", Name(128)),
+        nullable("trace_id", Name(64)),
+        column("created_at", Time),
+    ],
+    primary_key: &["aggregate_kind", "aggregate_id", "aggregate_version"],
+    indexes: &[],
+    foreign_key: None,
+    hot: false,
+};
+
+/// Every command and where it is.
+pub(crate) const COMMAND_BOX: Table = Table {
+    name: "command_box",
+    columns: &[
+        column("command_id", Name(128)),
+        column("command_type", Name(128)),
+        column("aggregate_kind", Name(64)),
+        column("aggregate_id", Name(128)),
+        column("payload", Json),
+        column("correlation_id", Name(128)),
+        nullable("causation_id", Name(128)),
+        nullable("trace_id", Name(64)),
+        nullable("request_id", Name(128)),
+        nullable("actor_id", Name(128)),
+        nullable("tenant_id", Name(64)),
+        column("received_at", Time),
+        column("status", Name(16)),
+        column("status_changed_at", Time),
+        nullable("status_reason", Name(128)),
+        nullable("status_message", Text),
+        column("retry_count", Int),
+        // When a worker should take it: set while it is PENDING, or FAILED with a retry to come.
+        nullable("next_retry_at", Time),
+        nullable("claimed_by_id", Name(128)),
+        nullable("claimed_epoch", Long),
+        nullable("started_at", Time),
+        nullable("finished_at", Time),
+        nullable("aggregate_version", Long),
+        nullable("event_count", Int),
+    ],
+    primary_key: &["command_id"],
+    indexes: &[
+        index("command_box_correlation", &["correlation_id"]),
+        Index { name: "command_box_due", columns: &["next_retry_at"], unique: false, only: Only::FirstNotNull },
+        Index { name: "command_box_claimed", columns: &["claimed_by_id"], unique: false, only: Only::FirstNotNull },
+    ],
+    foreign_key: None,
+    hot: false,
+};
+
+/// One narrow row per event and channel that routes it.
+pub(crate) const EVENT_OUTBOX: Table = Table {
+    name: "event_outbox",
+    columns: &[
+        column("outbox_id", AutoId),
+        column("channel", Name(64)),
+        column("event_id", Uuid),
+        column("lane", Long),
+        column("partition_no", Int),
+        column("status", Name(16)),
+        column("status_changed_at", Time),
+        nullable("status_reason", Name(128)),
+        nullable("status_message", Text),
+        column("retry_count", Int),
+        nullable("next_retry_at", Time),
+        nullable("parked_at", Time),
+    ],
+    primary_key: &["outbox_id"],
+    indexes: &[
+        unique("event_outbox_event", &["event_id", "channel"]),
+        Index {
+            name: "event_outbox_ready",
+            columns: &["channel", "outbox_id"],
+            unique: false,
+            only: Only::Where {
+                condition: "status IN ('NEW', 'RETRY') AND parked_at IS NULL",
+                mysql_column: "ready_channel",
+            },
+        },
+        Index {
+            name: "event_outbox_parked",
+            columns: &["channel", "lane", "outbox_id"],
+            unique: false,
+            only: Only::Where { condition: "parked_at IS NOT NULL", mysql_column: "parked_channel" },
+        },
+        Index {
+            name: "event_outbox_failed",
+            columns: &["channel", "outbox_id"],
+            unique: false,
+            only: Only::Where { condition: "status = 'FAILED'", mysql_column: "failed_channel" },
+        },
+    ],
+    foreign_key: None,
+    hot: false,
+};
+
+/// Lanes that wait for one row of theirs.
+pub(crate) const PARKED_LANES: Table = Table {
+    name: "parked_lanes",
+    columns: &[
+        column("channel", Name(64)),
+        column("lane", Long),
+        column("head_outbox_id", Long),
+        // Null until an operator decides.
+        nullable("due_at", Time),
+        column("parked_at", Time),
+    ],
+    primary_key: &["channel", "lane"],
+    indexes: &[],
+    foreign_key: None,
+    hot: false,
+};
+
+/// Deliveries by (event, handler).
+pub(crate) const INBOX: Table = Table {
+    name: "inbox",
+    columns: &[
+        column("event_id", Uuid),
+        column("handler", Name(64)),
+        column("status", Name(16)),
+        column("status_changed_at", Time),
+        nullable("status_reason", Name(128)),
+        nullable("status_message", Text),
+        column("retry_count", Int),
+    ],
+    primary_key: &["event_id", "handler"],
+    indexes: &[],
+    foreign_key: None,
+    hot: false,
+};
+
+/// Who holds what, in which epoch.
+pub(crate) const LEASES: Table = Table {
+    name: "leases",
+    columns: &[
+        column("lease_name", Name(128)),
+        column("holder_id", Name(64)),
+        column("epoch", Long),
+        column("acquired_at", Time),
+        column("renewed_at", Time),
+        column("expires_at", Time),
+    ],
+    primary_key: &["lease_name"],
+    indexes: &[],
+    foreign_key: None,
+    hot: true,
+};
+
+/// Commands to be sent later (S5).
+pub(crate) const TIMERS: Table = Table {
+    name: "timers",
+    columns: &[
+        column("timer_id", Uuid),
+        column("due_at", Time),
+        column("command_type", Name(128)),
+        column("aggregate_kind", Name(64)),
+        column("aggregate_id", Name(128)),
+        column("payload", Json),
+        column("correlation_id", Name(128)),
+        nullable("causation_id", Name(128)),
+        column("created_at", Time),
+        column("state", Name(16)),
+        column("state_changed_at", Time),
+        nullable("state_reason", Name(128)),
+        nullable("state_message", Text),
+        nullable("started_at", Time),
+        nullable("finished_at", Time),
+        nullable("failed_at", Time),
+        nullable("error_code", Name(128)),
+        nullable("error_message", Text),
+        column("retry_count", Int),
+        nullable("claimed_by_id", Name(128)),
+        nullable("claimed_epoch", Long),
+    ],
+    primary_key: &["timer_id"],
+    indexes: &[
+        Index {
+            name: "timers_due",
+            columns: &["due_at"],
+            unique: false,
+            only: Only::Where { condition: "state IN ('pending', 'queued')", mysql_column: "waiting_due_at" },
+        },
+        Index { name: "timers_claimed", columns: &["claimed_by_id"], unique: false, only: Only::FirstNotNull },
+    ],
+    foreign_key: None,
+    hot: false,
+};
+
+/// Channels registered in this database.
+pub(crate) const CHANNELS: Table = Table {
+    name: "channels",
+    columns: &[
+        column("channel_id", Uuid),
+        column("name", Name(64)),
+        column("position", Long),
+        column("created_at", Time),
+        nullable("disabled_at", Time),
+        nullable("disabled_by_id", Name(128)),
+        nullable("disabled_reason", Name(128)),
+        nullable("disabled_message", Text),
+        nullable("deleted_at", Time),
+        nullable("deleted_by_id", Name(128)),
+        nullable("deleted_reason", Name(128)),
+    ],
+    primary_key: &["channel_id"],
+    indexes: &[Index {
+        name: "channels_living_name",
+        columns: &["name"],
+        unique: true,
+        only: Only::Where { condition: "deleted_at IS NULL", mysql_column: "living_name" },
+    }],
+    foreign_key: None,
+    hot: false,
+};
+
+impl Table {
+    /// The columns a writer names: all but the one the database counts up.
+    pub(crate) fn written_columns(&self) -> impl Iterator<Item = &'static Column> {
+        self.columns.iter().filter(|column| column.kind != AutoId)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::migrations::tables;
+
+    #[test]
+    fn our_own_tables_follow_the_conventions_first() {
+        for table in tables() {
+            let has = |name: &str| table.columns.iter().any(|column| column.name == name);
+            for column in table.columns {
+                assert!(!column.name.ends_with("_time"), "{}.{}: times end in _at", table.name, column.name);
+                if column.kind == Time {
+                    assert!(column.name.ends_with("_at"), "{}.{}: times end in _at", table.name, column.name);
+                }
+                if column.name == "state" || column.name == "status" {
+                    for beside in ["changed_at", "reason", "message"] {
+                        let wanted = format!("{}_{beside}", column.name);
+                        assert!(has(&wanted), "{} has {} without {wanted}", table.name, column.name);
+                    }
+                }
+            }
+            assert!(!has("enabled") || !has("disabled_at"), "{}: two switches that can disagree", table.name);
+            if has("disabled_at") {
+                assert!(has("disabled_by_id") && has("disabled_reason") && has("disabled_message"));
+            }
+            if has("deleted_at") {
+                assert!(has("deleted_by_id") && has("deleted_reason"));
+                for index in table.indexes.iter().filter(|index| index.unique) {
+                    assert!(
+                        matches!(index.only, Only::Where { condition: "deleted_at IS NULL", .. }),
+                        "{} forgets soft deletion",
+                        index.name
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn keys_and_indexes_name_columns_that_exist() {
+        for table in tables() {
+            let named = table.indexes.iter().flat_map(|index| index.columns).chain(table.primary_key);
+            for name in named {
+                assert!(table.columns.iter().any(|column| column.name == *name), "{}.{name}", table.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,465 @@
+//! One way to run a statement on three databases: values in, rows out, faults classified by type.
+
+use std::borrow::Cow;
+
+use chrono::{DateTime, Utc};
+use sqlx::{AssertSqlSafe, Row as _};
+use towpath_core::ports::probe::Probe;
+use towpath_core::ports::store::StoreError;
+use uuid::Uuid;
+
+use crate::dialect::Dialect;
+
+/// A value on its way into a statement. Nulls keep their type, which PostgreSQL asks for.
+#[derive(Debug, Clone)]
+pub(crate) enum Value<'a> {
+    Text(Option<Cow<'a, str>>),
+    Long(Option<i64>),
+    Uuid(Option<Uuid>),
+    Time(Option<DateTime<Utc>>),
+    /// A set of numbers. Only PostgreSQL binds one; see [`Session::one_of`].
+    Longs(Vec<i64>),
+}
+
+impl<'a> From<&'a str> for Value<'a> {
+    fn from(text: &'a str) -> Self {
+        Self::Text(Some(Cow::Borrowed(text)))
+    }
+}
+
+impl<'a> From<Option<&'a str>> for Value<'a> {
+    fn from(text: Option<&'a str>) -> Self {
+        Self::Text(text.map(Cow::Borrowed))
+    }
+}
+
+impl From<String> for Value<'_> {
+    fn from(text: String) -> Self {
+        Self::Text(Some(Cow::Owned(text)))
+    }
+}
+
+impl From<i64> for Value<'_> {
+    fn from(number: i64) -> Self {
+        Self::Long(Some(number))
+    }
+}
+
+impl From<u64> for Value<'_> {
+    fn from(number: u64) -> Self {
+        // Versions, positions and ids count up from 1 by ones: they do not reach 2^63.
+        Self::Long(Some(i64::try_from(number).unwrap_or(i64::MAX)))
+    }
+}
+
+impl From<u32> for Value<'_> {
+    fn from(number: u32) -> Self {
+        Self::Long(Some(i64::from(number)))
+    }
+}
+
+impl From<u16> for Value<'_> {
+    fn from(number: u16) -> Self {
+        Self::Long(Some(i64::from(number)))
+    }
+}
+
+impl From<Option<i64>> for Value<'_> {
+    fn from(number: Option<i64>) -> Self {
+        Self::Long(number)
+    }
+}
+
+impl From<Uuid> for Value<'_> {
+    fn from(uuid: Uuid) -> Self {
+        Self::Uuid(Some(uuid))
+    }
+}
+
+impl From<DateTime<Utc>> for Value<'_> {
+    fn from(moment: DateTime<Utc>) -> Self {
+        Self::Time(Some(moment))
+    }
+}
+
+impl From<Option<DateTime<Utc>>> for Value<'_> {
+    fn from(moment: Option<DateTime<Utc>>) -> Self {
+        Self::Time(moment)
+    }
+}
+
+/// Values of different Rust types, as one list.
+macro_rules! values {
+    ($($value:expr),* $(,)?) => { vec![$($crate::sql::Value::from($value)),*] };
+}
+pub(crate) use values;
+
+/// How a statement failed: the two ways that operations expect, and all others.
+#[derive(Debug)]
+pub(crate) enum SqlFault {
+    /// A unique key exists already; PostgreSQL says which.
+    Unique {
+        constraint: Option<String>,
+        error: StoreError,
+    },
+    /// A foreign key points nowhere.
+    ForeignKey(StoreError),
+    /// Anything else, classified.
+    Other(StoreError),
+}
+
+impl From<SqlFault> for StoreError {
+    fn from(fault: SqlFault) -> Self {
+        match fault {
+            SqlFault::Unique { error, .. } | SqlFault::ForeignKey(error) | SqlFault::Other(error) => error,
+        }
+    }
+}
+
+/// A connection to run statements on; inside a transaction or not is the owner's business.
+pub(crate) enum Connection<'c> {
+    #[cfg(feature = "sqlite")]
+    Sqlite(&'c mut sqlx::SqliteConnection),
+    #[cfg(feature = "postgres")]
+    Postgres(&'c mut sqlx::PgConnection),
+    #[cfg(feature = "mysql")]
+    MySql(&'c mut sqlx::MySqlConnection),
+}
+
+/// Runs statements and tells the probe of each.
+pub(crate) struct Session<'c> {
+    pub(crate) connection: Connection<'c>,
+    pub(crate) probe: &'c dyn Probe,
+}
+
+/// A row that was read.
+pub(crate) enum Row {
+    #[cfg(feature = "sqlite")]
+    Sqlite(sqlx::sqlite::SqliteRow),
+    #[cfg(feature = "postgres")]
+    Postgres(sqlx::postgres::PgRow),
+    #[cfg(feature = "mysql")]
+    MySql(sqlx::mysql::MySqlRow),
+}
+
+macro_rules! bind_all {
+    ($sql:expr, $values:expr, $time:expr, $longs:expr) => {{
+        // A long text has a list written into it and will not come again: it must not push others out of the
+        // connection's cache of prepared statements.
+        let kept = $sql.0.len() < 4096;
+        let mut query = sqlx::query($sql).persistent(kept);
+        for value in $values {
+            query = match value {
+                Value::Text(text) => query.bind(text.map(Cow::into_owned)),
+                Value::Long(number) => query.bind(number),
+                Value::Uuid(uuid) => query.bind(uuid),
+                Value::Time(moment) => query.bind(moment.map($time)),
+                Value::Longs(numbers) => query.bind($longs(numbers)),
+            };
+        }
+        query
+    }};
+}
+
+/// Where sets are written into the text, none is ever bound; this keeps the match complete.
+#[cfg(any(feature = "sqlite", feature = "mysql"))]
+fn never_bound(_numbers: Vec<i64>) -> Option<i64> {
+    None
+}
+
+impl<'c> Session<'c> {
+    #[cfg(feature = "sqlite")]
+    pub(crate) fn sqlite(connection: &'c mut sqlx::SqliteConnection, probe: &'c dyn Probe) -> Self {
+        Self { connection: Connection::Sqlite(connection), probe }
+    }
+
+    #[cfg(feature = "postgres")]
+    pub(crate) fn postgres(connection: &'c mut sqlx::PgConnection, probe: &'c dyn Probe) -> Self {
+        Self { connection: Connection::Postgres(connection), probe }
+    }
+
+    #[cfg(feature = "mysql")]
+    pub(crate) fn mysql(connection: &'c mut sqlx::MySqlConnection, probe: &'c dyn Probe) -> Self {
+        Self { connection: Connection::MySql(connection), probe }
+    }
+
+    pub(crate) fn dialect(&self) -> Dialect {
+        match self.connection {
+            #[cfg(feature = "sqlite")]
+            Connection::Sqlite(_) => Dialect::Sqlite,
+            #[cfg(feature = "postgres")]
+            Connection::Postgres(_) => Dialect::Postgres,
+            #[cfg(feature = "mysql")]
+            Connection::MySql(_) => Dialect::MySql,
+        }
+    }
+
+    /// `column` is one of these numbers: one parameter on PostgreSQL, digits in the text elsewhere (digits cannot be
+    /// misread). Its placeholder stands where the condition stands, so it must be asked for in that order.
+    pub(crate) fn one_of(&self, column: &str, numbers: Vec<i64>, values: &mut Vec<Value<'_>>) -> String {
+        if self.dialect().nests_writes() {
+            values.push(Value::Longs(numbers));
+            return format!("{column} = ANY(?)");
+        }
+        let list: Vec<String> = numbers.iter().map(i64::to_string).collect();
+        if list.is_empty() { "1 = 0".to_owned() } else { format!("{column} IN ({})", list.join(",")) }
+    }
+
+    /// Runs a statement written with `?` and answers how many rows it touched.
+    pub(crate) async fn execute(
+        &mut self,
+        name: &'static str,
+        sql: &str,
+        values: Vec<Value<'_>>,
+    ) -> Result<u64, SqlFault> {
+        self.probe.before(name);
+        let sql = AssertSqlSafe(self.dialect().placeholders(sql));
+        match &mut self.connection {
+            #[cfg(feature = "sqlite")]
+            Connection::Sqlite(connection) => {
+                let query = bind_all!(sql, values, |moment| moment.timestamp_micros(), never_bound);
+                query.execute(&mut **connection).await.map(|done| done.rows_affected())
+            }
+            #[cfg(feature = "postgres")]
+            Connection::Postgres(connection) => {
+                let query = bind_all!(sql, values, |moment| moment, |numbers| numbers);
+                query.execute(&mut **connection).await.map(|done| done.rows_affected())
+            }
+            #[cfg(feature = "mysql")]
+            Connection::MySql(connection) => {
+                let query = bind_all!(sql, values, |moment| moment, never_bound);
+                query.execute(&mut **connection).await.map(|done| done.rows_affected())
+            }
+        }
+        .map_err(|error| classify(name, error))
+    }
+
+    /// Runs a statement written with `?` and answers its rows.
+    pub(crate) async fn rows(
+        &mut self,
+        name: &'static str,
+        sql: &str,
+        values: Vec<Value<'_>>,
+    ) -> Result<Vec<Row>, SqlFault> {
+        self.probe.before(name);
+        let sql = AssertSqlSafe(self.dialect().placeholders(sql));
+        match &mut self.connection {
+            #[cfg(feature = "sqlite")]
+            Connection::Sqlite(connection) => {
+                let query = bind_all!(sql, values, |moment| moment.timestamp_micros(), never_bound);
+                query.fetch_all(&mut **connection).await.map(|rows| rows.into_iter().map(Row::Sqlite).collect())
+            }
+            #[cfg(feature = "postgres")]
+            Connection::Postgres(connection) => {
+                let query = bind_all!(sql, values, |moment| moment, |numbers| numbers);
+                query.fetch_all(&mut **connection).await.map(|rows| rows.into_iter().map(Row::Postgres).collect())
+            }
+            #[cfg(feature = "mysql")]
+            Connection::MySql(connection) => {
+                let query = bind_all!(sql, values, |moment| moment, never_bound);
+                query.fetch_all(&mut **connection).await.map(|rows| rows.into_iter().map(Row::MySql).collect())
+            }
+        }
+        .map_err(|error| classify(name, error))
+    }
+
+    /// The first row, if there is one.
+    pub(crate) async fn row(
+        &mut self,
+        name: &'static str,
+        sql: &str,
+        values: Vec<Value<'_>>,
+    ) -> Result<Option<Row>, SqlFault> {
+        Ok(self.rows(name, sql, values).await?.into_iter().next())
+    }
+
+    /// Runs text without parameters, outside of prepared statements: DDL and transaction control.
+    pub(crate) async fn plain(&mut self, name: &'static str, sql: &str) -> Result<(), SqlFault> {
+        self.probe.before(name);
+        let query = sqlx::raw_sql(AssertSqlSafe(sql.to_owned()));
+        match &mut self.connection {
+            #[cfg(feature = "sqlite")]
+            Connection::Sqlite(connection) => query.execute(&mut **connection).await.map(|_| ()),
+            #[cfg(feature = "postgres")]
+            Connection::Postgres(connection) => query.execute(&mut **connection).await.map(|_| ()),
+            #[cfg(feature = "mysql")]
+            Connection::MySql(connection) => query.execute(&mut **connection).await.map(|_| ()),
+        }
+        .map_err(|error| classify(name, error))
+    }
+}
+
+macro_rules! get {
+    ($self:expr, $column:expr, $type:ty) => {
+        match $self {
+            #[cfg(feature = "sqlite")]
+            Row::Sqlite(row) => row.try_get::<$type, _>($column),
+            #[cfg(feature = "postgres")]
+            Row::Postgres(row) => row.try_get::<$type, _>($column),
+            #[cfg(feature = "mysql")]
+            Row::MySql(row) => row.try_get::<$type, _>($column),
+        }
+    };
+}
+
+impl Row {
+    pub(crate) fn text(&self, column: &str) -> Result<String, StoreError> {
+        get!(self, column, String).map_err(|error| unreadable(column, error))
+    }
+
+    pub(crate) fn text_or_null(&self, column: &str) -> Result<Option<String>, StoreError> {
+        get!(self, column, Option<String>).map_err(|error| unreadable(column, error))
+    }
+
+    pub(crate) fn uuid(&self, column: &str) -> Result<Uuid, StoreError> {
+        get!(self, column, Uuid).map_err(|error| unreadable(column, error))
+    }
+
+    pub(crate) fn uuid_or_null(&self, column: &str) -> Result<Option<Uuid>, StoreError> {
+        get!(self, column, Option<Uuid>).map_err(|error| unreadable(column, error))
+    }
+
+    pub(crate) fn long(&self, column: &str) -> Result<i64, StoreError> {
+        self.long_or_null(column)?.ok_or_else(|| unexpected_null(column))
+    }
+
+    pub(crate) fn long_or_null(&self, column: &str) -> Result<Option<i64>, StoreError> {
+        match self {
+            #[cfg(feature = "sqlite")]
+            Self::Sqlite(row) => row.try_get::<Option<i64>, _>(column),
+            // PostgreSQL's driver reads a number only as its own width.
+            #[cfg(feature = "postgres")]
+            Self::Postgres(row) => row
+                .try_get::<Option<i64>, _>(column)
+                .or_else(|_| row.try_get::<Option<i32>, _>(column).map(|number| number.map(i64::from))),
+            #[cfg(feature = "mysql")]
+            Self::MySql(row) => row.try_get::<Option<i64>, _>(column),
+        }
+        .map_err(|error| unreadable(column, error))
+    }
+
+    /// A number that cannot be negative: a version, a position, a count.
+    pub(crate) fn count(&self, column: &str) -> Result<u64, StoreError> {
+        let number = self.long(column)?;
+        u64::try_from(number).map_err(|error| unreadable(column, error))
+    }
+
+    /// A small number that cannot be negative.
+    pub(crate) fn small(&self, column: &str) -> Result<u32, StoreError> {
+        let number = self.long(column)?;
+        u32::try_from(number).map_err(|error| unreadable(column, error))
+    }
+
+    pub(crate) fn time(&self, column: &str) -> Result<DateTime<Utc>, StoreError> {
+        self.time_or_null(column)?.ok_or_else(|| unexpected_null(column))
+    }
+
+    pub(crate) fn time_or_null(&self, column: &str) -> Result<Option<DateTime<Utc>>, StoreError> {
+        match self {
+            #[cfg(feature = "sqlite")]
+            Self::Sqlite(row) => row.try_get::<Option<i64>, _>(column).map(|micros| {
+                micros.map(|micros| DateTime::from_timestamp_micros(micros).unwrap_or(DateTime::<Utc>::MAX_UTC))
+            }),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(row) => row.try_get::<Option<DateTime<Utc>>, _>(column),
+            #[cfg(feature = "mysql")]
+            Self::MySql(row) => row.try_get::<Option<DateTime<Utc>>, _>(column),
+        }
+        .map_err(|error| unreadable(column, error))
+    }
+}
+
+/// A stored value that cannot be what was written.
+pub(crate) fn unreadable(what: &str, source: impl Into<towpath_core::ports::store::BoxError>) -> StoreError {
+    StoreError::Corrupt { what: what.to_owned(), source: source.into() }
+}
+
+fn unexpected_null(column: &str) -> StoreError {
+    unreadable(column, "it is null")
+}
+
+/// Sorts a driver's error into what a caller can do about it, by its codes and never by its text.
+pub(crate) fn classify(statement: &'static str, error: sqlx::Error) -> SqlFault {
+    let sqlx::Error::Database(database) = &error else {
+        return SqlFault::Other(match error {
+            sqlx::Error::Io(_)
+            | sqlx::Error::Tls(_)
+            | sqlx::Error::Protocol(_)
+            | sqlx::Error::PoolTimedOut
+            | sqlx::Error::PoolClosed
+            | sqlx::Error::WorkerCrashed
+            | sqlx::Error::BeginFailed => StoreError::Unavailable(error.into()),
+            sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_) => unreadable(statement, error),
+            other => StoreError::Refused { statement, source: other.into() },
+        });
+    };
+    let refused = |error: sqlx::Error| StoreError::Refused { statement, source: error.into() };
+    if database.is_unique_violation() {
+        let constraint = database.constraint().map(str::to_owned);
+        return SqlFault::Unique { constraint, error: refused(error) };
+    }
+    if database.is_foreign_key_violation() {
+        return SqlFault::ForeignKey(refused(error));
+    }
+    SqlFault::Other(match fault_kind(database.as_ref()) {
+        FaultKind::Contention => StoreError::Contention(error.into()),
+        FaultKind::Unavailable => StoreError::Unavailable(error.into()),
+        FaultKind::Full => StoreError::Full(error.into()),
+        FaultKind::NoSuchTable => {
+            StoreError::NotMigrated { found: 0, needed: crate::migrations::newest_version() }
+        }
+        FaultKind::Other => refused(error),
+    })
+}
+
+enum FaultKind {
+    Contention,
+    Unavailable,
+    Full,
+    NoSuchTable,
+    Other,
+}
+
+fn fault_kind(error: &dyn sqlx::error::DatabaseError) -> FaultKind {
+    #[cfg(feature = "postgres")]
+    if error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>().is_some() {
+        return match error.code().as_deref().unwrap_or_default() {
+            // serialization_failure, deadlock_detected, lock_not_available
+            "40001" | "40P01" | "55P03" => FaultKind::Contention,
+            // disk_full, out_of_memory
+            "53100" | "53200" => FaultKind::Full,
+            // too_many_connections, admin_shutdown, crash_shutdown, cannot_connect_now, read-only standby
+            "53300" | "57P01" | "57P02" | "57P03" | "25006" => FaultKind::Unavailable,
+            "42P01" => FaultKind::NoSuchTable,
+            code if code.starts_with("08") => FaultKind::Unavailable,
+            _ => FaultKind::Other,
+        };
+    }
+    #[cfg(feature = "mysql")]
+    if let Some(mysql) = error.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>() {
+        return match mysql.number() {
+            // deadlock, lock wait timeout, record changed since last read
+            1213 | 1205 | 1020 => FaultKind::Contention,
+            // table full, disk full, cannot write
+            1114 | 1021 | 3 => FaultKind::Full,
+            // too many connections, shutdown, connection killed, gone away, read-only
+            1040 | 1053 | 1203 | 1927 | 2006 | 2013 | 1290 => FaultKind::Unavailable,
+            1146 => FaultKind::NoSuchTable,
+            _ => FaultKind::Other,
+        };
+    }
+    #[cfg(feature = "sqlite")]
+    if error.try_downcast_ref::<sqlx::sqlite::SqliteError>().is_some() {
+        let code: i32 = error.code().and_then(|code| code.parse().ok()).unwrap_or_default();
+        // The low byte is the primary code: 5 busy, 6 locked, 13 full, 10 I/O error, 14 cannot open.
+        return match code & 0xff {
+            5 | 6 => FaultKind::Contention,
+            13 => FaultKind::Full,
+            10 | 14 => FaultKind::Unavailable,
+            // SQLite has no code for a missing table; `ready` and `migrate` look at the version instead.
+            _ => FaultKind::Other,
+        };
+    }
+    let _ = error;
+    FaultKind::Other
+}

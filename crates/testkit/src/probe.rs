@@ -1,0 +1,146 @@
+//! Probes: what a test does just before a statement is sent.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::process::{Signal, getpid, kill_process};
+use towpath_core::ports::probe::Probe;
+
+/// Counts statements and keeps their names.
+#[derive(Debug, Default)]
+pub struct CountingProbe {
+    names: Mutex<Vec<&'static str>>,
+}
+
+impl CountingProbe {
+    /// A probe that has seen nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How many statements were sent since the start or the last [`take`](Self::take).
+    pub fn count(&self) -> usize {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// The names of those statements, in order; counting begins anew.
+    pub fn take(&self) -> Vec<&'static str> {
+        std::mem::take(&mut self.names.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Probe for CountingProbe {
+    fn before(&self, statement: &'static str) {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner).push(statement);
+    }
+}
+
+/// Kills its own process just before the n-th statement (the first is 0).
+///
+/// SIGKILL, because nothing runs after it: no destructor, no rollback, no farewell to the server. That is what
+/// a power cut, an out-of-memory kill or a lost container look like to the database.
+#[derive(Debug)]
+pub struct KillProbe {
+    countdown: Countdown,
+}
+
+impl KillProbe {
+    /// Kills before statement `kill_at`.
+    pub fn new(kill_at: u64) -> Self {
+        Self { countdown: Countdown::new(kill_at) }
+    }
+
+    /// How many statements were let through.
+    pub fn count(&self) -> u64 {
+        self.countdown.seen()
+    }
+}
+
+impl Probe for KillProbe {
+    fn before(&self, _statement: &'static str) {
+        if self.countdown.is_over() {
+            kill_process(getpid(), Signal::KILL).expect("a process may kill itself");
+            // The signal may reach another thread first: this one must not get any further.
+            loop {
+                std::thread::park();
+            }
+        }
+    }
+}
+
+/// Panics before the n-th statement (the first is 0) and before every later one: the in-process cousin of
+/// [`KillProbe`], for stores that live in memory and would die with the process.
+#[derive(Debug)]
+pub struct StopProbe {
+    countdown: Countdown,
+}
+
+impl StopProbe {
+    /// What the panic says: a test tells by it that the stop was the one it asked for.
+    pub const MESSAGE: &'static str = "stopped by StopProbe";
+
+    /// Stops before statement `stop_at`.
+    pub fn new(stop_at: u64) -> Self {
+        Self { countdown: Countdown::new(stop_at) }
+    }
+
+    /// How many statements were let through.
+    pub fn count(&self) -> u64 {
+        self.countdown.seen()
+    }
+}
+
+impl Probe for StopProbe {
+    fn before(&self, statement: &'static str) {
+        assert!(!self.countdown.is_over(), "{} before {statement}", Self::MESSAGE);
+    }
+}
+
+#[derive(Debug)]
+struct Countdown {
+    limit: u64,
+    seen: AtomicU64,
+}
+
+impl Countdown {
+    fn new(limit: u64) -> Self {
+        Self { limit, seen: AtomicU64::new(0) }
+    }
+
+    /// Whether the statement that is about to be sent is at or behind the limit.
+    fn is_over(&self) -> bool {
+        self.seen.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |seen| (seen < self.limit).then_some(seen + 1)).is_err()
+    }
+
+    fn seen(&self) -> u64 {
+        self.seen.load(Ordering::SeqCst)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counting_keeps_names_in_order_and_begins_anew() {
+        let probe = CountingProbe::new();
+        probe.before("load");
+        probe.before("commit");
+        assert_eq!(probe.count(), 2);
+        assert_eq!(probe.take(), ["load", "commit"]);
+        assert_eq!(probe.count(), 0);
+    }
+
+    #[test]
+    fn stopping_lets_n_statements_through_and_none_after() {
+        let probe = StopProbe::new(2);
+        probe.before("a");
+        probe.before("b");
+        for _ in 0..2 {
+            let stopped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| probe.before("c")));
+            let message = *stopped.unwrap_err().downcast::<String>().unwrap();
+            assert!(message.starts_with(StopProbe::MESSAGE), "{message}");
+        }
+        assert_eq!(probe.count(), 2);
+    }
+}

@@ -1,0 +1,169 @@
+//! Transactions that took their numbers early and end late: the classic way to lose an event (P2, P5).
+//!
+//! An open transaction has taken ids that are lower than those of transactions that commit before it. A reader
+//! with a cursor over such ids passes the gap and never comes back; a reader that waits for the gap to close
+//! stands still for as long as the transaction stays open. Neither is allowed.
+
+use std::sync::Arc;
+
+use towpath_core::ids::ChannelName;
+use towpath_core::ports::store::{Append, CompletedCommand, LeaseGrant, OutboxClaim, OutboxItem, Store};
+
+use super::StoreFixture;
+use super::acts::{all_partitions, claim, drain, hold_new_lease, record_sent, sequence_all, whole_log};
+use super::facts::{OrderFacts, moment, new_channel};
+use super::waiting::{answer_of, in_time, taking_turns};
+
+/// An event that commits late gets the next position and goes out.
+pub async fn a_late_commit_is_neither_skipped_nor_lost(fixture: &impl StoreFixture) {
+    run(fixture, End::Commit, Hints::Ignored).await;
+}
+
+/// An event that is rolled back late leaves no gap and goes nowhere.
+pub async fn a_late_rollback_leaves_no_gap(fixture: &impl StoreFixture) {
+    run(fixture, End::Rollback, Hints::Ignored).await;
+}
+
+/// A caller that used the hints finds the late event as soon as it looks from the beginning again.
+pub async fn a_late_commit_is_found_when_the_hint_goes_back_to_zero(fixture: &impl StoreFixture) {
+    run(fixture, End::Commit, Hints::Used).await;
+}
+
+/// The same with a rollback: the hints lead past nothing.
+pub async fn a_late_rollback_leaves_no_gap_for_a_caller_with_hints(fixture: &impl StoreFixture) {
+    run(fixture, End::Rollback, Hints::Used).await;
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum End {
+    Commit,
+    Rollback,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Hints {
+    Ignored,
+    Used,
+}
+
+async fn run(fixture: &impl StoreFixture, end: End, hints: Hints) {
+    let channel = new_channel();
+    let late = OrderFacts::of_new_order().placed().paid().routed(std::slice::from_ref(&channel)).append();
+    let others: Vec<_> = (0..5)
+        .map(|_| OrderFacts::of_new_order().placed().routed(std::slice::from_ref(&channel)).command())
+        .collect();
+    if fixture.store().await.promises().concurrent_writers {
+        others_overtake(fixture, &channel, &late, &others, end, hints).await;
+    } else {
+        others_wait(fixture, &channel, &late, others, end).await;
+    }
+}
+
+/// Where several may write at once, the others go past the open transaction.
+async fn others_overtake(
+    fixture: &impl StoreFixture,
+    channel: &ChannelName,
+    late: &Append,
+    others: &[CompletedCommand],
+    end: End,
+    hints: Hints,
+) {
+    let (slow, store) = (fixture.store().await, fixture.store().await);
+    let lease = hold_new_lease(&*store).await;
+    let mut tx = slow.begin().await.expect("begin");
+    tx.append(late).await.expect("append");
+
+    for other in others {
+        in_time("a write beside an open transaction", store.complete_command(other)).await.expect("complete");
+    }
+    let sequenced = in_time("sequencing", store.sequence(&lease, 0, 100)).await.expect("sequence");
+    assert_eq!((sequenced.count, sequenced.head), (5, 5), "the committed ones get positions at once");
+    let items = in_time("claiming", claim(&*store, channel, moment(9))).await;
+    assert_eq!(items.len(), 5, "the committed ones go out at once");
+    in_time("recording", record_sent(&*store, &lease, channel, moment(9), &items)).await;
+
+    match end {
+        End::Commit => tx.commit().await.expect("commit late"),
+        End::Rollback => tx.rollback().await.expect("roll back late"),
+    }
+    let mut counted = 0;
+    let mut claimed = Vec::new();
+    if hints == Hints::Used {
+        counted += store.sequence(&lease, sequenced.taken_up_to, 100).await.expect("sequence").count;
+        let after = items.iter().map(|item| item.outbox_id).max().unwrap_or(0);
+        claimed = claim_after(&*store, channel, after).await;
+        record_sent(&*store, &lease, channel, moment(9), &claimed).await;
+    }
+    counted += sequence_all(&*store, &lease).await;
+    claimed.extend(drain(&*store, &lease, channel, moment(9)).await);
+    let claimed: Vec<_> = claimed.iter().map(|item| item.event.event_id).collect();
+
+    let expected = if end == End::Commit { late.events.as_slice() } else { &[] };
+    let expected: Vec<_> = expected.iter().map(|event| event.event_id).collect();
+    assert_eq!(counted, expected.len() as u64, "the late ones get positions, and nothing else does");
+    assert_eq!(claimed, expected, "the late ones go out, in order, and nothing goes out twice");
+    let log = whole_log(&*store).await;
+    let tail: Vec<_> = log.iter().skip(5).map(|event| event.envelope.event_id).collect();
+    assert_eq!(tail, expected, "their positions are the next ones");
+}
+
+/// Where one writes at a time, the others wait for the open transaction, readers do not, and nothing is lost.
+async fn others_wait(
+    fixture: &impl StoreFixture,
+    channel: &ChannelName,
+    late: &Append,
+    others: Vec<CompletedCommand>,
+    end: End,
+) {
+    let (slow, store, reader) = (fixture.store().await, fixture.store().await, fixture.store().await);
+    let lease = hold_new_lease(&*store).await;
+    let mut tx = slow.begin().await.expect("begin");
+    tx.append(late).await.expect("append");
+
+    let waiting = tokio::spawn(write_all(Arc::clone(&store), others.clone()));
+    for aggregate in others.iter().map(|other| &other.command.aggregate).chain([&late.aggregate]) {
+        let loaded = in_time("reading beside a writer", reader.load(aggregate, None)).await.expect("load");
+        assert_eq!(loaded.aggregate, None, "nothing is committed while the first writer is at it");
+    }
+    assert_eq!(in_time("reading the head", reader.head()).await.expect("head"), 0);
+    assert_eq!(in_time("claiming", claim(&*reader, channel, moment(9))).await, []);
+    match end {
+        End::Commit => tx.commit().await.expect("commit late"),
+        End::Rollback => tx.rollback().await.expect("roll back late"),
+    }
+    answer_of(waiting).await;
+    all_are_there_once(&*store, &lease, channel, late, &others, end).await;
+}
+
+async fn all_are_there_once(
+    store: &dyn Store,
+    lease: &LeaseGrant,
+    channel: &ChannelName,
+    late: &Append,
+    others: &[CompletedCommand],
+    end: End,
+) {
+    let committed = others.iter().filter_map(|other| other.append.as_ref());
+    let committed = committed.chain((end == End::Commit).then_some(late));
+    let mut expected: Vec<_> = committed.flat_map(|append| &append.events).map(|event| event.event_id).collect();
+    expected.sort_unstable();
+    assert_eq!(sequence_all(store, lease).await, expected.len() as u64);
+    let mut positioned: Vec<_> = whole_log(store).await.iter().map(|event| event.envelope.event_id).collect();
+    positioned.sort_unstable();
+    assert_eq!(positioned, expected);
+    let mut sent: Vec<_> = drain(store, lease, channel, moment(9)).await.iter().map(|item| item.event.event_id).collect();
+    sent.sort_unstable();
+    assert_eq!(sent, expected);
+}
+
+async fn write_all(store: Arc<dyn Store>, commands: Vec<CompletedCommand>) {
+    for command in &commands {
+        taking_turns(|| store.complete_command(command)).await.expect("a writer that waited its turn");
+    }
+}
+
+async fn claim_after(store: &dyn Store, channel: &ChannelName, after: u64) -> Vec<OutboxItem> {
+    let partitions = all_partitions();
+    let claim = OutboxClaim { channel, partitions: &partitions, limit: 100, after, now: moment(9) };
+    store.claim_outbox(&claim).await.expect("claim outbox rows")
+}

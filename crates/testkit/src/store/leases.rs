@@ -1,0 +1,184 @@
+//! Leases: one holder at a time, and whoever held it before is refused by the epoch (P7).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use towpath_core::ids::LeaseName;
+use towpath_core::ports::store::{Found, LeaseGrant, OutboxOutcome, StoreError, TimerOutcome};
+
+use super::StoreFixture;
+use super::acts::{
+    LONG, append, assert_refused, claim, hold, hold_new_lease, result, schedule, sequence_all, stale_and_fresh,
+};
+use super::audit::{Picture, Scope};
+use super::facts::{OrderFacts, completed, failed, instance, moment, new_channel, new_lease, place, timer};
+use super::waiting::{all_at_once, taking_turns};
+
+/// While it is held, nobody else gets it; other leases are not concerned.
+pub async fn a_live_lease_is_refused_to_others(fixture: &impl StoreFixture) {
+    let (here, there) = (fixture.store().await, fixture.store().await);
+    let lease = new_lease();
+    let grant = hold(&*here, &lease, &instance("one")).await;
+    assert_eq!(grant.lease, lease);
+    assert!(grant.epoch > 0, "0 is nobody's epoch");
+    assert_eq!(there.acquire_lease(&lease, &instance("two"), LONG).await.expect("acquire"), None);
+    here.renew_lease(&grant, LONG).await.expect("the refused attempt has not disturbed the holder");
+    hold(&*there, &new_lease(), &instance("two")).await;
+}
+
+/// A holder that starts again gets its lease at once, and what its earlier life still does is refused.
+pub async fn a_holder_that_acquires_again_raises_the_epoch(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let lease = new_lease();
+    let first = hold(&*store, &lease, &instance("one")).await;
+    let second = hold(&*store, &lease, &instance("one")).await;
+    assert!(second.epoch > first.epoch);
+    assert_refused!(store.renew_lease(&first, LONG).await, StoreError::Fenced { .. }, "its earlier life");
+    store.renew_lease(&second, LONG).await.expect("its present life");
+}
+
+/// A lease that has run out is free, also when it ran out by a renewal.
+pub async fn an_expired_lease_is_taken_over_with_a_higher_epoch(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let lease = new_lease();
+    let acquired = store.acquire_lease(&lease, &instance("one"), Duration::ZERO).await.expect("acquire").expect("free");
+    let taken_over = hold(&*store, &lease, &instance("two")).await;
+    assert!(taken_over.epoch > acquired.epoch);
+    assert_refused!(store.renew_lease(&acquired, LONG).await, StoreError::Fenced { .. }, "a lease of another");
+    assert_eq!(store.acquire_lease(&lease, &instance("one"), LONG).await.expect("acquire"), None);
+
+    store.renew_lease(&taken_over, Duration::ZERO).await.expect("renew for no time");
+    assert!(hold(&*store, &lease, &instance("three")).await.epoch > taken_over.epoch);
+}
+
+/// A lease that was given back is free at once. Its epoch goes on: an epoch is never given twice.
+pub async fn a_released_lease_is_free_and_its_epoch_goes_on(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let lease = new_lease();
+    let mut epoch = 0;
+    for holder in ["one", "two", "one"] {
+        let grant = hold(&*store, &lease, &instance(holder)).await;
+        assert!(grant.epoch > epoch, "an epoch that was given before would let an earlier holder in");
+        epoch = grant.epoch;
+        store.release_lease(&grant).await.expect("release");
+        store.release_lease(&grant).await.expect("releasing again does nothing");
+    }
+}
+
+/// Giving back what has changed hands does nothing.
+pub async fn a_stale_release_does_nothing(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let (stale, fresh) = stale_and_fresh(&*store).await;
+    store.release_lease(&stale).await.expect("a stale release is no error");
+    store.renew_lease(&fresh, LONG).await.expect("the holder still holds it");
+    assert_eq!(store.acquire_lease(&fresh.lease, &instance("third"), LONG).await.expect("acquire"), None);
+}
+
+/// Every effect of a holder that slept is refused, and no table has changed.
+pub async fn a_stale_holder_is_fenced_everywhere_and_changes_nothing(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let (lease, channel) = (new_lease(), new_channel());
+    let stale = hold(&*store, &lease, &instance("sleeper")).await;
+
+    let sent = OrderFacts::of_new_order().placed().routed(std::slice::from_ref(&channel)).append();
+    append(&*store, &sent).await;
+    let items = claim(&*store, &channel, moment(9)).await;
+    let (first, second) = (OrderFacts::of_new_order().placed(), place(&super::facts::new_order()));
+    let command = place(&first.clone().append().aggregate);
+    let effect = first.routed(&[channel.clone()]).caused_by(&command).append();
+    for command in [&command, &second] {
+        store.accept_command(command).await.expect("accept");
+    }
+    assert_eq!(store.claim_commands(&stale, moment(1), 10).await.expect("claim").len(), 2);
+    let due = timer(&sent.aggregate, moment(1));
+    schedule(&*store, std::slice::from_ref(&due)).await;
+    assert_eq!(store.claim_timers(&stale, moment(1), 10).await.expect("claim").len(), 1);
+
+    store.renew_lease(&stale, Duration::ZERO).await.expect("let it run out");
+    let fresh = hold(&*store, &lease, &instance("successor")).await;
+    let completed = completed(&command, Found::Claimed(stale.clone()), Some(effect));
+    let mut scope = Scope::new().append(&sent).command(&completed);
+    scope.commands.insert(second.command_id.clone());
+    scope.timers.insert(due.timer_id);
+    let before = Picture::read(&*store, &scope).await;
+
+    assert_refused!(store.sequence(&stale, 0, 10).await, StoreError::Fenced { .. }, "sequence");
+    assert_refused!(store.renew_lease(&stale, LONG).await, StoreError::Fenced { .. }, "renew");
+    for outcome in [OutboxOutcome::Sent, super::acts::retry(moment(20), true), super::acts::given_up(true)] {
+        let results = [result(&items[0], outcome)];
+        let recorded = store.record_outbox(std::slice::from_ref(&stale), &channel, moment(9), &results).await;
+        assert_refused!(recorded, StoreError::Fenced { .. }, "record_outbox");
+    }
+    assert_refused!(
+        store.complete_command(&completed).await,
+        StoreError::Fenced { .. } | StoreError::CommandTaken(_),
+        "complete_command"
+    );
+    assert_refused!(
+        store.fail_command(&failed(&second, Found::Claimed(stale.clone()), 1, None)).await,
+        StoreError::Fenced { .. } | StoreError::CommandTaken(_),
+        "fail_command"
+    );
+    let failure = TimerOutcome::Failed { error_code: "late".into(), error_message: "Late.".into(), retry_at: None };
+    for outcome in [TimerOutcome::Succeeded, failure] {
+        let finished = store.finish_timer(&stale, due.timer_id, &outcome, moment(9)).await;
+        assert_refused!(finished, StoreError::Fenced { .. }, "finish_timer");
+    }
+    store.release_lease(&stale).await.expect("a stale release does nothing");
+    Picture::read(&*store, &scope).await.assert_unchanged_since(&before, "a stale holder");
+
+    assert_eq!(sequence_all(&*store, &fresh).await, 1, "the successor does the work");
+    assert_eq!(store.recover_commands(moment(9)).await.expect("recover"), 2, "what the sleeper had is free");
+}
+
+/// A batch of results under several leases is refused when one of them is stale.
+pub async fn results_are_written_under_every_lease_or_not_at_all(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let channel = new_channel();
+    let held = hold_new_lease(&*store).await;
+    let (stale, fresh) = stale_and_fresh(&*store).await;
+    let sent = OrderFacts::of_new_order().placed().routed(std::slice::from_ref(&channel)).append();
+    append(&*store, &sent).await;
+    let items = claim(&*store, &channel, moment(9)).await;
+    let results = [result(&items[0], OutboxOutcome::Sent)];
+    let scope = Scope::new().append(&sent);
+    let before = Picture::read(&*store, &scope).await;
+    for leases in [[held.clone(), stale.clone()], [stale.clone(), held.clone()]] {
+        let recorded = store.record_outbox(&leases, &channel, moment(9), &results).await;
+        assert_refused!(recorded, StoreError::Fenced { .. }, "one stale lease of two");
+    }
+    let unknown = LeaseGrant { lease: new_lease(), epoch: 1 };
+    let recorded = store.record_outbox(&[held.clone(), unknown], &channel, moment(9), &results).await;
+    assert_refused!(recorded, StoreError::Fenced { .. }, "a lease that nobody ever held");
+    Picture::read(&*store, &scope).await.assert_unchanged_since(&before, "a refused batch");
+    store.record_outbox(&[held, fresh], &channel, moment(9), &results).await.expect("both are held");
+}
+
+/// Eight instances want the same lease at the same moment: one gets it. First when it never existed, then when it
+/// has run out.
+pub async fn one_of_eight_contenders_gets_the_lease(fixture: &impl StoreFixture) {
+    let mut stores = Vec::new();
+    for _ in 0..8 {
+        stores.push(fixture.store().await);
+    }
+    for round in 0..10 {
+        let lease = new_lease();
+        if round % 2 == 1 {
+            let expired = stores[0].acquire_lease(&lease, &instance("gone"), Duration::ZERO).await;
+            expired.expect("acquire").expect("free");
+        }
+        let contenders = stores.iter().enumerate().map(|(number, store)| contend(Arc::clone(store), number, &lease));
+        let grants: Vec<_> = all_at_once(contenders.collect::<Vec<_>>()).await.into_iter().flatten().collect();
+        assert_eq!(grants.len(), 1, "round {round}: {grants:?}");
+        stores[0].renew_lease(&grants[0], LONG).await.expect("the grant is good");
+    }
+}
+
+fn contend(
+    store: Arc<dyn towpath_core::ports::store::Store>,
+    number: usize,
+    lease: &LeaseName,
+) -> impl Future<Output = Option<LeaseGrant>> + Send + use<> {
+    let (lease, holder) = (lease.clone(), instance(format!("contender-{number}")));
+    async move { taking_turns(|| store.acquire_lease(&lease, &holder, LONG)).await.expect("acquire") }
+}

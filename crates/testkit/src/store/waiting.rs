@@ -1,0 +1,118 @@
+//! Waiting without sleeping: on conditions with a deadline, on all at once, on a turn after contention.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Barrier;
+use tokio::time::{Instant, timeout};
+use towpath_core::ports::store::{StoreError, StoreResult};
+
+/// After which a step counts as stuck. Generous, because machines of continuous integration are slow and a case
+/// that passes never waits for it.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How often a condition is looked at.
+const POLL: Duration = Duration::from_millis(5);
+
+/// Looks at a condition until it answers something.
+///
+/// # Panics
+/// When it has not after [`PATIENCE`].
+pub async fn eventually<T, F>(what: &str, mut look: impl FnMut() -> F) -> T
+where
+    F: Future<Output = Option<T>>,
+{
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(answer) = look().await {
+            return answer;
+        }
+        assert!(Instant::now() < deadline, "{what}: not so after {PATIENCE:?}");
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// Waits for a step that must not be stuck.
+///
+/// # Panics
+/// When it is not done after [`PATIENCE`].
+pub async fn in_time<T>(what: &str, step: impl Future<Output = T>) -> T {
+    match timeout(PATIENCE, step).await {
+        Ok(answer) => answer,
+        Err(_) => panic!("{what}: still not done after {PATIENCE:?}"),
+    }
+}
+
+/// Runs something again as long as the database gives way to others: the contract allows that when writers meet,
+/// and asks the caller to try again.
+pub async fn taking_turns<T, F>(mut attempt: impl FnMut() -> F) -> StoreResult<T>
+where
+    F: Future<Output = StoreResult<T>>,
+{
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match attempt().await {
+            Err(StoreError::Contention(cause)) => {
+                assert!(Instant::now() < deadline, "nothing but contention for {PATIENCE:?}: {cause}");
+                tokio::task::yield_now().await;
+            }
+            answer => return answer,
+        }
+    }
+}
+
+/// Starts all tasks at the same moment, and answers what they answered, in their order.
+///
+/// # Panics
+/// When one of them does, with its message.
+pub async fn all_at_once<T: Send + 'static>(
+    tasks: impl IntoIterator<Item = impl Future<Output = T> + Send + 'static>,
+) -> Vec<T> {
+    let tasks: Vec<_> = tasks.into_iter().collect();
+    let start = Arc::new(Barrier::new(tasks.len()));
+    let running: Vec<_> = tasks
+        .into_iter()
+        .map(|task| {
+            let start = Arc::clone(&start);
+            tokio::spawn(async move {
+                start.wait().await;
+                task.await
+            })
+        })
+        .collect();
+    let mut answers = Vec::with_capacity(running.len());
+    for task in running {
+        answers.push(answer_of(task).await);
+    }
+    answers
+}
+
+/// The answer of a spawned task; its panic is ours.
+pub async fn answer_of<T>(task: tokio::task::JoinHandle<T>) -> T {
+    match in_time("a spawned task", task).await {
+        Ok(answer) => answer,
+        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        Err(error) => panic!("a task was cancelled: {error}"),
+    }
+}
+
+/// Random enough, and the same every time: a failure can be repeated. (SplitMix64.)
+#[derive(Debug, Clone)]
+pub struct Dice(u64);
+
+impl Dice {
+    /// Dice that fall the same way for the same seed.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// A number below `sides`.
+    pub fn roll(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % sides
+    }
+}
