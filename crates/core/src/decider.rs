@@ -262,7 +262,8 @@ impl<A: Aggregate> TypedDecider<A> {
                 event: (*event).to_owned(),
                 missing,
             };
-            let command_name = commands.iter().find(|name| name.as_str() == *command).ok_or_else(|| unknown("command"))?;
+            let command_name =
+                commands.iter().find(|name| name.as_str() == *command).ok_or_else(|| unknown("command"))?;
             let event_name = events_by_name.get(event).ok_or_else(|| unknown("event"))?;
             Pairing::check(command_name, event_name)
                 .map_err(|source| RegistrationFlaw::Pairing { kind: A::KIND.to_owned(), source })?;
@@ -280,9 +281,10 @@ impl<A: Aggregate> TypedDecider<A> {
     fn read_state(&self, snapshot: Option<&Payload>) -> Result<A, DecideError> {
         match snapshot {
             None => Ok(A::default()),
-            Some(payload) => payload
-                .read::<A>(A::KIND)
-                .map_err(|source| DecideError::Unreadable { what: format!("state of {}", self.kind), source }),
+            Some(payload) => payload.read::<A>(A::KIND).map_err(|source| DecideError::Unreadable {
+                what: format!("state of {}", self.kind),
+                source,
+            }),
         }
     }
 

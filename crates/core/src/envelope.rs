@@ -4,7 +4,8 @@ use chrono::{DateTime, SubsecRound, Utc};
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{
-    ActorId, AggregateKey, CausationId, CorrelationId, EventId, Position, RequestId, TenantId, TraceId, Version,
+    ActorId, AggregateKey, CausationId, CorrelationId, EventId, Position, RequestId, TenantId, TraceId,
+    Version,
 };
 use crate::name::EventName;
 use crate::payload::Payload;

@@ -5,7 +5,7 @@
 //! depend on the core and never the other way round.
 //!
 //! Reading order: [`ids`], [`payload`], [`name`], [`envelope`] (what a fact is); [`aggregate`], [`machine`],
-//! [`decider`] (how facts are decided); [`lifecycle`], [`retry`], [`flow`] (what happens to commands and
+//! [`decider`] (how facts are decided); [`lifecycle`], [`retry`], [`flow`], [`route`] (what happens to commands and
 //! facts); [`ports`] (what the outside must offer).
 
 pub mod aggregate;
@@ -19,10 +19,13 @@ pub mod name;
 pub mod payload;
 pub mod ports;
 pub mod retry;
+pub mod route;
 mod variant;
 
 pub use aggregate::{Aggregate, Context, Reason, Refusal};
 pub use envelope::EventEnvelope;
-pub use ids::{AggregateId, AggregateKey, AggregateKind, CommandId, CorrelationId, EventId, Position, Version};
+pub use ids::{
+    AggregateId, AggregateKey, AggregateKind, CommandId, CorrelationId, EventId, Position, Version,
+};
 pub use payload::Payload;
 pub use variant::{NotAnEnum, from_variant, to_variant, variant_names};

@@ -138,7 +138,8 @@ impl<'de, 'a> EnumAccess<'de> for NamedContent<'a> {
     type Variant = Content<'a>;
 
     fn variant_seed<V: DeserializeSeed<'de>>(self, seed: V) -> Result<(V::Value, Content<'a>), Self::Error> {
-        let name: StrDeserializer<'_, serde_json::Error> = serde::de::IntoDeserializer::into_deserializer(self.name);
+        let name: StrDeserializer<'_, serde_json::Error> =
+            serde::de::IntoDeserializer::into_deserializer(self.name);
         Ok((seed.deserialize(name)?, Content(self.content)))
     }
 }

@@ -30,12 +30,7 @@ macro_rules! say {
 impl Dialect {
     /// The database's own clock. Leases live by it, so that hosts whose clocks disagree do not.
     pub(crate) fn now(self) -> &'static str {
-        say!(
-            self,
-            "CAST(unixepoch('subsec') * 1000000 AS INTEGER)",
-            "clock_timestamp()",
-            "UTC_TIMESTAMP(6)"
-        )
+        say!(self, "CAST(unixepoch('subsec') * 1000000 AS INTEGER)", "clock_timestamp()", "UTC_TIMESTAMP(6)")
     }
 
     /// The database's clock plus a number of microseconds that is bound as a parameter.
@@ -257,8 +252,6 @@ fn qualify(condition: &str, alias: &str) -> String {
     })
 }
 
-pub(crate) use say;
-
 #[cfg(all(test, feature = "sqlite", feature = "postgres", feature = "mysql"))]
 mod tests {
     use super::*;
@@ -273,9 +266,13 @@ mod tests {
     #[test]
     fn uniqueness_among_the_living_is_partial_or_generated() {
         let postgres = Dialect::Postgres.create_table(&CHANNELS).join(";");
-        assert!(postgres.contains("UNIQUE INDEX IF NOT EXISTS channels_living_name ON channels (name) WHERE deleted_at IS NULL"));
+        assert!(postgres.contains(
+            "UNIQUE INDEX IF NOT EXISTS channels_living_name ON channels (name) WHERE deleted_at IS NULL"
+        ));
         let mysql = Dialect::MySql.create_table(&CHANNELS).join(";");
-        assert!(mysql.contains("living_name VARCHAR(64) AS (CASE WHEN deleted_at IS NULL THEN name END) VIRTUAL"));
+        assert!(
+            mysql.contains("living_name VARCHAR(64) AS (CASE WHEN deleted_at IS NULL THEN name END) VIRTUAL")
+        );
         assert!(mysql.contains("UNIQUE KEY channels_living_name (living_name)"));
     }
 

@@ -57,7 +57,9 @@ fn refuse_newer(found: u32) -> StoreResult<()> {
 }
 
 async fn recorded_version(session: &mut Session<'_>) -> StoreResult<u32> {
-    let row = session.row("migrate.read", "SELECT MAX(version) AS version FROM towpath_migrations", values![]).await?;
+    let row = session
+        .row("migrate.read", "SELECT MAX(version) AS version FROM towpath_migrations", values![])
+        .await?;
     let version = row.map(|row| row.long_or_null("version")).transpose()?.flatten().unwrap_or(0);
     u32::try_from(version).map_err(|error| crate::sql::unreadable("towpath_migrations.version", error))
 }

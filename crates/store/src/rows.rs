@@ -5,15 +5,16 @@
 
 use towpath_core::envelope::{ChangeContext, EventEnvelope, RecordedEvent};
 use towpath_core::ids::{
-    ActorId, AggregateId, AggregateKey, AggregateKind, CausationId, ChannelName, CommandId, CorrelationId, EventId,
-    HandlerName, Lane, LeaseName, RequestId, TenantId, TraceId, Version,
+    ActorId, AggregateId, AggregateKey, AggregateKind, CausationId, ChannelName, CommandId, CorrelationId,
+    EventId, HandlerName, Lane, LeaseName, RequestId, TenantId, TraceId, Version,
 };
 use towpath_core::lifecycle::{CommandStatus, OutboxStatus, TaskState};
 use towpath_core::name::{CommandName, EventName};
 use towpath_core::payload::Payload;
 use towpath_core::ports::store::{
-    AggregateRow, Append, ChannelRow, CommandRecord, CommandResult, Disabled, InboxEntry, LeaseGrant, NewCommand,
-    NewEvent, NewTimer, OutboxRow, Snapshot, StateChange, StateEvent, StoreError, StoreResult, Timer,
+    AggregateRow, Append, ChannelRow, CommandRecord, CommandResult, Disabled, InboxEntry, LeaseGrant,
+    NewCommand, NewEvent, NewTimer, OutboxRow, Snapshot, StateChange, StateEvent, StoreError, StoreResult,
+    Timer,
 };
 
 use crate::schema::Table;
@@ -99,7 +100,8 @@ pub(crate) fn aggregate_changes(append: &Append) -> (Vec<&'static str>, Vec<Valu
 pub(crate) fn read_aggregate(row: &Row, prefix: &str) -> StoreResult<Option<AggregateRow>> {
     let name = |column: &str| format!("{prefix}{column}");
     let Some(kind) = row.text_or_null(&name("aggregate_kind"))? else { return Ok(None) };
-    let snapshot = match (row.text_or_null(&name("snapshot"))?, row.long_or_null(&name("snapshot_version"))?) {
+    let snapshot = match (row.text_or_null(&name("snapshot"))?, row.long_or_null(&name("snapshot_version"))?)
+    {
         (Some(data), Some(version)) => Some(Snapshot {
             data: stored_payload("snapshot", data)?,
             version: u16::try_from(version).map_err(|error| unreadable("snapshot_version", error))?,
@@ -213,7 +215,11 @@ pub(crate) fn read_state_event(row: &Row) -> StoreResult<StateEvent> {
 }
 
 /// A row of `event_outbox` that begins.
-pub(crate) fn outbox_values<'a>(append: &'a Append, event: &'a NewEvent, channel: &'a ChannelName) -> Vec<Value<'a>> {
+pub(crate) fn outbox_values<'a>(
+    append: &'a Append,
+    event: &'a NewEvent,
+    channel: &'a ChannelName,
+) -> Vec<Value<'a>> {
     let lane = append.aggregate.lane();
     values![
         channel.as_str(),

@@ -98,10 +98,7 @@ pub(crate) use values;
 #[derive(Debug)]
 pub(crate) enum SqlFault {
     /// A unique key exists already; PostgreSQL says which.
-    Unique {
-        constraint: Option<String>,
-        error: StoreError,
-    },
+    Unique { constraint: Option<String>, error: StoreError },
     /// A foreign key points nowhere.
     ForeignKey(StoreError),
     /// Anything else, classified.
@@ -247,17 +244,26 @@ impl<'c> Session<'c> {
             #[cfg(feature = "sqlite")]
             Connection::Sqlite(connection) => {
                 let query = bind_all!(sql, values, |moment| moment.timestamp_micros(), never_bound);
-                query.fetch_all(&mut **connection).await.map(|rows| rows.into_iter().map(Row::Sqlite).collect())
+                query
+                    .fetch_all(&mut **connection)
+                    .await
+                    .map(|rows| rows.into_iter().map(Row::Sqlite).collect())
             }
             #[cfg(feature = "postgres")]
             Connection::Postgres(connection) => {
                 let query = bind_all!(sql, values, |moment| moment, |numbers| numbers);
-                query.fetch_all(&mut **connection).await.map(|rows| rows.into_iter().map(Row::Postgres).collect())
+                query
+                    .fetch_all(&mut **connection)
+                    .await
+                    .map(|rows| rows.into_iter().map(Row::Postgres).collect())
             }
             #[cfg(feature = "mysql")]
             Connection::MySql(connection) => {
                 let query = bind_all!(sql, values, |moment| moment, never_bound);
-                query.fetch_all(&mut **connection).await.map(|rows| rows.into_iter().map(Row::MySql).collect())
+                query
+                    .fetch_all(&mut **connection)
+                    .await
+                    .map(|rows| rows.into_iter().map(Row::MySql).collect())
             }
         }
         .map_err(|error| classify(name, error))
@@ -315,10 +321,6 @@ impl Row {
         get!(self, column, Uuid).map_err(|error| unreadable(column, error))
     }
 
-    pub(crate) fn uuid_or_null(&self, column: &str) -> Result<Option<Uuid>, StoreError> {
-        get!(self, column, Option<Uuid>).map_err(|error| unreadable(column, error))
-    }
-
     pub(crate) fn long(&self, column: &str) -> Result<i64, StoreError> {
         self.long_or_null(column)?.ok_or_else(|| unexpected_null(column))
     }
@@ -358,7 +360,8 @@ impl Row {
         match self {
             #[cfg(feature = "sqlite")]
             Self::Sqlite(row) => row.try_get::<Option<i64>, _>(column).map(|micros| {
-                micros.map(|micros| DateTime::from_timestamp_micros(micros).unwrap_or(DateTime::<Utc>::MAX_UTC))
+                micros
+                    .map(|micros| DateTime::from_timestamp_micros(micros).unwrap_or(DateTime::<Utc>::MAX_UTC))
             }),
             #[cfg(feature = "postgres")]
             Self::Postgres(row) => row.try_get::<Option<DateTime<Utc>>, _>(column),

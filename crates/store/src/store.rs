@@ -7,16 +7,16 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use towpath_core::envelope::RecordedEvent;
 use towpath_core::ids::{
-    ActorId, AggregateKey, ChannelName, CommandId, CorrelationId, EventId, HandlerName, InstanceId, LeaseName,
-    Position, TenantId, Version,
+    ActorId, AggregateKey, ChannelName, CommandId, CorrelationId, EventId, HandlerName, InstanceId,
+    LeaseName, Position, TenantId, Version,
 };
 use towpath_core::lifecycle::{CommandStatus, OutboxStatus};
 use towpath_core::ports::probe::{NoProbe, Probe};
 use towpath_core::ports::store::{
-    Append, Appended, ChannelRow, CommandRecord, CommandResult, CompletedCommand, Counts, Disabled, FailedCommand,
-    Flow, Found, InboxEntry, InboxFailure, InboxMark, LeaseGrant, Loaded, NewCommand, NewTimer, OutboxClaim,
-    OutboxItem, OutboxResult, OutboxRow, Sequenced, StateEvent, Store, StoreError, StorePromises, StoreResult, StoreTx,
-    Timer, TimerOutcome,
+    Append, Appended, ChannelRow, CommandRecord, CommandResult, CompletedCommand, Counts, Disabled,
+    FailedCommand, Flow, Found, InboxEntry, InboxFailure, InboxMark, LeaseGrant, Loaded, NewCommand,
+    NewTimer, OutboxClaim, OutboxItem, OutboxResult, OutboxRow, Sequenced, StateEvent, Store, StoreError,
+    StorePromises, StoreResult, StoreTx, Timer, TimerOutcome,
 };
 use uuid::Uuid;
 
@@ -94,7 +94,11 @@ impl SqlStore {
     ///
     /// # Errors
     /// `VersionConflict` and `DuplicateEvent`: nothing of this append was written; roll the transaction back.
-    pub async fn append_tx(&self, transaction: &mut impl JoinTransaction, append: &Append) -> StoreResult<Appended> {
+    pub async fn append_tx(
+        &self,
+        transaction: &mut impl JoinTransaction,
+        append: &Append,
+    ) -> StoreResult<Appended> {
         ops::append::append(&mut transaction.as_session(self.probe.as_ref()), append).await
     }
 
@@ -110,7 +114,11 @@ impl SqlStore {
     }
 
     /// Schedules a timer inside the application's own transaction.
-    pub async fn schedule_timer_tx(&self, transaction: &mut impl JoinTransaction, timer: &NewTimer) -> StoreResult<()> {
+    pub async fn schedule_timer_tx(
+        &self,
+        transaction: &mut impl JoinTransaction,
+        timer: &NewTimer,
+    ) -> StoreResult<()> {
         ops::timers::schedule(&mut transaction.as_session(self.probe.as_ref()), timer).await
     }
 
@@ -194,7 +202,10 @@ impl SqlStore {
             Pool::MySql(pool) => pool.acquire().await.map(InnerConnection::MySql),
         };
         let _ = purpose;
-        Ok(OpenConnection { inner: inner.map_err(|error| classify("connect", error))?, probe: self.probe.clone() })
+        Ok(OpenConnection {
+            inner: inner.map_err(|error| classify("connect", error))?,
+            probe: self.probe.clone(),
+        })
     }
 
     async fn transaction(&self) -> StoreResult<OpenTransaction> {
@@ -209,7 +220,10 @@ impl SqlStore {
             #[cfg(feature = "mysql")]
             Pool::MySql(pool) => pool.begin().await.map(Inner::MySql),
         };
-        Ok(OpenTransaction { inner: inner.map_err(|error| classify("begin", error))?, probe: self.probe.clone() })
+        Ok(OpenTransaction {
+            inner: inner.map_err(|error| classify("begin", error))?,
+            probe: self.probe.clone(),
+        })
     }
 }
 
@@ -380,7 +394,12 @@ impl Store for SqlStore {
         }
     }
 
-    async fn claim_commands(&self, lease: &LeaseGrant, now: DateTime<Utc>, limit: u32) -> StoreResult<Vec<CommandRecord>> {
+    async fn claim_commands(
+        &self,
+        lease: &LeaseGrant,
+        now: DateTime<Utc>,
+        limit: u32,
+    ) -> StoreResult<Vec<CommandRecord>> {
         transacting!(self, ops::commands::claim, lease, now, limit)
     }
 
@@ -396,11 +415,21 @@ impl Store for SqlStore {
         reading!(self, ops::commands::counts)
     }
 
-    async fn events_of(&self, aggregate: &AggregateKey, after: Version, limit: u32) -> StoreResult<Vec<RecordedEvent>> {
+    async fn events_of(
+        &self,
+        aggregate: &AggregateKey,
+        after: Version,
+        limit: u32,
+    ) -> StoreResult<Vec<RecordedEvent>> {
         reading!(self, ops::reads::events_of, aggregate, after, limit)
     }
 
-    async fn history_of(&self, aggregate: &AggregateKey, after: Version, limit: u32) -> StoreResult<Vec<StateEvent>> {
+    async fn history_of(
+        &self,
+        aggregate: &AggregateKey,
+        after: Version,
+        limit: u32,
+    ) -> StoreResult<Vec<StateEvent>> {
         reading!(self, ops::reads::history_of, aggregate, after, limit)
     }
 
@@ -408,7 +437,13 @@ impl Store for SqlStore {
         reading!(self, ops::reads::flow, correlation, limit)
     }
 
-    async fn set_status(&self, aggregate: &AggregateKey, status: &str, reason: Option<&str>, now: DateTime<Utc>) -> StoreResult<()> {
+    async fn set_status(
+        &self,
+        aggregate: &AggregateKey,
+        status: &str,
+        reason: Option<&str>,
+        now: DateTime<Utc>,
+    ) -> StoreResult<()> {
         writing_once!(self, ops::reads::set_status, aggregate, status, reason, now)
     }
 
@@ -432,7 +467,13 @@ impl Store for SqlStore {
         transacting!(self, ops::outbox::claim, claim)
     }
 
-    async fn record_outbox(&self, leases: &[LeaseGrant], channel: &ChannelName, now: DateTime<Utc>, results: &[OutboxResult]) -> StoreResult<()> {
+    async fn record_outbox(
+        &self,
+        leases: &[LeaseGrant],
+        channel: &ChannelName,
+        now: DateTime<Utc>,
+        results: &[OutboxResult],
+    ) -> StoreResult<()> {
         transacting!(self, ops::outbox::record, leases, channel, now, results)
     }
 
@@ -448,7 +489,12 @@ impl Store for SqlStore {
         reading!(self, ops::outbox::counts, channel)
     }
 
-    async fn acquire_lease(&self, lease: &LeaseName, holder: &InstanceId, for_: Duration) -> StoreResult<Option<LeaseGrant>> {
+    async fn acquire_lease(
+        &self,
+        lease: &LeaseName,
+        holder: &InstanceId,
+        for_: Duration,
+    ) -> StoreResult<Option<LeaseGrant>> {
         transacting!(self, ops::leases::acquire, lease, holder, for_)
     }
 
@@ -468,11 +514,22 @@ impl Store for SqlStore {
         reading!(self, ops::inbox::find, event_id, handler)
     }
 
-    async fn claim_timers(&self, lease: &LeaseGrant, now: DateTime<Utc>, limit: u32) -> StoreResult<Vec<Timer>> {
+    async fn claim_timers(
+        &self,
+        lease: &LeaseGrant,
+        now: DateTime<Utc>,
+        limit: u32,
+    ) -> StoreResult<Vec<Timer>> {
         transacting!(self, ops::timers::claim, lease, now, limit)
     }
 
-    async fn finish_timer(&self, lease: &LeaseGrant, timer_id: Uuid, outcome: &TimerOutcome, now: DateTime<Utc>) -> StoreResult<()> {
+    async fn finish_timer(
+        &self,
+        lease: &LeaseGrant,
+        timer_id: Uuid,
+        outcome: &TimerOutcome,
+        now: DateTime<Utc>,
+    ) -> StoreResult<()> {
         transacting!(self, ops::timers::finish, lease, timer_id, outcome, now)
     }
 
@@ -480,7 +537,13 @@ impl Store for SqlStore {
         reading!(self, ops::timers::find, timer_id)
     }
 
-    async fn add_channel(&self, channel_id: Uuid, name: &ChannelName, position: Position, now: DateTime<Utc>) -> StoreResult<()> {
+    async fn add_channel(
+        &self,
+        channel_id: Uuid,
+        name: &ChannelName,
+        position: Position,
+        now: DateTime<Utc>,
+    ) -> StoreResult<()> {
         writing_once!(self, ops::channels::add, channel_id, name, position, now)
     }
 
@@ -488,7 +551,13 @@ impl Store for SqlStore {
         writing_once!(self, ops::channels::disable, name, disabled)
     }
 
-    async fn remove_channel(&self, name: &ChannelName, by: Option<&ActorId>, reason: &str, now: DateTime<Utc>) -> StoreResult<()> {
+    async fn remove_channel(
+        &self,
+        name: &ChannelName,
+        by: Option<&ActorId>,
+        reason: &str,
+        now: DateTime<Utc>,
+    ) -> StoreResult<()> {
         writing_once!(self, ops::channels::remove, name, by, reason, now)
     }
 
@@ -501,7 +570,8 @@ impl Store for SqlStore {
 async fn connect_sqlite(path: &str, options: &StoreOptions) -> StoreResult<Pool> {
     use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 
-    if let Some(folder) = std::path::Path::new(path).parent().filter(|folder| !folder.as_os_str().is_empty()) {
+    if let Some(folder) = std::path::Path::new(path).parent().filter(|folder| !folder.as_os_str().is_empty())
+    {
         std::fs::create_dir_all(folder).map_err(|error| StoreError::Unavailable(error.into()))?;
     }
     let connect = SqliteConnectOptions::new()
@@ -535,7 +605,8 @@ async fn connect_sqlite(path: &str, options: &StoreOptions) -> StoreResult<Pool>
 async fn connect_postgres(url: &str, options: &StoreOptions) -> StoreResult<Pool> {
     use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
-    let connect: PgConnectOptions = url.parse().map_err(|error: sqlx::Error| StoreError::BadUrl(error.to_string()))?;
+    let connect: PgConnectOptions =
+        url.parse().map_err(|error: sqlx::Error| StoreError::BadUrl(error.to_string()))?;
     let pool = PgPoolOptions::new()
         .max_connections(options.max_connections)
         .acquire_timeout(options.acquire_timeout)
@@ -562,7 +633,9 @@ async fn connect_mysql(url: &str, options: &StoreOptions) -> StoreResult<Pool> {
             Box::pin(async move {
                 // Gap locks of the default level would make unrelated writers wait for each other and deadlock;
                 // nothing here depends on them.
-                sqlx::raw_sql("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").execute(connection).await?;
+                sqlx::raw_sql("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+                    .execute(connection)
+                    .await?;
                 Ok(())
             })
         })

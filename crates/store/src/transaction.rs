@@ -73,7 +73,12 @@ impl StoreTx for OpenTransaction {
         ops::append::append(&mut self.session(), append).await
     }
 
-    async fn mark_inbox(&mut self, event_id: EventId, handler: &HandlerName, now: DateTime<Utc>) -> StoreResult<InboxMark> {
+    async fn mark_inbox(
+        &mut self,
+        event_id: EventId,
+        handler: &HandlerName,
+        now: DateTime<Utc>,
+    ) -> StoreResult<InboxMark> {
         ops::inbox::mark(&mut self.session(), event_id, handler, now).await
     }
 

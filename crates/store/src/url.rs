@@ -114,7 +114,9 @@ fn without_password(url: &str) -> String {
         let parameters: Vec<String> = parameters
             .split('&')
             .map(|parameter| match parameter.split_once('=') {
-                Some((name, _)) if name.contains("password") || name.contains("secret") => format!("{name}=…"),
+                Some((name, _)) if name.contains("password") || name.contains("secret") => {
+                    format!("{name}=…")
+                }
                 _ => parameter.to_owned(),
             })
             .collect();
@@ -135,12 +137,17 @@ mod tests {
         );
         assert!(matches!(StoreUrl::parse("postgres://u@h/d").unwrap(), StoreUrl::Postgres { .. }));
         assert!(matches!(StoreUrl::parse("postgresql://u@h/d").unwrap(), StoreUrl::Postgres { .. }));
-        assert_eq!(StoreUrl::parse("mariadb://u@h/d").unwrap(), StoreUrl::MySql { url: "mysql://u@h/d".into() });
+        assert_eq!(
+            StoreUrl::parse("mariadb://u@h/d").unwrap(),
+            StoreUrl::MySql { url: "mysql://u@h/d".into() }
+        );
     }
 
     #[test]
     fn a_wrong_url_is_refused_with_what_to_write_instead() {
-        for url in ["", "towpath.db", "redis://localhost", "sqlite:", "sqlite://:memory:", "postgres:", "mysql://"] {
+        for url in
+            ["", "towpath.db", "redis://localhost", "sqlite:", "sqlite://:memory:", "postgres:", "mysql://"]
+        {
             let error = StoreUrl::parse(url).unwrap_err();
             assert_eq!(error.code(), "bad-url", "{url}");
             assert!(error.next_step().contains("postgres://"), "{url}");
@@ -149,7 +156,8 @@ mod tests {
 
     #[test]
     fn passwords_are_never_shown() {
-        let url = StoreUrl::parse("postgres://me:s3cr:e@t@db.example/app?sslpassword=s3cret&sslmode=require").unwrap();
+        let url = StoreUrl::parse("postgres://me:s3cr:e@t@db.example/app?sslpassword=s3cret&sslmode=require")
+            .unwrap();
         assert_eq!(url.to_string(), "postgres://me:…@db.example/app?sslpassword=…&sslmode=require");
         assert!(!format!("{url:?}").contains("s3cr"));
     }

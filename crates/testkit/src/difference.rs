@@ -12,7 +12,9 @@ pub(crate) fn difference(expected: &str, found: &str) -> String {
             lines.push(format!("  {}", expected[left]));
             left += 1;
             right += 1;
-        } else if right == found.len() || left < expected.len() && common[left + 1][right] >= common[left][right + 1] {
+        } else if right == found.len()
+            || left < expected.len() && common[left + 1][right] >= common[left][right + 1]
+        {
             lines.push(format!("- {}", expected[left]));
             left += 1;
         } else {

@@ -174,7 +174,11 @@ impl<A: Aggregate> When<A> {
     #[track_caller]
     pub fn refused_with(self, code: &str) {
         let refusal = self.refusal();
-        assert!(refusal.code() == code, "expected a refusal with {code}, found {}: {refusal}", refusal.code());
+        assert!(
+            refusal.code() == code,
+            "expected a refusal with {code}, found {}: {refusal}",
+            refusal.code()
+        );
     }
 
     /// The aggregate says yes and its machine says no: the guard behind the rules.
@@ -194,7 +198,9 @@ impl<A: Aggregate> When<A> {
         match self.history.aggregate.decide(self.command, &self.context) {
             Err(refusal) => refusal,
             Ok(decided) if decided.is_empty() => panic!("the command was not refused; nothing happens"),
-            Ok(decided) => panic!("the command was not refused; these facts were decided:\n{}", written::<A>(&decided)),
+            Ok(decided) => {
+                panic!("the command was not refused; these facts were decided:\n{}", written::<A>(&decided))
+            }
         }
     }
 }

@@ -109,7 +109,9 @@ impl Countdown {
 
     /// Whether the statement that is about to be sent is at or behind the limit.
     fn is_over(&self) -> bool {
-        self.seen.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |seen| (seen < self.limit).then_some(seen + 1)).is_err()
+        self.seen
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |seen| (seen < self.limit).then_some(seen + 1))
+            .is_err()
     }
 
     fn seen(&self) -> u64 {

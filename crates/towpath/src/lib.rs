@@ -1,1 +1,107 @@
-//! placeholder
+//! Towpath: a backbone on which every state change becomes a fact, and every fact arrives.
+//!
+//! This is the crate an application embeds. Build a [`Towpath`] from URLs, register aggregates, start it, send
+//! commands:
+//!
+//! ```
+//! use serde::{Deserialize, Serialize};
+//! use towpath::{Aggregate, Context, Machine, Refusal, Towpath};
+//!
+//! #[derive(Default, Serialize, Deserialize)]
+//! struct Order { sku: Option<String>, shipped: bool }
+//!
+//! #[derive(Serialize, Deserialize)]
+//! enum OrderCommand {
+//!     #[serde(rename = "order.place")] Place { sku: String },
+//!     #[serde(rename = "order.ship")] Ship,
+//! }
+//!
+//! #[derive(Serialize, Deserialize)]
+//! enum OrderEvent {
+//!     #[serde(rename = "order.placed")] Placed { sku: String },
+//!     #[serde(rename = "order.shipped")] Shipped,
+//! }
+//!
+//! #[derive(Debug, PartialEq, thiserror::Error)]
+//! enum OrderRefusal {
+//!     #[error("the order was placed already")] AlreadyPlaced,
+//!     #[error("there is nothing to ship")] NothingToShip,
+//! }
+//!
+//! impl Refusal for OrderRefusal {
+//!     fn code(&self) -> &'static str {
+//!         match self { Self::AlreadyPlaced => "already-placed", Self::NothingToShip => "nothing-to-ship" }
+//!     }
+//! }
+//!
+//! impl Aggregate for Order {
+//!     const KIND: &'static str = "order";
+//!     type Command = OrderCommand;
+//!     type Event = OrderEvent;
+//!     type Refusal = OrderRefusal;
+//!
+//!     fn decide(&self, command: OrderCommand, _: &Context) -> Result<Vec<OrderEvent>, OrderRefusal> {
+//!         match command {
+//!             OrderCommand::Place { .. } if self.sku.is_some() => Err(OrderRefusal::AlreadyPlaced),
+//!             OrderCommand::Place { sku } => Ok(vec![OrderEvent::Placed { sku }]),
+//!             OrderCommand::Ship if self.sku.is_none() => Err(OrderRefusal::NothingToShip),
+//!             OrderCommand::Ship => Ok(vec![OrderEvent::Shipped]),
+//!         }
+//!     }
+//!
+//!     fn evolve(self, event: &OrderEvent) -> Self {
+//!         match event {
+//!             OrderEvent::Placed { sku } => Order { sku: Some(sku.clone()), ..self },
+//!             OrderEvent::Shipped => Order { shipped: true, ..self },
+//!         }
+//!     }
+//!
+//!     fn machine() -> Option<Machine> {
+//!         Some(Machine::named("order")
+//!             .starts("order.placed", "placed")
+//!             .state("placed")
+//!             .terminal("shipped")
+//!             .transition("placed", "order.shipped", "shipped"))
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # tokio::runtime::Runtime::new()?.block_on(async {
+//! # let folder = tempfile::tempdir()?;
+//! # let url = format!("sqlite://{}", folder.path().join("towpath.db").display());
+//! let app = Towpath::builder().store(&url).aggregate::<Order>().start().await?;
+//! let placed = app.send::<Order>("order-7", OrderCommand::Place { sku: "book".into() }).once("cart-7").await?;
+//! assert_eq!(placed.aggregate_version, 1);
+//!
+//! // The same command id gives the same answer and no second effect.
+//! let again = app.send::<Order>("order-7", OrderCommand::Place { sku: "book".into() }).once("cart-7").await?;
+//! assert_eq!(again.events, placed.events);
+//! # app.stop().await;
+//! # Ok(()) }) }
+//! ```
+
+mod bus;
+mod clock;
+mod registry;
+mod runner;
+mod send;
+mod service;
+mod towpath;
+
+pub use bus::{Receipt, SendError};
+pub use clock::SystemClock;
+pub use registry::Registry;
+pub use send::{Accepted, Send};
+pub use towpath::{Builder, StartError, Towpath, View};
+
+pub use towpath_core::aggregate::{Aggregate, Context, Reason, Refusal};
+pub use towpath_core::envelope::{ChangeContext, EventEnvelope, RecordedEvent};
+pub use towpath_core::flow;
+pub use towpath_core::ids;
+pub use towpath_core::lifecycle;
+pub use towpath_core::machine::{self, Deadline, Machine};
+pub use towpath_core::name;
+pub use towpath_core::payload::Payload;
+pub use towpath_core::ports;
+pub use towpath_core::retry;
+pub use towpath_store::{JoinTransaction, SqlStore, StoreOptions, StoreUrl};

@@ -12,8 +12,8 @@ use uuid::Uuid;
 
 use crate::envelope::{ChangeContext, EventEnvelope, RecordedEvent};
 use crate::ids::{
-    ActorId, AggregateKey, CausationId, ChannelName, CommandId, CorrelationId, EventId, HandlerName, Lane, LeaseName,
-    InstanceId, Position, RequestId, TenantId, TraceId, Version,
+    ActorId, AggregateKey, CausationId, ChannelName, CommandId, CorrelationId, EventId, HandlerName,
+    InstanceId, Lane, LeaseName, Position, RequestId, TenantId, TraceId, Version,
 };
 use crate::lifecycle::{CommandStatus, InboxStatus, OutboxStatus, TaskState};
 use crate::name::{CommandName, EventName};
@@ -149,7 +149,9 @@ impl StoreError {
     /// How a retry decision sees it.
     pub fn class(&self) -> ErrorClass {
         match self {
-            Self::VersionConflict { .. } | Self::DuplicateCommand(_) | Self::CommandTaken(_) => ErrorClass::Conflict,
+            Self::VersionConflict { .. } | Self::DuplicateCommand(_) | Self::CommandTaken(_) => {
+                ErrorClass::Conflict
+            }
             Self::Contention(_) | Self::Unavailable(_) | Self::Full(_) => ErrorClass::Transient,
             Self::Missing { .. } => ErrorClass::NotFound,
             Self::NameTaken { .. } | Self::UnknownStatus { .. } => ErrorClass::Validation,
@@ -188,20 +190,36 @@ impl StoreError {
     /// What a person can do about it.
     pub fn next_step(&self) -> &'static str {
         match self {
-            Self::VersionConflict { .. } | Self::Contention(_) => "Load the aggregate again and repeat the command.",
+            Self::VersionConflict { .. } | Self::Contention(_) => {
+                "Load the aggregate again and repeat the command."
+            }
             Self::DuplicateCommand(_) => "Ask for the recorded answer of this command id, or use a new id.",
-            Self::DuplicateEvent(_) => "Give each event a new UUIDv7; the same fact must not be written twice.",
+            Self::DuplicateEvent(_) => {
+                "Give each event a new UUIDv7; the same fact must not be written twice."
+            }
             Self::CommandTaken(_) => "Another instance runs this command; ask for its status.",
-            Self::Fenced { .. } => "Another instance has taken over; stop this work and acquire the lease again.",
+            Self::Fenced { .. } => {
+                "Another instance has taken over; stop this work and acquire the lease again."
+            }
             Self::NameTaken { .. } => "Choose another name, or remove the living one first.",
             Self::Missing { .. } => "Check the name; listings show what exists.",
             Self::UnknownStatus { .. } => "Add the value to the tenant's status dictionary first.",
-            Self::BadUrl(_) => "Write sqlite://PATH, postgres://USER@HOST/DATABASE or mysql://USER@HOST/DATABASE.",
-            Self::NewerSchema { .. } => "Run the newer Towpath, or restore a backup from before its migration.",
+            Self::BadUrl(_) => {
+                "Write sqlite://PATH, postgres://USER@HOST/DATABASE or mysql://USER@HOST/DATABASE."
+            }
+            Self::NewerSchema { .. } => {
+                "Run the newer Towpath, or restore a backup from before its migration."
+            }
             Self::NotMigrated { .. } => "Run `towpath migrate`, or start Towpath with migrations on.",
-            Self::Unavailable(_) => "Check that the database runs and the URL is right; commands may be sent again with the same id.",
-            Self::Full(_) => "Free space for the database; nothing was written and commands may be sent again with the same id.",
-            Self::Corrupt { .. } => "Do not write to this aggregate; run `towpath check` and compare with a backup.",
+            Self::Unavailable(_) => {
+                "Check that the database runs and the URL is right; commands may be sent again with the same id."
+            }
+            Self::Full(_) => {
+                "Free space for the database; nothing was written and commands may be sent again with the same id."
+            }
+            Self::Corrupt { .. } => {
+                "Do not write to this aggregate; run `towpath check` and compare with a backup."
+            }
             Self::Refused { .. } => "The cause below is the database's own message.",
         }
     }
@@ -771,7 +789,12 @@ pub trait Store: Send + Sync + 'static {
     async fn accept_command(&self, command: &NewCommand) -> StoreResult<Option<CommandRecord>>;
 
     /// Takes commands that are due (PENDING, or FAILED with a retry due) and marks them PROCESSING under a lease.
-    async fn claim_commands(&self, lease: &LeaseGrant, now: DateTime<Utc>, limit: u32) -> StoreResult<Vec<CommandRecord>>;
+    async fn claim_commands(
+        &self,
+        lease: &LeaseGrant,
+        now: DateTime<Utc>,
+        limit: u32,
+    ) -> StoreResult<Vec<CommandRecord>>;
 
     /// Puts commands back to PENDING whose holder is gone: its lease has a higher epoch by now, was released, or
     /// has run out. A holder that merely slept is refused by its epoch when it tries to finish (P7).
@@ -786,16 +809,32 @@ pub trait Store: Send + Sync + 'static {
     // Aggregates -------------------------------------------------------------------------------------------
 
     /// Events of an aggregate behind a version, in order.
-    async fn events_of(&self, aggregate: &AggregateKey, after: Version, limit: u32) -> StoreResult<Vec<RecordedEvent>>;
+    async fn events_of(
+        &self,
+        aggregate: &AggregateKey,
+        after: Version,
+        limit: u32,
+    ) -> StoreResult<Vec<RecordedEvent>>;
 
     /// State history of an aggregate behind a version, in order.
-    async fn history_of(&self, aggregate: &AggregateKey, after: Version, limit: u32) -> StoreResult<Vec<StateEvent>>;
+    async fn history_of(
+        &self,
+        aggregate: &AggregateKey,
+        after: Version,
+        limit: u32,
+    ) -> StoreResult<Vec<StateEvent>>;
 
     /// Everything with this correlation id, in order of time; at most `limit` of each.
     async fn flow(&self, correlation: &CorrelationId, limit: u32) -> StoreResult<Flow>;
 
     /// Sets the business status of an aggregate (S1, S7): one of the values in the tenant's dictionary.
-    async fn set_status(&self, aggregate: &AggregateKey, status: &str, reason: Option<&str>, now: DateTime<Utc>) -> StoreResult<()>;
+    async fn set_status(
+        &self,
+        aggregate: &AggregateKey,
+        status: &str,
+        reason: Option<&str>,
+        now: DateTime<Utc>,
+    ) -> StoreResult<()>;
 
     /// Adds a value to a tenant's status dictionary (S7). Adding it again changes nothing.
     async fn add_status_value(&self, tenant: &TenantId, value: &str) -> StoreResult<()>;
@@ -823,7 +862,13 @@ pub trait Store: Send + Sync + 'static {
     async fn claim_outbox(&self, claim: &OutboxClaim<'_>) -> StoreResult<Vec<OutboxItem>>;
 
     /// Writes how publishing ended, in one transaction that checks every lease. Parks and unparks lanes.
-    async fn record_outbox(&self, leases: &[LeaseGrant], channel: &ChannelName, now: DateTime<Utc>, results: &[OutboxResult]) -> StoreResult<()>;
+    async fn record_outbox(
+        &self,
+        leases: &[LeaseGrant],
+        channel: &ChannelName,
+        now: DateTime<Utc>,
+        results: &[OutboxResult],
+    ) -> StoreResult<()>;
 
     /// Puts FAILED rows back to RETRY, due at once, with their attempts forgotten. Answers how many.
     async fn reopen_outbox(&self, outbox_ids: &[u64], now: DateTime<Utc>) -> StoreResult<u64>;
@@ -838,7 +883,12 @@ pub trait Store: Send + Sync + 'static {
 
     /// Takes a lease that is free, has run out, or is the holder's own; `None` when somebody else holds it. Every
     /// grant raises the epoch: what an earlier holder of the same name still does is refused.
-    async fn acquire_lease(&self, lease: &LeaseName, holder: &InstanceId, for_: Duration) -> StoreResult<Option<LeaseGrant>>;
+    async fn acquire_lease(
+        &self,
+        lease: &LeaseName,
+        holder: &InstanceId,
+        for_: Duration,
+    ) -> StoreResult<Option<LeaseGrant>>;
 
     /// Keeps a lease longer. `Fenced` when it has changed hands.
     async fn renew_lease(&self, grant: &LeaseGrant, for_: Duration) -> StoreResult<()>;
@@ -857,10 +907,21 @@ pub trait Store: Send + Sync + 'static {
     // Timers -----------------------------------------------------------------------------------------------
 
     /// Takes timers that are due and marks them running under a lease. Timers whose holder is gone are taken too.
-    async fn claim_timers(&self, lease: &LeaseGrant, now: DateTime<Utc>, limit: u32) -> StoreResult<Vec<Timer>>;
+    async fn claim_timers(
+        &self,
+        lease: &LeaseGrant,
+        now: DateTime<Utc>,
+        limit: u32,
+    ) -> StoreResult<Vec<Timer>>;
 
     /// Records how a claimed timer ended; `Fenced` when it was taken over.
-    async fn finish_timer(&self, lease: &LeaseGrant, timer_id: Uuid, outcome: &TimerOutcome, now: DateTime<Utc>) -> StoreResult<()>;
+    async fn finish_timer(
+        &self,
+        lease: &LeaseGrant,
+        timer_id: Uuid,
+        outcome: &TimerOutcome,
+        now: DateTime<Utc>,
+    ) -> StoreResult<()>;
 
     /// One timer.
     async fn timer(&self, timer_id: Uuid) -> StoreResult<Option<Timer>>;
@@ -868,13 +929,25 @@ pub trait Store: Send + Sync + 'static {
     // Channels ---------------------------------------------------------------------------------------------
 
     /// Registers a channel. `NameTaken` when a living one has the name; a removed one does not count (S3).
-    async fn add_channel(&self, channel_id: Uuid, name: &ChannelName, position: Position, now: DateTime<Utc>) -> StoreResult<()>;
+    async fn add_channel(
+        &self,
+        channel_id: Uuid,
+        name: &ChannelName,
+        position: Position,
+        now: DateTime<Utc>,
+    ) -> StoreResult<()>;
 
     /// Pauses a channel, with who and why (S2); `None` resumes it.
     async fn disable_channel(&self, name: &ChannelName, disabled: Option<&Disabled>) -> StoreResult<()>;
 
     /// Removes a channel softly (S3): its row stays, its name is free again.
-    async fn remove_channel(&self, name: &ChannelName, by: Option<&ActorId>, reason: &str, now: DateTime<Utc>) -> StoreResult<()>;
+    async fn remove_channel(
+        &self,
+        name: &ChannelName,
+        by: Option<&ActorId>,
+        reason: &str,
+        now: DateTime<Utc>,
+    ) -> StoreResult<()>;
 
     /// The living channels, by name.
     async fn channels(&self) -> StoreResult<Vec<ChannelRow>>;
@@ -888,7 +961,12 @@ pub trait StoreTx: Send {
 
     /// Marks a delivery as handled, unless it is already. A second transaction that marks the same delivery waits
     /// for the first to end.
-    async fn mark_inbox(&mut self, event_id: EventId, handler: &HandlerName, now: DateTime<Utc>) -> StoreResult<InboxMark>;
+    async fn mark_inbox(
+        &mut self,
+        event_id: EventId,
+        handler: &HandlerName,
+        now: DateTime<Utc>,
+    ) -> StoreResult<InboxMark>;
 
     /// Schedules a timer.
     async fn schedule_timer(&mut self, timer: &NewTimer) -> StoreResult<()>;

@@ -8,8 +8,8 @@ use towpath_core::ids::{CommandId, Version};
 use towpath_core::ports::store::{Append, Appended, CommandRecord, Expected, StoreError, StoreResult};
 
 use crate::rows::{
-    aggregate_changes, aggregate_values, command_values, event_values, gated_insert_sql, insert_sql, outbox_values,
-    state_event_values,
+    aggregate_changes, aggregate_values, command_values, event_values, gated_insert_sql, insert_sql,
+    outbox_values, state_event_values,
 };
 use crate::schema::{
     AGGREGATES, COMMAND_BOX, DOMAIN_EVENTS, EVENT_OUTBOX, EVENT_PENDING, STATE_EVENTS, Table,
@@ -51,7 +51,8 @@ async fn write(
     if is_one_statement(session, append) {
         let base = base_version(append.expected);
         let (gate_sql, gate_values) = advance_sql(append, base + count);
-        write_nested(session, append, record, base, format!("{gate_sql} RETURNING 1 AS one"), gate_values).await?;
+        write_nested(session, append, record, base, format!("{gate_sql} RETURNING 1 AS one"), gate_values)
+            .await?;
         return Ok(Appended { version: base + count });
     }
     let version = advance(session, append, count).await?;
@@ -92,9 +93,9 @@ async fn write_nested(
         Ok(Some(_)) => Ok(()),
         Ok(None) => Err(conflict(append)),
         Err(SqlFault::Unique { constraint, error }) => {
-            let table = [&COMMAND_BOX, &DOMAIN_EVENTS, &AGGREGATES]
-                .into_iter()
-                .find(|table| constraint.as_deref().is_some_and(|name| name == format!("{}_pkey", table.name)));
+            let table = [&COMMAND_BOX, &DOMAIN_EVENTS, &AGGREGATES].into_iter().find(|table| {
+                constraint.as_deref().is_some_and(|name| name == format!("{}_pkey", table.name))
+            });
             let name = table.map_or("", |table| table.name);
             Err(duplicate(SqlFault::Unique { constraint, error }, name, append, record))
         }
@@ -141,10 +142,9 @@ fn parts<'a>(append: &'a Append, record: Option<&'a CommandRecord>, base: Versio
     }
     let routed: usize = append.events.iter().map(|event| event.channels.len()).sum();
     if routed > 0 {
-        let values = append
-            .events
-            .iter()
-            .flat_map(|event| event.channels.iter().flat_map(move |channel| outbox_values(append, event, channel)));
+        let values = append.events.iter().flat_map(|event| {
+            event.channels.iter().flat_map(move |channel| outbox_values(append, event, channel))
+        });
         parts.push(Part {
             name: "append.event_outbox",
             table: &EVENT_OUTBOX,
@@ -233,9 +233,7 @@ fn base_version(expected: Expected) -> Version {
 }
 
 fn check(append: &Append) -> StoreResult<()> {
-    let refuse = |message: String| {
-        Err(StoreError::Refused { statement: "append", source: message.into() })
-    };
+    let refuse = |message: String| Err(StoreError::Refused { statement: "append", source: message.into() });
     if append.events.is_empty() {
         return refuse(format!("{} was given no events to append", append.aggregate));
     }
@@ -258,7 +256,9 @@ fn duplicate(fault: SqlFault, table: &str, append: &Append, record: Option<&Comm
     match (fault, table) {
         (SqlFault::Unique { .. }, "command_box") => {
             let unknown = || CommandId::from_stored("(none)");
-            StoreError::DuplicateCommand(record.map_or_else(unknown, |record| record.command.command_id.clone()))
+            StoreError::DuplicateCommand(
+                record.map_or_else(unknown, |record| record.command.command_id.clone()),
+            )
         }
         (SqlFault::Unique { .. }, "domain_events") => StoreError::DuplicateEvent(append.aggregate.clone()),
         (SqlFault::Unique { .. }, "aggregates") => conflict(append),

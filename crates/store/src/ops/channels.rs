@@ -19,7 +19,9 @@ pub(crate) async fn add(
     let sql = "INSERT INTO channels (channel_id, name, position, created_at) VALUES (?, ?, ?, ?)";
     match session.execute("channels.add", sql, values![channel_id, name.as_str(), position, now]).await {
         Ok(_) => Ok(()),
-        Err(SqlFault::Unique { .. }) => Err(StoreError::NameTaken { what: "channel", name: name.to_string() }),
+        Err(SqlFault::Unique { .. }) => {
+            Err(StoreError::NameTaken { what: "channel", name: name.to_string() })
+        }
         Err(fault) => Err(fault.into()),
     }
 }

@@ -4,8 +4,8 @@ use chrono::{DateTime, Utc};
 use towpath_core::ids::CommandId;
 use towpath_core::lifecycle::{CommandStatus, CommandStep};
 use towpath_core::ports::store::{
-    CommandRecord, CommandResult, CompletedCommand, Counts, FailedCommand, Found, LeaseGrant, NewCommand, StoreError,
-    StoreResult,
+    CommandRecord, CommandResult, CompletedCommand, Counts, FailedCommand, Found, LeaseGrant, NewCommand,
+    StoreError, StoreResult,
 };
 
 use crate::ops::append::{append, append_with_command};
@@ -15,22 +15,27 @@ use crate::schema::COMMAND_BOX;
 use crate::sql::{Session, SqlFault, unreadable, values};
 
 /// Writes the whole effect of a command that was found nowhere.
-pub(crate) async fn complete_new(session: &mut Session<'_>, done: &CompletedCommand) -> StoreResult<CommandResult> {
+pub(crate) async fn complete_new(
+    session: &mut Session<'_>,
+    done: &CompletedCommand,
+) -> StoreResult<CommandResult> {
     let Some(facts) = &done.append else {
         let result = CommandResult { aggregate_version: done.decided_on, event_count: 0 };
         insert(session, &completed_record(done, result)).await?;
         return Ok(result);
     };
     let event_count = u32::try_from(facts.events.len()).unwrap_or(u32::MAX);
-    let result =
-        CommandResult { aggregate_version: done.decided_on + u64::from(event_count), event_count };
+    let result = CommandResult { aggregate_version: done.decided_on + u64::from(event_count), event_count };
     append_with_command(session, facts, &completed_record(done, result)).await?;
     Ok(result)
 }
 
 /// Writes the whole effect of a command that was recorded before. Runs in a transaction, which the caller rolls
 /// back on an error.
-pub(crate) async fn complete_found(session: &mut Session<'_>, done: &CompletedCommand) -> StoreResult<CommandResult> {
+pub(crate) async fn complete_found(
+    session: &mut Session<'_>,
+    done: &CompletedCommand,
+) -> StoreResult<CommandResult> {
     let mut result = CommandResult { aggregate_version: done.decided_on, event_count: 0 };
     if let Found::Claimed(grant) = &done.found {
         fence(session, std::slice::from_ref(grant)).await?;
@@ -136,11 +141,12 @@ pub(crate) async fn recover(session: &mut Session<'_>, now: DateTime<Utc>) -> St
     Ok(session.execute("commands.recover", &sql, changed).await?)
 }
 
-pub(crate) async fn find(session: &mut Session<'_>, command_id: &CommandId) -> StoreResult<Option<CommandRecord>> {
-    let sql = format!(
-        "SELECT {} FROM command_box c WHERE c.command_id = ?",
-        select_list(&COMMAND_BOX, "c", "")
-    );
+pub(crate) async fn find(
+    session: &mut Session<'_>,
+    command_id: &CommandId,
+) -> StoreResult<Option<CommandRecord>> {
+    let sql =
+        format!("SELECT {} FROM command_box c WHERE c.command_id = ?", select_list(&COMMAND_BOX, "c", ""));
     match session.row("commands.find", &sql, values![command_id.as_str()]).await? {
         Some(row) => read_command(&row, ""),
         None => Ok(None),
@@ -167,7 +173,7 @@ async fn insert(session: &mut Session<'_>, record: &CommandRecord) -> StoreResul
 /// Ends a command that was recorded before, if it is still as it was found.
 async fn update_found(session: &mut Session<'_>, record: &CommandRecord, found: &Found) -> StoreResult<()> {
     let mut sql = "UPDATE command_box SET status = ?, status_changed_at = ?, status_reason = ?, status_message = ?, \
-         retry_count = ?, next_retry_at = ?, claimed_by_id = NULL, claimed_epoch = NULL, started_at = ?, \
+         retry_count = COALESCE(?, retry_count), next_retry_at = ?, claimed_by_id = NULL, claimed_epoch = NULL, started_at = ?, \
          finished_at = ?, aggregate_version = ?, event_count = ? WHERE command_id = ?"
         .to_owned();
     let mut changed = values![
@@ -175,7 +181,8 @@ async fn update_found(session: &mut Session<'_>, record: &CommandRecord, found: 
         record.status_changed_at,
         record.status_reason.as_deref(),
         record.status_message.as_deref(),
-        record.retry_count,
+        // A completed command keeps the number of retries it took.
+        (record.status == CommandStatus::Failed).then_some(i64::from(record.retry_count)),
         record.next_retry_at,
         record.started_at,
         record.finished_at,
@@ -201,17 +208,13 @@ async fn update_found(session: &mut Session<'_>, record: &CommandRecord, found: 
 }
 
 fn completed_record(done: &CompletedCommand, result: CommandResult) -> CommandRecord {
-    let retry_count = match &done.found {
-        Found::Failed { retry_count } => *retry_count,
-        Found::Nowhere | Found::Claimed(_) => 0,
-    };
     CommandRecord {
         command: done.command.clone(),
         status: CommandStatus::Completed,
         status_changed_at: done.finished_at,
         status_reason: None,
         status_message: None,
-        retry_count,
+        retry_count: 0,
         next_retry_at: None,
         claim: None,
         started_at: Some(done.started_at),

@@ -85,8 +85,10 @@ pub(crate) async fn find(
     event_id: EventId,
     handler: &HandlerName,
 ) -> StoreResult<Option<InboxEntry>> {
-    let sql =
-        format!("SELECT {} FROM inbox i WHERE i.event_id = ? AND i.handler = ?", select_list(&INBOX, "i", ""));
+    let sql = format!(
+        "SELECT {} FROM inbox i WHERE i.event_id = ? AND i.handler = ?",
+        select_list(&INBOX, "i", "")
+    );
     let row = session.row("inbox.find", &sql, values![event_id.0, handler.as_str()]).await?;
     row.as_ref().map(read_inbox).transpose()
 }

@@ -24,7 +24,8 @@ pub(crate) async fn acquire(
         session.dialect().for_update()
     );
     let Some(row) = session.row("lease.read", &sql, values![lease.as_str()]).await? else {
-        let sql = insert_sql(&LEASES, 1).replace("?, ?, ?, ?, ?, ?", &format!("?, ?, 1, {now}, {now}, {until}"));
+        let sql =
+            insert_sql(&LEASES, 1).replace("?, ?, ?, ?, ?, ?", &format!("?, ?, 1, {now}, {now}, {until}"));
         let inserted = values![lease.as_str(), holder.as_str(), micros];
         return match session.execute("lease.insert", &sql, inserted).await {
             Ok(_) => Ok(Some(LeaseGrant { lease: lease.clone(), epoch: 1 })),
@@ -45,9 +46,15 @@ pub(crate) async fn acquire(
     Ok(Some(LeaseGrant { lease: lease.clone(), epoch }))
 }
 
-pub(crate) async fn renew(session: &mut Session<'_>, grant: &LeaseGrant, duration: Duration) -> StoreResult<()> {
+pub(crate) async fn renew(
+    session: &mut Session<'_>,
+    grant: &LeaseGrant,
+    duration: Duration,
+) -> StoreResult<()> {
     let (now, until) = (session.dialect().now(), session.dialect().now_plus_parameter());
-    let sql = format!("UPDATE leases SET renewed_at = {now}, expires_at = {until} WHERE lease_name = ? AND epoch = ?");
+    let sql = format!(
+        "UPDATE leases SET renewed_at = {now}, expires_at = {until} WHERE lease_name = ? AND epoch = ?"
+    );
     let renewed = values![micros(duration), grant.lease.as_str(), grant.epoch];
     match session.execute("lease.renew", &sql, renewed).await? {
         0 => Err(fenced(grant)),

@@ -20,11 +20,14 @@ pub(crate) async fn sequence(
     limit: u32,
 ) -> StoreResult<Sequenced> {
     fence(session, std::slice::from_ref(grant)).await?;
-    let sql = format!("SELECT last_position FROM log_head WHERE log_id = 1 {}", session.dialect().for_update());
+    let sql =
+        format!("SELECT last_position FROM log_head WHERE log_id = 1 {}", session.dialect().for_update());
     let head = session.row("log.head", &sql, values![]).await?;
     let head = head.ok_or_else(|| unreadable("log_head", "its row is missing"))?.count("last_position")?;
 
-    let sql = format!("SELECT pending_id FROM event_pending WHERE pending_id > ? ORDER BY pending_id LIMIT {limit}");
+    let sql = format!(
+        "SELECT pending_id FROM event_pending WHERE pending_id > ? ORDER BY pending_id LIMIT {limit}"
+    );
     let mut taken = Vec::new();
     for row in session.rows("log.pending", &sql, values![after]).await? {
         taken.push(row.long("pending_id")?);
@@ -49,12 +52,15 @@ pub(crate) async fn sequence(
     let chosen = session.one_of("pending_id", taken, &mut gone);
     session.execute("log.take", &format!("DELETE FROM event_pending WHERE {chosen}"), gone).await?;
     let head = head + count;
-    session.execute("log.advance", "UPDATE log_head SET last_position = ? WHERE log_id = 1", values![head]).await?;
+    session
+        .execute("log.advance", "UPDATE log_head SET last_position = ? WHERE log_id = 1", values![head])
+        .await?;
     Ok(Sequenced { count, head, taken_up_to: last.cast_unsigned() })
 }
 
 pub(crate) async fn head(session: &mut Session<'_>) -> StoreResult<Position> {
-    let row = session.row("log.head", "SELECT last_position FROM log_head WHERE log_id = 1", values![]).await?;
+    let row =
+        session.row("log.head", "SELECT last_position FROM log_head WHERE log_id = 1", values![]).await?;
     row.ok_or_else(|| unreadable("log_head", "its row is missing"))?.count("last_position")
 }
 

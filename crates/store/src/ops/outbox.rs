@@ -17,7 +17,10 @@ use crate::schema::{DOMAIN_EVENTS, EVENT_OUTBOX, Index};
 use crate::sql::{Session, Value, unreadable, values};
 
 /// Takes rows that are due. Runs in a transaction, because rows it comes across in parked lanes are set aside.
-pub(crate) async fn claim(session: &mut Session<'_>, claim: &OutboxClaim<'_>) -> StoreResult<Vec<OutboxItem>> {
+pub(crate) async fn claim(
+    session: &mut Session<'_>,
+    claim: &OutboxClaim<'_>,
+) -> StoreResult<Vec<OutboxItem>> {
     let mut items = Vec::new();
     let mut after = claim.after;
     while items.len() < claim.limit as usize {
@@ -144,7 +147,9 @@ pub(crate) async fn record(
             OutboxOutcome::Retry { at, reason, message, park } => {
                 (OutboxStep::Postpone, Some(*at), reason, message, *park)
             }
-            OutboxOutcome::Failed { reason, message, park } => (OutboxStep::GiveUp, None, reason, message, *park),
+            OutboxOutcome::Failed { reason, message, park } => {
+                (OutboxStep::GiveUp, None, reason, message, *park)
+            }
         };
         let status = step(OutboxStatus::New, next)?;
         let mut changed = values![status.as_str(), now, reason.as_str(), message.as_str(), due_at];
@@ -163,7 +168,11 @@ pub(crate) async fn record(
 }
 
 /// Puts FAILED rows back. Runs in a transaction.
-pub(crate) async fn reopen(session: &mut Session<'_>, outbox_ids: &[u64], now: DateTime<Utc>) -> StoreResult<u64> {
+pub(crate) async fn reopen(
+    session: &mut Session<'_>,
+    outbox_ids: &[u64],
+    now: DateTime<Utc>,
+) -> StoreResult<u64> {
     let ids: Vec<i64> = outbox_ids.iter().map(|id| id.cast_signed()).collect();
     let status = step(OutboxStatus::Failed, OutboxStep::Reopen)?;
     let mut changed = values![status.as_str(), now, now];
@@ -188,7 +197,10 @@ pub(crate) async fn of_event(session: &mut Session<'_>, event_id: EventId) -> St
     session.rows("outbox.of", &sql, values![event_id.0]).await?.iter().map(read_outbox).collect()
 }
 
-pub(crate) async fn counts(session: &mut Session<'_>, channel: &ChannelName) -> StoreResult<Counts<OutboxStatus>> {
+pub(crate) async fn counts(
+    session: &mut Session<'_>,
+    channel: &ChannelName,
+) -> StoreResult<Counts<OutboxStatus>> {
     let sql = "SELECT status, COUNT(*) AS rows_in FROM event_outbox WHERE channel = ? GROUP BY status";
     let mut counts = Counts { by_status: Vec::new() };
     for row in session.rows("outbox.count", sql, values![channel.as_str()]).await? {
@@ -211,11 +223,19 @@ async fn unpark_behind(session: &mut Session<'_>, channel: &ChannelName, sent: V
     }
     let mut keys = values![channel.as_str()];
     let chosen = session.one_of("lane", lanes.clone(), &mut keys);
-    session.execute("outbox.unpark_lanes", &format!("DELETE FROM parked_lanes WHERE channel = ? AND {chosen}"), keys).await?;
+    session
+        .execute(
+            "outbox.unpark_lanes",
+            &format!("DELETE FROM parked_lanes WHERE channel = ? AND {chosen}"),
+            keys,
+        )
+        .await?;
     let (parked_channel, condition) = session.dialect().partial(&EVENT_OUTBOX.indexes[2], "");
     let mut keys = values![channel.as_str()];
     let chosen = session.one_of("lane", lanes, &mut keys);
-    let sql = format!("UPDATE event_outbox SET parked_at = NULL WHERE {parked_channel} = ?{condition} AND {chosen}");
+    let sql = format!(
+        "UPDATE event_outbox SET parked_at = NULL WHERE {parked_channel} = ?{condition} AND {chosen}"
+    );
     session.execute("outbox.unpark", &sql, keys).await?;
     Ok(())
 }
@@ -250,7 +270,11 @@ async fn park_lanes(
 }
 
 fn ids_of(results: &[OutboxResult], wanted: impl Fn(&OutboxOutcome) -> bool) -> Vec<i64> {
-    results.iter().filter(|result| wanted(&result.outcome)).map(|result| result.outbox_id.cast_signed()).collect()
+    results
+        .iter()
+        .filter(|result| wanted(&result.outcome))
+        .map(|result| result.outbox_id.cast_signed())
+        .collect()
 }
 
 fn ready_index() -> &'static Index {

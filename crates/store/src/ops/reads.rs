@@ -5,9 +5,7 @@ use towpath_core::envelope::RecordedEvent;
 use towpath_core::ids::{AggregateKey, CommandId, CorrelationId, TenantId, Version};
 use towpath_core::ports::store::{Flow, Loaded, StateEvent, StoreError, StoreResult};
 
-use crate::rows::{
-    read_aggregate, read_command, read_recorded_event, read_state_event, select_list,
-};
+use crate::rows::{read_aggregate, read_command, read_recorded_event, read_state_event, select_list};
 use crate::schema::{AGGREGATES, COMMAND_BOX, DOMAIN_EVENTS, STATE_EVENTS, STATUS_VALUES};
 use crate::sql::{Session, SqlFault, values};
 
@@ -67,7 +65,11 @@ pub(crate) async fn history_of(
     session.rows("history.of", &sql, keys).await?.iter().map(read_state_event).collect()
 }
 
-pub(crate) async fn flow(session: &mut Session<'_>, correlation: &CorrelationId, limit: u32) -> StoreResult<Flow> {
+pub(crate) async fn flow(
+    session: &mut Session<'_>,
+    correlation: &CorrelationId,
+    limit: u32,
+) -> StoreResult<Flow> {
     let sql = format!(
         "SELECT {} FROM command_box c WHERE c.correlation_id = ? ORDER BY c.received_at, c.command_id LIMIT {limit}",
         select_list(&COMMAND_BOX, "c", "")
@@ -112,7 +114,11 @@ pub(crate) async fn set_status(
     }
 }
 
-pub(crate) async fn add_status_value(session: &mut Session<'_>, tenant: &TenantId, value: &str) -> StoreResult<()> {
+pub(crate) async fn add_status_value(
+    session: &mut Session<'_>,
+    tenant: &TenantId,
+    value: &str,
+) -> StoreResult<()> {
     let sql = crate::rows::insert_sql(&STATUS_VALUES, 1);
     match session.execute("status.add", &sql, values![tenant.as_str(), value]).await {
         Ok(_) | Err(SqlFault::Unique { .. }) => Ok(()),

@@ -15,11 +15,16 @@ pub(crate) async fn schedule(session: &mut Session<'_>, timer: &NewTimer) -> Sto
     Ok(())
 }
 
-pub(crate) async fn cancel(session: &mut Session<'_>, timer_id: Uuid, now: DateTime<Utc>) -> StoreResult<bool> {
+pub(crate) async fn cancel(
+    session: &mut Session<'_>,
+    timer_id: Uuid,
+    now: DateTime<Utc>,
+) -> StoreResult<bool> {
     let canceled = step(TaskState::Pending, TaskStep::Cancel)?;
     let sql = "UPDATE timers SET state = ?, state_changed_at = ?, finished_at = ? \
          WHERE timer_id = ? AND state IN ('pending', 'queued')";
-    let touched = session.execute("timers.cancel", sql, values![canceled.as_str(), now, now, timer_id]).await?;
+    let touched =
+        session.execute("timers.cancel", sql, values![canceled.as_str(), now, now, timer_id]).await?;
     Ok(touched == 1)
 }
 

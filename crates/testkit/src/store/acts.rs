@@ -6,7 +6,8 @@ use chrono::{DateTime, Utc};
 use towpath_core::envelope::RecordedEvent;
 use towpath_core::ids::{AggregateKey, ChannelName, InstanceId, Lane, LeaseName, Version};
 use towpath_core::ports::store::{
-    Append, Appended, LeaseGrant, NewTimer, OutboxClaim, OutboxItem, OutboxOutcome, OutboxResult, Store, StoreResult,
+    Append, Appended, LeaseGrant, NewTimer, OutboxClaim, OutboxItem, OutboxOutcome, OutboxResult, Store,
+    StoreResult,
 };
 
 use super::facts::{instance, new_lease};
@@ -135,7 +136,11 @@ pub fn retry(at: DateTime<Utc>, park: bool) -> OutboxOutcome {
 
 /// Given up.
 pub fn given_up(park: bool) -> OutboxOutcome {
-    OutboxOutcome::Failed { reason: "no-route".to_owned(), message: "The broker returned it.".to_owned(), park }
+    OutboxOutcome::Failed {
+        reason: "no-route".to_owned(),
+        message: "The broker returned it.".to_owned(),
+        park,
+    }
 }
 
 /// Records results under one lease.
@@ -146,7 +151,10 @@ pub async fn record(
     now: DateTime<Utc>,
     results: &[OutboxResult],
 ) {
-    store.record_outbox(std::slice::from_ref(lease), channel, now, results).await.expect("record outbox results");
+    store
+        .record_outbox(std::slice::from_ref(lease), channel, now, results)
+        .await
+        .expect("record outbox results");
 }
 
 /// Records all of these as sent.

@@ -12,7 +12,8 @@ use super::StoreFixture;
 use super::acts::{append, assert_refused, hold_new_lease, sequence_all, try_append, versions_of, whole_log};
 use super::audit::{Picture, Scope};
 use super::facts::{
-    OrderFacts, completed, envelopes, full_context, handler, moment, new_channel, new_event_id, new_order, place, timer,
+    OrderFacts, completed, envelopes, full_context, handler, moment, new_channel, new_event_id, new_order,
+    place, timer,
 };
 use super::waiting::{all_at_once, taking_turns};
 
@@ -80,7 +81,10 @@ pub async fn a_command_commits_everything_together(fixture: &impl StoreFixture) 
     }
 
     let channels_of = |rows: &[towpath_core::ports::store::OutboxRow]| {
-        assert!(rows.iter().all(|row| row.status == OutboxStatus::New && row.lane == order.lane()), "{rows:?}");
+        assert!(
+            rows.iter().all(|row| row.status == OutboxStatus::New && row.lane == order.lane()),
+            "{rows:?}"
+        );
         let mut channels: Vec<_> = rows.iter().map(|row| row.channel.clone()).collect();
         channels.sort();
         channels
@@ -99,7 +103,8 @@ pub async fn a_version_conflict_writes_nothing(fixture: &impl StoreFixture) {
         append(&*store, &OrderFacts::about(&order, version).noted("before").append()).await;
     }
     for wrong in [1, 3] {
-        let late = OrderFacts::about(&order, wrong).paid().paid().routed(std::slice::from_ref(&channel)).command();
+        let late =
+            OrderFacts::about(&order, wrong).paid().paid().routed(std::slice::from_ref(&channel)).command();
         refuses_without_a_trace(&*store, &late, "a wrong version", |error| {
             matches!(error, StoreError::VersionConflict { aggregate, expected }
                 if *aggregate == order && *expected == Expected::Exactly(wrong))
@@ -141,12 +146,15 @@ pub async fn expecting_any_version_gives_consecutive_ones_to_concurrent_writers(
             let mut written: Vec<(Version, usize)> = Vec::new();
             for round in 0..10_usize {
                 let count = (writer + round) % 3 + 1;
-                let facts = (0..count).fold(OrderFacts::whatever_version(&order), |facts, _| facts.noted("any"));
+                let facts =
+                    (0..count).fold(OrderFacts::whatever_version(&order), |facts, _| facts.noted("any"));
                 let append = facts.append();
-                let appended = taking_turns(|| try_append(&*store, &append)).await.expect("append at any version");
+                let appended =
+                    taking_turns(|| try_append(&*store, &append)).await.expect("append at any version");
                 written.push((appended.version, count));
                 let events = store.events_of(&order, appended.version - count as Version, count as u32).await;
-                let ids: Vec<_> = events.expect("events_of").iter().map(|event| event.envelope.event_id).collect();
+                let ids: Vec<_> =
+                    events.expect("events_of").iter().map(|event| event.envelope.event_id).collect();
                 let given: Vec<_> = append.events.iter().map(|event| event.event_id).collect();
                 assert_eq!(ids, given, "the events of one append stand together, in their order");
             }
@@ -240,7 +248,8 @@ pub async fn a_duplicate_event_id_is_refused_and_writes_nothing(fixture: &impl S
     }
 
     let twice = new_event_id();
-    let twins = OrderFacts::of_new_order().placed().paid().routed(&[channel]).with_event_ids(|_| twice).command();
+    let twins =
+        OrderFacts::of_new_order().placed().paid().routed(&[channel]).with_event_ids(|_| twice).command();
     refuses_without_a_trace(&*store, &twins, "one id for two events", |error| {
         matches!(error, StoreError::DuplicateEvent(_))
     })

@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use towpath_core::envelope::RecordedEvent;
-use towpath_core::ids::{AggregateKey, CausationId, ChannelName, CommandId, EventId, HandlerName, Position, Version};
+use towpath_core::ids::{
+    AggregateKey, CausationId, ChannelName, CommandId, EventId, HandlerName, Position, Version,
+};
 use towpath_core::lifecycle::{CommandStatus, OutboxStatus, TaskState};
 use towpath_core::ports::store::{
     AggregateRow, Append, CommandRecord, CompletedCommand, InboxEntry, OutboxRow, StateEvent, Store, Timer,
@@ -272,7 +274,8 @@ impl Picture {
         if self.log.len() as Position != self.head {
             flaws.push(Flaw::WrongHead(self.head, self.log.len() as Position));
         }
-        let positions: BTreeMap<_, _> = self.log.iter().map(|event| (event.envelope.event_id, event.position)).collect();
+        let positions: BTreeMap<_, _> =
+            self.log.iter().map(|event| (event.envelope.event_id, event.position)).collect();
         for event in self.events() {
             let in_log = positions.get(&event.envelope.event_id).copied().flatten();
             if in_log != event.position {
@@ -285,7 +288,8 @@ impl Picture {
         for record in self.commands.values() {
             let command_id = &record.command.command_id;
             let caused_by = Some(CausationId::from(command_id));
-            let caused: Vec<_> = self.events().filter(|event| event.envelope.causation_id == caused_by).collect();
+            let caused: Vec<_> =
+                self.events().filter(|event| event.envelope.causation_id == caused_by).collect();
             let last = caused.last().map(|event| event.envelope.aggregate_version);
             match (record.status, record.result) {
                 (CommandStatus::Completed, Some(result)) => {
@@ -308,7 +312,8 @@ impl Picture {
         }
         let facts = self.events().map(|event| CausationId::from(event.envelope.event_id));
         let recorded: BTreeSet<_> = self.commands.keys().map(CausationId::from).chain(facts).collect();
-        let known: BTreeSet<_> = self.events().filter_map(|event| event.envelope.causation_id.as_ref()).collect();
+        let known: BTreeSet<_> =
+            self.events().filter_map(|event| event.envelope.causation_id.as_ref()).collect();
         for orphan in known.into_iter().filter(|cause| !recorded.contains(*cause)) {
             flaws.push(Flaw::EffectOfNothing(orphan.clone()));
         }
@@ -405,14 +410,24 @@ pub enum Flaw {
 impl fmt::Display for Flaw {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::VersionGap(key, wanted, found) => write!(f, "{key} has version {found} where {wanted} belongs"),
-            Self::WrongVersion(key, row, events) => write!(f, "{key} says version {row} and has {events} events"),
+            Self::VersionGap(key, wanted, found) => {
+                write!(f, "{key} has version {found} where {wanted} belongs")
+            }
+            Self::WrongVersion(key, row, events) => {
+                write!(f, "{key} says version {row} and has {events} events")
+            }
             Self::WrongSnapshot(key) => write!(f, "the snapshot of {key} is not what its events fold to"),
-            Self::BrokenHistory(key, version) => write!(f, "the history of {key} is broken at version {version}"),
+            Self::BrokenHistory(key, version) => {
+                write!(f, "the history of {key} is broken at version {version}")
+            }
             Self::WrongState(key) => write!(f, "{key} is not in the state where its history ends"),
-            Self::PositionGap(wanted, found) => write!(f, "the log has position {found:?} where {wanted} belongs"),
+            Self::PositionGap(wanted, found) => {
+                write!(f, "the log has position {found:?} where {wanted} belongs")
+            }
             Self::TwicePositioned(event) => write!(f, "event {event} is in the log twice"),
-            Self::LogOutOfOrder(event) => write!(f, "event {event} is in the log before an earlier one of its aggregate"),
+            Self::LogOutOfOrder(event) => {
+                write!(f, "event {event} is in the log before an earlier one of its aggregate")
+            }
             Self::WrongHead(head, count) => write!(f, "the head is {head} and the log has {count} events"),
             Self::PositionDiffers(event, own, log) => {
                 write!(f, "event {event} says position {own:?}, the log says {log:?}")
@@ -421,21 +436,33 @@ impl fmt::Display for Flaw {
                 write!(f, "command {command} says it led to {said} events; {found} are there, or others")
             }
             Self::NoResult(command) => write!(f, "command {command} is completed without a result"),
-            Self::ResultTooEarly(command, status) => write!(f, "command {command} is {status} and has a result"),
-            Self::EffectTooEarly(command, status) => write!(f, "command {command} is {status} and has events"),
-            Self::WrongClaim(command, status) => write!(f, "command {command} is {status}, and its claim does not fit"),
+            Self::ResultTooEarly(command, status) => {
+                write!(f, "command {command} is {status} and has a result")
+            }
+            Self::EffectTooEarly(command, status) => {
+                write!(f, "command {command} is {status} and has events")
+            }
+            Self::WrongClaim(command, status) => {
+                write!(f, "command {command} is {status}, and its claim does not fit")
+            }
             Self::EffectOfNothing(cause) => write!(f, "events were caused by {cause}, which is not recorded"),
-            Self::OutboxOfNothing(event) => write!(f, "there are outbox rows of event {event}, which does not exist"),
+            Self::OutboxOfNothing(event) => {
+                write!(f, "there are outbox rows of event {event}, which does not exist")
+            }
             Self::OutboxRows(event, channel, count) => {
                 write!(f, "event {event} has {count} outbox rows for {channel}, not 1")
             }
-            Self::NotRouted(event, channel) => write!(f, "event {event} has an outbox row for {channel} without a route"),
+            Self::NotRouted(event, channel) => {
+                write!(f, "event {event} has an outbox row for {channel} without a route")
+            }
             Self::Overtaken(event, channel) => {
                 write!(f, "event {event} was sent to {channel} before an earlier one of its aggregate")
             }
             Self::NoPosition(event) => write!(f, "event {event} has no position"),
             Self::CommandLeft(command, status) => write!(f, "command {command} is still {status}"),
-            Self::NotSent(event, channel, status) => write!(f, "event {event} is still {status} on {channel}"),
+            Self::NotSent(event, channel, status) => {
+                write!(f, "event {event} is still {status} on {channel}")
+            }
             Self::TimerLeft(timer, state) => write!(f, "timer {timer} is still {state}"),
         }
     }

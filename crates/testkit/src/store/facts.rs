@@ -8,13 +8,14 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use towpath_core::envelope::{ChangeContext, EventEnvelope};
 use towpath_core::ids::{
-    ActorId, AggregateKey, CausationId, ChannelName, CommandId, CorrelationId, EventId, HandlerName, InstanceId,
-    LeaseName, RequestId, TenantId, TraceId, Version,
+    ActorId, AggregateKey, CausationId, ChannelName, CommandId, CorrelationId, EventId, HandlerName,
+    InstanceId, LeaseName, RequestId, TenantId, TraceId, Version,
 };
 use towpath_core::name::{CommandName, EventName};
 use towpath_core::payload::Payload;
 use towpath_core::ports::store::{
-    Append, CompletedCommand, Expected, FailedCommand, Found, NewCommand, NewEvent, NewTimer, Snapshot, StateChange,
+    Append, CompletedCommand, Expected, FailedCommand, Found, NewCommand, NewEvent, NewTimer, Snapshot,
+    StateChange,
 };
 use uuid::Uuid;
 

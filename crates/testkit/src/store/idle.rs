@@ -6,9 +6,14 @@ use towpath_core::ports::probe::NoProbe;
 use towpath_core::ports::store::{Found, InboxMark, TimerOutcome};
 
 use super::StoreFixture;
-use super::acts::{LONG, append, claim, drain, hold_new_lease, record, result, retry, schedule, sequence_all, whole_log};
+use super::acts::{
+    LONG, append, claim, drain, hold_new_lease, record, result, retry, schedule, sequence_all, whole_log,
+};
 use super::audit::{Scope, check_finished};
-use super::facts::{OrderFacts, completed, handler, instance, moment, new_channel, new_event_id, new_lease, new_order, place, timer};
+use super::facts::{
+    OrderFacts, completed, handler, instance, moment, new_channel, new_event_id, new_lease, new_order, place,
+    timer,
+};
 use super::waiting::in_time;
 
 /// Everything goes on beside it: writing, sequencing, delivering, leases, deliveries, timers, even the start of a
@@ -20,7 +25,10 @@ pub async fn an_idle_transaction_elsewhere_stalls_nothing(fixture: &impl StoreFi
 
     let work = async {
         let newcomer = fixture.connect(Arc::new(NoProbe)).await;
-        assert_eq!(newcomer.migrate().await.expect("a new instance starts"), []);
+        assert!(
+            newcomer.migrate().await.expect("a new instance starts").is_empty(),
+            "nothing is left to apply"
+        );
         newcomer.ready().await.expect("ready");
 
         let lease = hold_new_lease(&*store).await;
@@ -43,7 +51,10 @@ pub async fn an_idle_transaction_elsewhere_stalls_nothing(fixture: &impl StoreFi
         let accepted = place(&new_order());
         store.accept_command(&accepted).await.expect("accept");
         assert_eq!(store.claim_commands(&lease, moment(9), 10).await.expect("claim commands").len(), 1);
-        store.complete_command(&completed(&accepted, Found::Claimed(lease.clone()), None)).await.expect("complete");
+        store
+            .complete_command(&completed(&accepted, Found::Claimed(lease.clone()), None))
+            .await
+            .expect("complete");
         assert_eq!(store.recover_commands(moment(9)).await.expect("recover"), 0);
 
         let mut tx = store.begin().await.expect("begin");
@@ -57,7 +68,8 @@ pub async fn an_idle_transaction_elsewhere_stalls_nothing(fixture: &impl StoreFi
         store.finish_timer(&lease, due.timer_id, &TimerOutcome::Succeeded, moment(9)).await.expect("finish");
 
         let other = new_lease();
-        let grant = store.acquire_lease(&other, &instance("one"), LONG).await.expect("acquire").expect("free");
+        let grant =
+            store.acquire_lease(&other, &instance("one"), LONG).await.expect("acquire").expect("free");
         store.release_lease(&grant).await.expect("release");
         assert!(store.acquire_lease(&other, &instance("two"), LONG).await.expect("acquire").is_some());
         assert_eq!(whole_log(&*store).await.len(), 41);

@@ -127,7 +127,8 @@ async fn run_child(child: &KillChild, kill_at: u64, seed: &str) -> End {
         return End::Killed;
     }
     let statements = finished_after(&output);
-    statements.map_or_else(|| panic!("{}", failure_of(child, &output)), |statements| End::Finished { statements })
+    statements
+        .map_or_else(|| panic!("{}", failure_of(child, &output)), |statements| End::Finished { statements })
 }
 
 fn finished_after(output: &Output) -> Option<u64> {

@@ -145,13 +145,15 @@ async fn all_are_there_once(
 ) {
     let committed = others.iter().filter_map(|other| other.append.as_ref());
     let committed = committed.chain((end == End::Commit).then_some(late));
-    let mut expected: Vec<_> = committed.flat_map(|append| &append.events).map(|event| event.event_id).collect();
+    let mut expected: Vec<_> =
+        committed.flat_map(|append| &append.events).map(|event| event.event_id).collect();
     expected.sort_unstable();
     assert_eq!(sequence_all(store, lease).await, expected.len() as u64);
     let mut positioned: Vec<_> = whole_log(store).await.iter().map(|event| event.envelope.event_id).collect();
     positioned.sort_unstable();
     assert_eq!(positioned, expected);
-    let mut sent: Vec<_> = drain(store, lease, channel, moment(9)).await.iter().map(|item| item.event.event_id).collect();
+    let mut sent: Vec<_> =
+        drain(store, lease, channel, moment(9)).await.iter().map(|item| item.event.event_id).collect();
     sent.sort_unstable();
     assert_eq!(sent, expected);
 }

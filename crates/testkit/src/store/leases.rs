@@ -8,7 +8,8 @@ use towpath_core::ports::store::{Found, LeaseGrant, OutboxOutcome, StoreError, T
 
 use super::StoreFixture;
 use super::acts::{
-    LONG, append, assert_refused, claim, hold, hold_new_lease, result, schedule, sequence_all, stale_and_fresh,
+    LONG, append, assert_refused, claim, hold, hold_new_lease, result, schedule, sequence_all,
+    stale_and_fresh,
 };
 use super::audit::{Picture, Scope};
 use super::facts::{OrderFacts, completed, failed, instance, moment, new_channel, new_lease, place, timer};
@@ -41,10 +42,15 @@ pub async fn a_holder_that_acquires_again_raises_the_epoch(fixture: &impl StoreF
 pub async fn an_expired_lease_is_taken_over_with_a_higher_epoch(fixture: &impl StoreFixture) {
     let store = fixture.store().await;
     let lease = new_lease();
-    let acquired = store.acquire_lease(&lease, &instance("one"), Duration::ZERO).await.expect("acquire").expect("free");
+    let acquired =
+        store.acquire_lease(&lease, &instance("one"), Duration::ZERO).await.expect("acquire").expect("free");
     let taken_over = hold(&*store, &lease, &instance("two")).await;
     assert!(taken_over.epoch > acquired.epoch);
-    assert_refused!(store.renew_lease(&acquired, LONG).await, StoreError::Fenced { .. }, "a lease of another");
+    assert_refused!(
+        store.renew_lease(&acquired, LONG).await,
+        StoreError::Fenced { .. },
+        "a lease of another"
+    );
     assert_eq!(store.acquire_lease(&lease, &instance("one"), LONG).await.expect("acquire"), None);
 
     store.renew_lease(&taken_over, Duration::ZERO).await.expect("renew for no time");
@@ -119,7 +125,8 @@ pub async fn a_stale_holder_is_fenced_everywhere_and_changes_nothing(fixture: &i
         StoreError::Fenced { .. } | StoreError::CommandTaken(_),
         "fail_command"
     );
-    let failure = TimerOutcome::Failed { error_code: "late".into(), error_message: "Late.".into(), retry_at: None };
+    let failure =
+        TimerOutcome::Failed { error_code: "late".into(), error_message: "Late.".into(), retry_at: None };
     for outcome in [TimerOutcome::Succeeded, failure] {
         let finished = store.finish_timer(&stale, due.timer_id, &outcome, moment(9)).await;
         assert_refused!(finished, StoreError::Fenced { .. }, "finish_timer");
@@ -167,8 +174,10 @@ pub async fn one_of_eight_contenders_gets_the_lease(fixture: &impl StoreFixture)
             let expired = stores[0].acquire_lease(&lease, &instance("gone"), Duration::ZERO).await;
             expired.expect("acquire").expect("free");
         }
-        let contenders = stores.iter().enumerate().map(|(number, store)| contend(Arc::clone(store), number, &lease));
-        let grants: Vec<_> = all_at_once(contenders.collect::<Vec<_>>()).await.into_iter().flatten().collect();
+        let contenders =
+            stores.iter().enumerate().map(|(number, store)| contend(Arc::clone(store), number, &lease));
+        let grants: Vec<_> =
+            all_at_once(contenders.collect::<Vec<_>>()).await.into_iter().flatten().collect();
         assert_eq!(grants.len(), 1, "round {round}: {grants:?}");
         stores[0].renew_lease(&grants[0], LONG).await.expect("the grant is good");
     }

@@ -88,38 +88,175 @@ pub trait StoreFixture: Send + Sync {
 
 /// Runs one case with a deadline, so that a lock that is never released fails one test and does not hang them all.
 pub async fn run_case(name: &str, case: impl Future<Output = ()>) {
-    const DEADLINE: Duration = Duration::from_secs(300);
+    const DEADLINE: Duration = Duration::from_secs(600);
     if tokio::time::timeout(DEADLINE, case).await.is_err() {
         panic!("{name} did not end within {DEADLINE:?}: something waits for a lock or a connection for ever");
     }
 }
 
-/// Expands to one test per case of the suite. The expression makes a fresh [`StoreFixture`]; it is evaluated in an
-/// async function, once per test. The crate needs `tokio` with `macros` and `rt-multi-thread`.
+/// Expands to one test per case of the suite, named like the case. The expression makes a fresh [`StoreFixture`]; it
+/// is evaluated once per test, in an async function. The crate needs `tokio` with `macros` and `rt-multi-thread`.
 #[macro_export]
 macro_rules! store_conformance {
     ($fixture:expr) => {
-        $crate::for_each_store_case!($crate::store_conformance_test, $fixture);
-    };
-}
-
-/// One test of [`store_conformance!`].
-#[doc(hidden)]
-#[macro_export]
-macro_rules! store_conformance_test {
-    ($module:ident, $case:ident, $fixture:expr) => {
-        #[::tokio::test(flavor = "multi_thread", worker_threads = 4)]
-        async fn $case() {
-            let fixture = $fixture;
-            let case = $crate::store::$module::$case(&fixture);
-            $crate::store::run_case(stringify!($case), case).await;
+        $crate::store_conformance! {
+            @cases $fixture;
+            migrations:
+                migrating_twice_changes_nothing,
+                four_instances_migrate_at_once,
+                a_newer_schema_is_refused,
+                an_unmigrated_database_is_not_ready;
+            appends:
+                a_command_commits_everything_together,
+                a_version_conflict_writes_nothing,
+                expecting_a_new_aggregate_conflicts_with_an_existing_one,
+                expecting_a_version_conflicts_with_a_missing_aggregate,
+                expecting_any_version_gives_consecutive_ones_to_concurrent_writers,
+                a_rolled_back_append_never_happened,
+                one_transaction_carries_several_aggregates,
+                a_duplicate_event_id_is_refused_and_writes_nothing,
+                a_long_append_keeps_its_order,
+                a_refused_append_takes_its_transaction_with_it;
+            races:
+                two_writers_race_for_one_version,
+                eight_writers_lose_nothing_and_leave_no_gaps;
+            late_commits:
+                a_late_commit_is_neither_skipped_nor_lost,
+                a_late_rollback_leaves_no_gap,
+                a_late_commit_is_found_when_the_hint_goes_back_to_zero,
+                a_late_rollback_leaves_no_gap_for_a_caller_with_hints;
+            idle:
+                an_idle_transaction_elsewhere_stalls_nothing;
+            sequencing:
+                positions_are_gapless_and_in_version_order,
+                two_sequencers_at_once_give_each_event_one_position,
+                a_fenced_sequencer_gives_no_positions;
+            leases:
+                a_live_lease_is_refused_to_others,
+                a_holder_that_acquires_again_raises_the_epoch,
+                an_expired_lease_is_taken_over_with_a_higher_epoch,
+                a_released_lease_is_free_and_its_epoch_goes_on,
+                a_stale_release_does_nothing,
+                a_stale_holder_is_fenced_everywhere_and_changes_nothing,
+                results_are_written_under_every_lease_or_not_at_all,
+                one_of_eight_contenders_gets_the_lease;
+            commands:
+                accepting_twice_answers_the_first_record,
+                concurrent_acceptances_record_one_command,
+                a_command_record_survives_to_the_letter,
+                claimers_never_share_a_command,
+                only_commands_of_a_gone_holder_are_recovered,
+                commands_of_a_released_or_expired_lease_are_recovered,
+                a_claim_in_an_older_epoch_leaves_nothing_stuck,
+                a_claimed_command_completes_once,
+                a_command_that_was_taken_over_cannot_be_ended_by_the_sleeper,
+                a_failed_command_is_claimed_when_its_retry_is_due,
+                a_failed_command_completes_when_it_is_sent_again,
+                the_same_command_twice_at_once_has_one_effect,
+                a_recorded_command_has_no_second_effect,
+                a_command_that_changes_nothing_is_recorded_completed,
+                command_counts_follow_the_statuses;
+            payloads:
+                payloads_survive_to_the_letter,
+                large_payloads_survive,
+                aggregate_ids_are_compared_to_the_letter,
+                names_are_compared_to_the_letter;
+            outbox:
+                rows_exist_for_routed_channels_only,
+                a_claimed_row_carries_its_fact,
+                a_claim_respects_partitions_and_limit,
+                sent_rows_are_not_claimed_again,
+                a_parked_retry_holds_its_lane_until_it_is_sent,
+                a_row_written_while_its_lane_is_parked_waits_too,
+                a_row_written_while_its_lane_is_unparked_is_not_forgotten,
+                a_retry_without_parking_lets_later_rows_pass,
+                a_failed_row_parks_its_lane_until_it_is_reopened,
+                a_failed_row_without_parking_lets_its_lane_go_on,
+                a_parked_lane_is_parked_on_its_channel_only,
+                one_poisoned_lane_stalls_no_other,
+                outbox_counts_follow_the_statuses,
+                two_relays_with_their_own_partitions_deliver_everything_once;
+            inbox:
+                a_delivery_is_first_once,
+                a_rolled_back_mark_leaves_the_delivery_first,
+                two_transactions_marking_one_delivery_take_turns,
+                eight_deliveries_at_once_have_one_effect,
+                handlers_are_independent,
+                failed_deliveries_are_counted,
+                a_delivery_in_retry_can_still_be_handled;
+            timers:
+                a_timer_survives_to_the_letter,
+                timers_live_and_die_with_their_transaction,
+                a_cancelled_timer_never_runs,
+                due_timers_come_in_order,
+                a_claimed_timer_succeeds_or_is_tried_again,
+                timers_of_a_gone_holder_are_taken_over,
+                claimers_never_share_a_timer;
+            channels:
+                channels_are_listed_by_name,
+                a_paused_channel_says_who_and_why,
+                a_removed_channel_frees_its_name,
+                a_missing_channel_is_said_to_be_missing,
+                one_of_eight_adds_of_a_name_wins;
+            statuses:
+                a_status_comes_from_the_tenants_dictionary,
+                a_status_is_kept_apart_from_the_state,
+                a_missing_aggregate_has_no_status;
+            reads:
+                history_has_one_row_per_state_change,
+                events_of_an_aggregate_are_read_in_pages,
+                a_flow_is_read_in_order,
+                the_log_is_read_between_positions;
+            round_trips:
+                a_load_is_one_round_trip,
+                a_command_costs_few_round_trips,
+                results_are_written_in_one_batch;
+            kill:
+                a_process_killed_between_any_two_statements_leaves_no_harm;
         }
     };
+    (@cases $fixture:expr; $($module:ident: $($case:ident),+;)+) => {
+        $($(
+            #[::tokio::test(flavor = "multi_thread", worker_threads = 4)]
+            async fn $case() {
+                let fixture = $fixture;
+                let case = $crate::store::$module::$case(&fixture);
+                $crate::store::run_case(stringify!($case), case).await;
+            }
+        )+)+
+    };
 }
 
-/// The cases, by module. A test below compares this list with the source: no case can be forgotten.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! for_each_store_case {
-    ($($callback:ident)::+, $fixture:expr) => { compile_error!("callbacks are written $crate::name"); };
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    /// A case that is written but not listed would never run, and nothing would say so.
+    #[test]
+    fn every_case_is_listed_in_the_macro() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/store");
+        let list = include_str!("mod.rs");
+        let (_, list) = list.split_once("@cases $fixture;\n").unwrap();
+        let (list, _) = list.split_once('}').unwrap();
+        let listed: BTreeSet<&str> =
+            list.split([',', ';', '\n', ' ']).filter(|word| !word.is_empty()).collect();
+        let mut written = BTreeSet::new();
+        for file in std::fs::read_dir(folder).unwrap() {
+            let path = file.unwrap().path();
+            let source = std::fs::read_to_string(&path).unwrap();
+            let mut cases = 0;
+            for line in source.lines().filter(|line| line.contains("(fixture: &impl StoreFixture) {")) {
+                if let Some((name, _)) =
+                    line.strip_prefix("pub async fn ").and_then(|line| line.split_once('('))
+                {
+                    written.insert(name.to_owned());
+                    cases += 1;
+                }
+            }
+            if cases > 0 {
+                written.insert(format!("{}:", path.file_stem().unwrap().display()));
+            }
+        }
+        assert_eq!(listed, written.iter().map(String::as_str).collect());
+    }
 }

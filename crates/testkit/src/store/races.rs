@@ -36,7 +36,11 @@ pub async fn two_writers_race_for_one_version(fixture: &impl StoreFixture) {
     }
     assert_eq!(versions_of(&*stores[0], &order).await, (1..=50).collect::<Vec<_>>());
     let counts = stores[0].outbox_counts(&channel).await.expect("outbox_counts");
-    assert_eq!(counts.by_status.iter().map(|(_, count)| count).sum::<u64>(), 50, "losers leave no outbox rows");
+    assert_eq!(
+        counts.by_status.iter().map(|(_, count)| count).sum::<u64>(),
+        50,
+        "losers leave no outbox rows"
+    );
 }
 
 /// Eight writers that each add 25 facts, and load again after every conflict: 200 versions, none twice, none missing.
@@ -67,6 +71,7 @@ pub async fn eight_writers_lose_nothing_and_leave_no_gaps(fixture: &impl StoreFi
     assert_eq!(versions_of(&*store, &order).await, made);
     let lease = hold_new_lease(&*store).await;
     assert_eq!(sequence_all(&*store, &lease).await, 200);
-    let versions: Vec<_> = whole_log(&*store).await.iter().map(|event| event.envelope.aggregate_version).collect();
+    let versions: Vec<_> =
+        whole_log(&*store).await.iter().map(|event| event.envelope.aggregate_version).collect();
     assert_eq!(versions, made, "the log has them in version order");
 }

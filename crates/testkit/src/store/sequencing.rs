@@ -32,7 +32,10 @@ pub async fn positions_are_gapless_and_in_version_order(fixture: &impl StoreFixt
     assert_versions_in_order(&*store, orders.iter().map(|order| (order.clone(), 3)).collect()).await;
     for order in &orders {
         let events = store.events_of(order, 0, 10).await.expect("events_of");
-        assert!(events.iter().all(|event| event.position.is_some()), "events show their positions: {events:?}");
+        assert!(
+            events.iter().all(|event| event.position.is_some()),
+            "events show their positions: {events:?}"
+        );
     }
 }
 
@@ -83,7 +86,8 @@ pub async fn two_sequencers_at_once_give_each_event_one_position(fixture: &impl 
             for _ in 0..ROUNDS {
                 let order = &orders[dice.roll(5) as usize];
                 let commits = dice.roll(3) > 0;
-                let facts = (0..=dice.roll(3)).fold(OrderFacts::whatever_version(order), |facts, _| facts.noted("busy"));
+                let facts = (0..=dice.roll(3))
+                    .fold(OrderFacts::whatever_version(order), |facts, _| facts.noted("busy"));
                 let append = facts.append();
                 taking_turns(|| write(&*store, &append, commits)).await.expect("write");
                 if commits {
@@ -120,13 +124,19 @@ pub async fn a_fenced_sequencer_gives_no_positions(fixture: &impl StoreFixture) 
     let (stale, fresh) = stale_and_fresh(&*store).await;
     append(&*store, &OrderFacts::of_new_order().placed().append()).await;
     match store.sequence(&stale, 0, 10).await {
-        Err(StoreError::Fenced { lease, epoch }) => assert_eq!((lease, epoch), (stale.lease.clone(), stale.epoch)),
+        Err(StoreError::Fenced { lease, epoch }) => {
+            assert_eq!((lease, epoch), (stale.lease.clone(), stale.epoch))
+        }
         other => panic!("expected Fenced, got {other:?}"),
     }
     assert_eq!(store.head().await.expect("head"), 0);
     assert_eq!(sequence(&*store, &fresh, 10).await, (1, 1));
     let unknown = LeaseGrant { epoch: fresh.epoch + 1, ..fresh.clone() };
-    assert_refused!(store.sequence(&unknown, 0, 10).await, StoreError::Fenced { .. }, "an epoch that never was");
+    assert_refused!(
+        store.sequence(&unknown, 0, 10).await,
+        StoreError::Fenced { .. },
+        "an epoch that never was"
+    );
 }
 
 async fn sequence(store: &dyn Store, lease: &LeaseGrant, limit: u32) -> (u64, u64) {
@@ -134,7 +144,11 @@ async fn sequence(store: &dyn Store, lease: &LeaseGrant, limit: u32) -> (u64, u6
     (count, head)
 }
 
-async fn write(store: &dyn Store, append: &towpath_core::ports::store::Append, commits: bool) -> StoreResult<()> {
+async fn write(
+    store: &dyn Store,
+    append: &towpath_core::ports::store::Append,
+    commits: bool,
+) -> StoreResult<()> {
     let mut tx = store.begin().await?;
     match tx.append(append).await {
         Ok(_) if commits => tx.commit().await,

@@ -13,8 +13,8 @@ use towpath_core::ids::{
 };
 use towpath_core::lifecycle::{CommandStatus, TaskState};
 use towpath_core::ports::store::{
-    Append, CommandRecord, CompletedCommand, Found, InboxFailure, InboxMark, LeaseGrant, NewCommand, NewTimer,
-    OutboxClaim, OutboxOutcome, Store, StoreError, StoreResult, TimerOutcome,
+    Append, CommandRecord, CompletedCommand, Found, InboxFailure, InboxMark, LeaseGrant, NewCommand,
+    NewTimer, OutboxClaim, OutboxOutcome, Store, StoreError, StoreResult, TimerOutcome,
 };
 use uuid::{Builder, Uuid};
 
@@ -91,7 +91,12 @@ impl Workload {
         }
     }
 
-    async fn work_off(&self, store: &dyn Store, lease: &LeaseGrant, record: &CommandRecord) -> StoreResult<()> {
+    async fn work_off(
+        &self,
+        store: &dyn Store,
+        lease: &LeaseGrant,
+        record: &CommandRecord,
+    ) -> StoreResult<()> {
         let found = Found::Claimed(lease.clone());
         let command = &record.command;
         if self.is_accepted(1, command) && record.retry_count == 0 {
@@ -305,9 +310,9 @@ impl Workload {
             self.command("by timer", 1),
         ];
         // The version does not matter here: the scope takes ids and routes only.
-        let mut scope = commands.iter().fold(Scope::new(), |scope, command| {
-            scope.command(&self.effect(command, Found::Nowhere, 0))
-        });
+        let mut scope = commands
+            .iter()
+            .fold(Scope::new(), |scope, command| scope.command(&self.effect(command, Found::Nowhere, 0)));
         scope = scope.append(&self.handlers_append(0));
         scope.commands.insert(self.accepted(2).command_id);
         scope.timers.extend([self.timer_id("fired"), self.timer_id("called off")]);

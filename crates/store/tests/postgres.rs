@@ -1,0 +1,13 @@
+//! The store contract on PostgreSQL.
+
+mod fixtures;
+
+towpath_testkit::store_conformance!(fixtures::Postgres::fresh().await);
+
+/// The process that the kill case starts and kills; on its own it does nothing.
+#[test]
+fn kill_child() {
+    towpath_testkit::store::kill::child_main(
+        |url, probe| async move { fixtures::connect(&url, probe).await },
+    );
+}

@@ -1,0 +1,126 @@
+//! Channels: paused with who and why (S2), removed softly, unique among the living (S3).
+
+use towpath_core::ids::{ActorId, ChannelName};
+use towpath_core::ports::store::{ChannelRow, Disabled, Store, StoreError};
+use uuid::Uuid;
+
+use super::StoreFixture;
+use super::acts::assert_refused;
+use super::facts::{moment, new_channel};
+use super::waiting::{all_at_once, taking_turns};
+
+/// The living channels are listed by name, as they were added.
+pub async fn channels_are_listed_by_name(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    assert_eq!(store.channels().await.expect("channels"), []);
+    let mut rows: Vec<ChannelRow> = ["mail", "audit", "ledger"]
+        .into_iter()
+        .zip(0..)
+        .map(|(name, position)| ChannelRow {
+            channel_id: Uuid::now_v7(),
+            name: ChannelName::new(name).expect("a valid name"),
+            position,
+            disabled: None,
+        })
+        .collect();
+    for row in &rows {
+        store.add_channel(row.channel_id, &row.name, row.position, moment(1)).await.expect("add");
+    }
+    rows.sort_by(|left, right| left.name.cmp(&right.name));
+    assert_eq!(store.channels().await.expect("channels"), rows);
+}
+
+/// A paused channel says since when, by whom and why; resuming forgets it. Other channels are not concerned.
+pub async fn a_paused_channel_says_who_and_why(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let (name, other) = (new_channel(), new_channel());
+    add(&*store, &name).await.expect("add");
+    add(&*store, &other).await.expect("add");
+    let full = Disabled {
+        at: moment(5),
+        by_id: Some(ActorId::new("Zoë 🦆").expect("a valid id")),
+        reason: "broker-moves".to_owned(),
+        message: Some("Until \"Monday\"; 100% sure.".to_owned()),
+    };
+    let bare = Disabled { at: moment(6), by_id: None, reason: "automatic".to_owned(), message: None };
+    for disabled in [Some(full), Some(bare), None] {
+        store.disable_channel(&name, disabled.as_ref()).await.expect("pause or resume");
+        assert_eq!(find(&*store, &name).await.expect("it lives").disabled, disabled);
+        assert_eq!(find(&*store, &other).await.expect("it lives").disabled, None);
+    }
+    store.disable_channel(&name, None).await.expect("resuming what runs changes nothing");
+}
+
+/// A living name is taken; a removed one is free again, and its successor begins anew.
+pub async fn a_removed_channel_frees_its_name(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let name = new_channel();
+    let by = ActorId::new("operator-1").expect("a valid id");
+    for round in 0..3 {
+        let channel_id = add(&*store, &name).await.expect("the name is free");
+        match add(&*store, &name).await {
+            Err(StoreError::NameTaken { name: taken, .. }) => assert_eq!(taken, name.as_str()),
+            other => panic!("expected NameTaken, got {other:?}"),
+        }
+        let living = find(&*store, &name).await.expect("it lives");
+        assert_eq!((living.channel_id, living.disabled), (channel_id, None), "round {round}");
+        let disabled = Disabled { at: moment(2), by_id: None, reason: "old".to_owned(), message: None };
+        store.disable_channel(&name, Some(&disabled)).await.expect("pause");
+        store.remove_channel(&name, Some(&by), "not needed", moment(3)).await.expect("remove");
+        assert_eq!(find(&*store, &name).await, None);
+    }
+}
+
+/// What does not exist, or no longer does, is missing.
+pub async fn a_missing_channel_is_said_to_be_missing(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let (never, gone) = (new_channel(), new_channel());
+    add(&*store, &gone).await.expect("add");
+    store.remove_channel(&gone, None, "not needed", moment(2)).await.expect("remove");
+    let disabled = Disabled { at: moment(2), by_id: None, reason: "why".to_owned(), message: None };
+    for name in [&never, &gone] {
+        for change in [Some(&disabled), None] {
+            let answer = store.disable_channel(name, change).await;
+            assert_refused!(answer, StoreError::Missing { .. }, "pausing or resuming");
+        }
+        let answer = store.remove_channel(name, None, "again", moment(3)).await;
+        assert_refused!(answer, StoreError::Missing { .. }, "removing");
+    }
+}
+
+/// Eight instances add the same name at the same moment: one does.
+pub async fn one_of_eight_adds_of_a_name_wins(fixture: &impl StoreFixture) {
+    let mut stores = Vec::new();
+    for _ in 0..8 {
+        stores.push(fixture.store().await);
+    }
+    for round in 0..5 {
+        let name = new_channel();
+        let adds = stores.iter().cloned().map(|store| {
+            let name = name.clone();
+            async move { taking_turns(|| add(&*store, &name)).await }
+        });
+        let mut added = Vec::new();
+        for answer in all_at_once(adds).await {
+            match answer {
+                Ok(channel_id) => added.push(channel_id),
+                Err(StoreError::NameTaken { .. }) => {}
+                Err(other) => panic!("round {round}: {other:?}"),
+            }
+        }
+        assert_eq!(added.len(), 1, "round {round}");
+        assert_eq!(find(&*stores[0], &name).await.map(|row| row.channel_id), Some(added[0]));
+    }
+}
+
+async fn add(store: &dyn Store, name: &ChannelName) -> Result<Uuid, StoreError> {
+    let channel_id = Uuid::now_v7();
+    store.add_channel(channel_id, name, 0, moment(1)).await.map(|()| channel_id)
+}
+
+async fn find(store: &dyn Store, name: &ChannelName) -> Option<ChannelRow> {
+    let mut living: Vec<_> = store.channels().await.expect("channels");
+    living.retain(|row| row.name == *name);
+    assert!(living.len() <= 1, "one name, two living channels");
+    living.pop()
+}

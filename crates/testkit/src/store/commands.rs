@@ -1,0 +1,460 @@
+//! The command box: the same id gives the same answer and no second effect (P6), and nothing stays PROCESSING when
+//! its worker is gone (P7).
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use chrono::{TimeZone, Utc};
+use towpath_core::lifecycle::CommandStatus;
+use towpath_core::ports::store::{
+    CommandRecord, CommandResult, CompletedCommand, Expected, Found, NewCommand, Store, StoreError,
+};
+
+use super::StoreFixture;
+use super::acts::{append, assert_refused, hold, hold_new_lease, stale_and_fresh, versions_of};
+use super::audit::{Picture, Scope};
+use super::facts::{
+    OrderFacts, completed, context, failed, full_context, instance, moment, new_channel, new_command_id,
+    new_event_id, new_lease, new_order, payload, place,
+};
+use super::waiting::{all_at_once, taking_turns};
+
+/// The first acceptance records it, the second answers that record, and an acceptance after completion answers
+/// the completed one.
+pub async fn accepting_twice_answers_the_first_record(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let command = place(&new_order());
+    assert_eq!(store.accept_command(&command).await.expect("accept"), None);
+    let record = store.command(&command.command_id).await.expect("command").expect("it is recorded");
+    assert_eq!(record.status, CommandStatus::Pending);
+
+    let other = NewCommand { payload: payload(r#"{"other":true}"#), ..command.clone() };
+    for again in [&command, &other] {
+        let found = store.accept_command(again).await.expect("accept again");
+        assert_eq!(found.as_ref(), Some(&record), "the record of the first is answered and stays as it is");
+    }
+    assert!(command.is_same_as(&record) && !other.is_same_as(&record));
+
+    let direct = OrderFacts::of_new_order().placed().command();
+    store.complete_command(&direct).await.expect("complete");
+    let found = store.accept_command(&direct.command).await.expect("accept").expect("it was there before");
+    assert_eq!(found.result, Some(CommandResult { aggregate_version: 1, event_count: 1 }));
+}
+
+/// Eight acceptances of one id at the same moment: one records, seven are answered.
+pub async fn concurrent_acceptances_record_one_command(fixture: &impl StoreFixture) {
+    let mut stores = Vec::new();
+    for _ in 0..8 {
+        stores.push(fixture.store().await);
+    }
+    for _ in 0..5 {
+        let command = place(&new_order());
+        let acceptances = stores.iter().cloned().map(|store| {
+            let command = command.clone();
+            async move { taking_turns(|| store.accept_command(&command)).await.expect("accept") }
+        });
+        let answers = all_at_once(acceptances).await;
+        assert_eq!(answers.iter().filter(|answer| answer.is_none()).count(), 1, "{answers:?}");
+        for record in answers.into_iter().flatten() {
+            assert_eq!((record.command, record.status), (command.clone(), CommandStatus::Pending));
+        }
+    }
+}
+
+/// Every field of a command comes back exactly: the payload to the letter, times to the microsecond.
+pub async fn a_command_record_survives_to_the_letter(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let at = Utc.timestamp_opt(1_735_689_599, 999_999_000).single().expect("a moment");
+    let full = NewCommand {
+        payload: payload(
+            "{ \"amount\" : 88.50,\n \"big\": 123456789012345678901234567890, \"a\":1, \"a\":2 }",
+        ),
+        context: full_context(at),
+        ..place(&new_order())
+    };
+    let bare = NewCommand { context: context(at), ..place(&new_order()) };
+    for command in [full, bare] {
+        store.accept_command(&command).await.expect("accept");
+        let pending = CommandRecord {
+            command: command.clone(),
+            status: CommandStatus::Pending,
+            status_changed_at: at,
+            status_reason: None,
+            status_message: None,
+            retry_count: 0,
+            next_retry_at: None,
+            claim: None,
+            started_at: None,
+            finished_at: None,
+            result: None,
+        };
+        assert_eq!(store.command(&command.command_id).await.expect("command"), Some(pending));
+
+        let command = NewCommand { command_id: new_command_id(), ..command };
+        let retry_at = at + Duration::from_micros(1_000_001);
+        let failure = failed(&command, Found::Nowhere, 2, Some(retry_at));
+        store.fail_command(&failure).await.expect("fail");
+        let record = store.command(&command.command_id).await.expect("command").expect("it is recorded");
+        assert_eq!(record.command, command);
+        assert_eq!((record.status, record.status_changed_at), (CommandStatus::Failed, failure.failed_at));
+        assert_eq!(record.status_reason.as_deref(), Some(failure.reason.as_str()));
+        assert_eq!(record.status_message.as_deref(), Some(failure.message.as_str()));
+        assert_eq!((record.retry_count, record.next_retry_at), (2, Some(retry_at)));
+        assert_eq!((record.started_at, record.claim, record.result), (Some(failure.started_at), None, None));
+    }
+}
+
+/// A hundred commands, four claimers at once: every command has exactly one of them.
+pub async fn claimers_never_share_a_command(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let mut ids = BTreeSet::new();
+    for _ in 0..100 {
+        let command = place(&new_order());
+        store.accept_command(&command).await.expect("accept");
+        ids.insert(command.command_id);
+    }
+    let mut claimers = Vec::new();
+    for _ in 0..4 {
+        let store = fixture.store().await;
+        let lease = hold_new_lease(&*store).await;
+        claimers.push(async move {
+            let mut claimed = Vec::new();
+            loop {
+                let records =
+                    taking_turns(|| store.claim_commands(&lease, moment(1), 7)).await.expect("claim");
+                if records.is_empty() {
+                    return claimed;
+                }
+                assert!(records.len() <= 7, "the limit holds");
+                for record in &records {
+                    assert_eq!(
+                        (record.status, record.claim.as_ref()),
+                        (CommandStatus::Processing, Some(&lease))
+                    );
+                }
+                claimed.extend(records.into_iter().map(|record| record.command.command_id));
+            }
+        });
+    }
+    let claimed = all_at_once(claimers).await.concat();
+    assert_eq!(claimed.len(), 100, "no command twice");
+    assert_eq!(claimed.into_iter().collect::<BTreeSet<_>>(), ids, "no command left");
+    let counts = store.command_counts().await.expect("counts");
+    assert_eq!(counts.of(CommandStatus::Processing), 100);
+}
+
+/// A command whose holder lives is left alone, however late the caller's clock is. A holder that comes back raises
+/// its epoch, and what it had before is free at once.
+pub async fn only_commands_of_a_gone_holder_are_recovered(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let (restarts, lives) = (new_lease(), new_lease());
+    let first = hold(&*store, &restarts, &instance("one")).await;
+    let other = hold(&*store, &lives, &instance("two")).await;
+    let commands = [place(&new_order()), place(&new_order())];
+    for (command, lease) in commands.iter().zip([&first, &other]) {
+        store.accept_command(command).await.expect("accept");
+        assert_eq!(store.claim_commands(lease, moment(1), 10).await.expect("claim").len(), 1);
+    }
+    let decades_later = Utc.timestamp_opt(2_082_758_400, 0).single().expect("a moment in 2036");
+    let recovered = store.recover_commands(decades_later).await.expect("recover");
+    assert_eq!(recovered, 0, "leases live by the database's clock, and both live");
+
+    let second = hold(&*store, &restarts, &instance("one")).await;
+    assert_eq!(store.recover_commands(moment(2)).await.expect("recover"), 1, "without waiting for anything");
+    assert_eq!(store.recover_commands(moment(2)).await.expect("recover"), 0, "once");
+    let recovered = store.command(&commands[0].command_id).await.expect("command").expect("recorded");
+    assert_eq!((recovered.status, recovered.claim), (CommandStatus::Pending, None));
+    let untouched = store.command(&commands[1].command_id).await.expect("command").expect("recorded");
+    assert_eq!((untouched.status, untouched.claim), (CommandStatus::Processing, Some(other)));
+
+    let claimed = store.claim_commands(&second, moment(3), 10).await.expect("claim");
+    assert_eq!(claimed.len(), 1, "it can be claimed again");
+    assert_eq!(claimed[0].claim, Some(second));
+}
+
+/// A released lease and one that has run out leave nothing behind either.
+pub async fn commands_of_a_released_or_expired_lease_are_recovered(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    for releases in [true, false] {
+        let command = place(&new_order());
+        store.accept_command(&command).await.expect("accept");
+        let lease = hold_new_lease(&*store).await;
+        assert_eq!(store.claim_commands(&lease, moment(1), 10).await.expect("claim").len(), 1);
+        assert_eq!(store.recover_commands(moment(2)).await.expect("recover"), 0, "its holder lives");
+        if releases {
+            store.release_lease(&lease).await.expect("release");
+        } else {
+            store.renew_lease(&lease, Duration::ZERO).await.expect("let it run out");
+        }
+        assert_eq!(store.recover_commands(moment(2)).await.expect("recover"), 1, "its holder is gone");
+        let record = store.command(&command.command_id).await.expect("command").expect("recorded");
+        assert_eq!(record.status, CommandStatus::Pending);
+        let direct = completed(&command, Found::Nowhere, None);
+        assert_refused!(
+            store.complete_command(&direct).await,
+            StoreError::DuplicateCommand(_),
+            "it is still recorded"
+        );
+        let next = hold_new_lease(&*store).await;
+        assert_eq!(store.claim_commands(&next, moment(3), 10).await.expect("claim").len(), 1);
+        let done = completed(&command, Found::Claimed(next), None);
+        store.complete_command(&done).await.expect("complete");
+    }
+}
+
+/// A claim in an older epoch is refused, or it is free again at once: it never leaves a command stuck.
+pub async fn a_claim_in_an_older_epoch_leaves_nothing_stuck(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let (stale, fresh) = stale_and_fresh(&*store).await;
+    let command = place(&new_order());
+    store.accept_command(&command).await.expect("accept");
+    match store.claim_commands(&stale, moment(1), 10).await {
+        Ok(claimed) => {
+            let recovered = store.recover_commands(moment(2)).await.expect("recover");
+            assert_eq!(recovered, claimed.len() as u64);
+        }
+        Err(StoreError::Fenced { .. }) => {}
+        Err(other) => panic!("expected Fenced, got {other:?}"),
+    }
+    assert_eq!(store.claim_commands(&fresh, moment(3), 10).await.expect("claim").len(), 1);
+}
+
+/// Claimed, then completed with its effect: once.
+pub async fn a_claimed_command_completes_once(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let lease = hold_new_lease(&*store).await;
+    let command = place(&new_order());
+    store.accept_command(&command).await.expect("accept");
+    let claimed = store.claim_commands(&lease, moment(1), 10).await.expect("claim");
+    assert_eq!(claimed.len(), 1);
+    assert_eq!((&claimed[0].command, claimed[0].status_changed_at), (&command, moment(1)));
+    assert_eq!(store.claim_commands(&lease, moment(1), 10).await.expect("claim"), [], "it is claimed");
+
+    let facts =
+        OrderFacts::about(&command.aggregate, 0).placed().routed(&[new_channel()]).caused_by(&command);
+    let done = completed(&command, Found::Claimed(lease.clone()), Some(facts.append()));
+    let result = store.complete_command(&done).await.expect("complete");
+    let record = store.command(&command.command_id).await.expect("command").expect("recorded");
+    assert_eq!((record.status, record.result, record.claim), (CommandStatus::Completed, Some(result), None));
+
+    let scope = Scope::new().command(&done);
+    let before = Picture::read(&*store, &scope).await;
+    assert_eq!(before.flaws(), []);
+    let again = again_with_new_events(&done);
+    assert_refused!(
+        store.complete_command(&again).await,
+        StoreError::CommandTaken(_) | StoreError::DuplicateCommand(_) | StoreError::Fenced { .. },
+        "completing it again"
+    );
+    assert_refused!(
+        store.fail_command(&failed(&command, Found::Claimed(lease.clone()), 1, None)).await,
+        StoreError::CommandTaken(_) | StoreError::DuplicateCommand(_) | StoreError::Fenced { .. },
+        "failing it after all"
+    );
+    Picture::read(&*store, &scope).await.assert_unchanged_since(&before, "a second end");
+    assert_eq!(store.claim_commands(&lease, moment(99), 10).await.expect("claim"), [], "it is done");
+}
+
+/// Between the claim and the end the command was recovered and claimed by another: the sleeper cannot end it.
+pub async fn a_command_that_was_taken_over_cannot_be_ended_by_the_sleeper(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let command = place(&new_order());
+    store.accept_command(&command).await.expect("accept");
+    let sleeper = hold_new_lease(&*store).await;
+    assert_eq!(store.claim_commands(&sleeper, moment(1), 10).await.expect("claim").len(), 1);
+    store.renew_lease(&sleeper, Duration::ZERO).await.expect("let it run out");
+    assert_eq!(store.recover_commands(moment(2)).await.expect("recover"), 1);
+
+    let facts = OrderFacts::about(&command.aggregate, 0).placed().caused_by(&command);
+    let late = completed(&command, Found::Claimed(sleeper.clone()), Some(facts.append()));
+    let scope = Scope::new().command(&late);
+    // First nobody has it, then another has it: under a lease of its own, so that only the command itself tells.
+    for taken in [false, true] {
+        if taken {
+            let successor = hold_new_lease(&*store).await;
+            assert_eq!(store.claim_commands(&successor, moment(3), 10).await.expect("claim").len(), 1);
+        }
+        let before = Picture::read(&*store, &scope).await;
+        assert_refused!(
+            store.complete_command(&late).await,
+            StoreError::CommandTaken(_) | StoreError::Fenced { .. },
+            "the sleeper completes"
+        );
+        assert_refused!(
+            store.fail_command(&failed(&command, Found::Claimed(sleeper.clone()), 1, None)).await,
+            StoreError::CommandTaken(_) | StoreError::Fenced { .. },
+            "the sleeper fails it"
+        );
+        Picture::read(&*store, &scope).await.assert_unchanged_since(&before, "the sleeper");
+    }
+}
+
+/// A failure with a due time is not claimed before it and is claimed at it; a failure without one is never claimed.
+pub async fn a_failed_command_is_claimed_when_its_retry_is_due(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let lease = hold_new_lease(&*store).await;
+    let command = place(&new_order());
+    store.accept_command(&command).await.expect("accept");
+    store.claim_commands(&lease, moment(1), 10).await.expect("claim");
+    let failure = failed(&command, Found::Claimed(lease.clone()), 1, Some(moment(10)));
+    store.fail_command(&failure).await.expect("fail");
+    let record = store.command(&command.command_id).await.expect("command").expect("recorded");
+    assert_eq!((record.status, record.retry_count), (CommandStatus::Failed, 1));
+    assert_eq!((record.next_retry_at, record.claim), (Some(moment(10)), None));
+
+    let just_before = moment(10) - Duration::from_micros(1);
+    assert_eq!(
+        store.claim_commands(&lease, just_before, 10).await.expect("claim"),
+        [],
+        "not before it is due"
+    );
+    assert_eq!(store.recover_commands(just_before).await.expect("recover"), 0, "it is not stuck, it waits");
+    let claimed = store.claim_commands(&lease, moment(10), 10).await.expect("claim");
+    assert_eq!(claimed.len(), 1, "when it is due");
+    assert_eq!(claimed[0].retry_count, 1, "retries are remembered");
+
+    let failure = failed(&command, Found::Claimed(lease.clone()), 1, None);
+    store.fail_command(&failure).await.expect("fail for good");
+    assert_eq!(store.claim_commands(&lease, moment(1_000_000), 10).await.expect("claim"), [], "never");
+}
+
+/// A failed command may be sent again by its sender; a sender that read an older failure is refused.
+pub async fn a_failed_command_completes_when_it_is_sent_again(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let command = place(&new_order());
+    store.fail_command(&failed(&command, Found::Nowhere, 0, None)).await.expect("fail");
+    assert_refused!(
+        store.fail_command(&failed(&command, Found::Nowhere, 0, None)).await,
+        StoreError::DuplicateCommand(_),
+        "failing a command that was thought to be new"
+    );
+    store
+        .fail_command(&failed(&command, Found::Failed { retry_count: 0 }, 1, None))
+        .await
+        .expect("fail again");
+
+    let effect = OrderFacts::about(&command.aggregate, 0).placed().caused_by(&command).append();
+    let outdated = completed(&command, Found::Failed { retry_count: 0 }, Some(effect.clone()));
+    let scope = Scope::new().command(&outdated);
+    let before = Picture::read(&*store, &scope).await;
+    assert_refused!(
+        store.complete_command(&outdated).await,
+        StoreError::CommandTaken(_),
+        "an outdated sender"
+    );
+    Picture::read(&*store, &scope).await.assert_unchanged_since(&before, "an outdated sender");
+
+    let current = completed(&command, Found::Failed { retry_count: 1 }, Some(effect));
+    let result = store.complete_command(&current).await.expect("complete");
+    assert_eq!(result, CommandResult { aggregate_version: 1, event_count: 1 });
+    let record = store.command(&command.command_id).await.expect("command").expect("recorded");
+    assert_eq!((record.status, record.result), (CommandStatus::Completed, Some(result)));
+    assert_eq!((record.status_reason, record.status_message, record.next_retry_at), (None, None, None));
+    assert_eq!(Picture::read(&*store, &scope).await.flaws(), []);
+}
+
+/// The same command twice at the same moment: one effect. Once with writers that both think the aggregate is new,
+/// once with writers that do not care about its version, so that only the command id stands between them.
+pub async fn the_same_command_twice_at_once_has_one_effect(fixture: &impl StoreFixture) {
+    let stores = [fixture.store().await, fixture.store().await];
+    for round in 0..20 {
+        let mut first = OrderFacts::of_new_order().placed().command();
+        if round % 2 == 1 {
+            let append = first.append.as_mut().expect("an append");
+            (append.expected, append.snapshot) = (Expected::Any, None);
+        }
+        let attempts = stores.iter().cloned().zip([first.clone(), again_with_new_events(&first)]);
+        let attempts = attempts
+            .map(|(store, attempt)| async move { taking_turns(|| store.complete_command(&attempt)).await });
+        let mut wins = 0;
+        for answer in all_at_once(attempts).await {
+            match answer {
+                Ok(_) => wins += 1,
+                Err(StoreError::DuplicateCommand(id)) => assert_eq!(id, first.command.command_id),
+                Err(StoreError::VersionConflict { .. }) => {}
+                Err(other) => panic!("round {round}: {other:?}"),
+            }
+        }
+        assert_eq!(wins, 1, "round {round}: one effect");
+        assert_eq!(versions_of(&*stores[0], &first.command.aggregate).await, [1], "round {round}: one event");
+    }
+}
+
+/// A command that is recorded already is refused and changes nothing, whatever it wants this time.
+pub async fn a_recorded_command_has_no_second_effect(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let first = OrderFacts::of_new_order().placed().command();
+    store.complete_command(&first).await.expect("complete");
+    let mut again = again_with_new_events(&first);
+    again.append.as_mut().expect("an append").expected = Expected::Exactly(1);
+    let elsewhere = CompletedCommand {
+        append: OrderFacts::of_new_order().placed().command().append,
+        command: first.command.clone(),
+        ..first.clone()
+    };
+    for second in [again, elsewhere] {
+        let scope = Scope::new().command(&first).command(&second);
+        let before = Picture::read(&*store, &scope).await;
+        let id = &first.command.command_id;
+        assert_refused!(
+            store.complete_command(&second).await,
+            StoreError::DuplicateCommand(duplicate) if duplicate == *id,
+            "a second effect"
+        );
+        Picture::read(&*store, &scope).await.assert_unchanged_since(&before, "a second effect");
+    }
+}
+
+/// Nothing happens is an answer too: it is recorded with no events, at the version it was decided on.
+pub async fn a_command_that_changes_nothing_is_recorded_completed(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let order = new_order();
+    append(&*store, &OrderFacts::about(&order, 0).placed().paid().append()).await;
+    let command = place(&order);
+    let nothing = CompletedCommand { decided_on: 2, ..completed(&command, Found::Nowhere, None) };
+    let result = store.complete_command(&nothing).await.expect("complete");
+    assert_eq!(result, CommandResult { aggregate_version: 2, event_count: 0 });
+    let record = store.command(&command.command_id).await.expect("command").expect("recorded");
+    assert_eq!((record.status, record.result), (CommandStatus::Completed, Some(result)));
+    assert_eq!(versions_of(&*store, &order).await, [1, 2]);
+
+    let on_nothing = completed(&place(&new_order()), Found::Nowhere, None);
+    let result = store.complete_command(&on_nothing).await.expect("complete");
+    assert_eq!(result, CommandResult { aggregate_version: 0, event_count: 0 });
+    let loaded = store.load(&on_nothing.command.aggregate, None).await.expect("load");
+    assert_eq!(loaded.aggregate, None, "an aggregate to which nothing happened does not exist");
+}
+
+/// The counts are those of the rows.
+pub async fn command_counts_follow_the_statuses(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let lease = hold_new_lease(&*store).await;
+    for _ in 0..3 {
+        store.accept_command(&place(&new_order())).await.expect("accept");
+    }
+    assert_eq!(counts(&*store).await, [3, 0, 0, 0]);
+    let claimed = store.claim_commands(&lease, moment(1), 2).await.expect("claim");
+    assert_eq!(claimed.len(), 2, "the limit holds");
+    assert_eq!(counts(&*store).await, [1, 2, 0, 0]);
+    let done = completed(&claimed[0].command, Found::Claimed(lease.clone()), None);
+    store.complete_command(&done).await.expect("complete");
+    let failure = failed(&claimed[1].command, Found::Claimed(lease.clone()), 1, None);
+    store.fail_command(&failure).await.expect("fail");
+    assert_eq!(counts(&*store).await, [1, 0, 1, 1]);
+    assert_eq!(store.command(&new_command_id()).await.expect("command"), None);
+}
+
+async fn counts(store: &dyn Store) -> [u64; 4] {
+    let counts = store.command_counts().await.expect("counts");
+    [CommandStatus::Pending, CommandStatus::Processing, CommandStatus::Completed, CommandStatus::Failed]
+        .map(|status| counts.of(status))
+}
+
+/// The same command, decided once more: the same effect with event ids of its own.
+fn again_with_new_events(first: &CompletedCommand) -> CompletedCommand {
+    let mut again = first.clone();
+    for event in again.append.iter_mut().flat_map(|append| &mut append.events) {
+        event.event_id = new_event_id();
+    }
+    again
+}

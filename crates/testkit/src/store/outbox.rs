@@ -1,0 +1,445 @@
+//! The outbox: per lane in order, and a stuck event parks its lane and nothing else (P2, P3).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use towpath_core::ids::{AggregateKey, ChannelName, Lane, Version};
+use towpath_core::lifecycle::OutboxStatus;
+use towpath_core::ports::store::{LeaseGrant, OutboxClaim, OutboxItem, OutboxOutcome, OutboxRow, Store};
+
+use super::StoreFixture;
+use super::acts::{
+    all_partitions, append, claim, drain, given_up, hold_new_lease, record, record_sent, result, retry,
+    try_append, versions,
+};
+use super::facts::{OrderFacts, envelopes, full_context, moment, new_channel, new_event_id, new_order};
+use super::waiting::{all_at_once, answer_of, taking_turns};
+
+/// An event has a row for each channel that routes it, and none where nothing does.
+pub async fn rows_exist_for_routed_channels_only(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let (ledger, mail, other) = (new_channel(), new_channel(), new_channel());
+    let facts = OrderFacts::of_new_order()
+        .placed()
+        .routed(&[ledger.clone(), mail.clone()])
+        .paid()
+        .routed(std::slice::from_ref(&mail))
+        .noted("for nobody")
+        .append();
+    append(&*store, &facts).await;
+    assert_eq!(versions(&claim(&*store, &ledger, moment(1)).await), [1]);
+    assert_eq!(versions(&claim(&*store, &mail, moment(1)).await), [1, 2]);
+    assert_eq!(claim(&*store, &other, moment(1)).await, []);
+    let mut rows = Vec::new();
+    for event in &facts.events {
+        rows.push(store.outbox_of(event.event_id).await.expect("outbox_of").len());
+    }
+    assert_eq!(rows, [2, 1, 0]);
+    assert_eq!(store.outbox_of(new_event_id()).await.expect("outbox_of"), []);
+}
+
+/// A claimed row carries the whole fact, and its channel's rows only.
+pub async fn a_claimed_row_carries_its_fact(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let channel = new_channel();
+    let facts = OrderFacts::of_new_order().placed().paid().routed(std::slice::from_ref(&channel));
+    let facts = facts.in_context(full_context(moment(3))).append();
+    append(&*store, &facts).await;
+    let items = claim(&*store, &channel, moment(1)).await;
+    assert_eq!(items.iter().map(|item| item.event.clone()).collect::<Vec<_>>(), envelopes(&facts, 1));
+    for item in &items {
+        assert_eq!((item.lane, item.retry_count), (facts.aggregate.lane(), 0));
+        assert_eq!(item.status, OutboxStatus::New);
+        let rows = store.outbox_of(item.event.event_id).await.expect("outbox_of");
+        assert_eq!((rows.len(), rows[0].outbox_id), (1, item.outbox_id));
+    }
+    assert_eq!(claim(&*store, &channel, moment(1)).await, items, "a claim marks nothing");
+}
+
+/// A claim gives rows of its channel and partitions only, at most as many as asked for, and per lane always the
+/// earliest ones.
+pub async fn a_claim_respects_partitions_and_limit(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let (channel, other) = (new_channel(), new_channel());
+    for _ in 0..12 {
+        let order = new_order();
+        for version in 0..3 {
+            let facts =
+                OrderFacts::about(&order, version).noted("row").routed(&[channel.clone(), other.clone()]);
+            append(&*store, &facts.append()).await;
+        }
+    }
+    let mut claimed = 0;
+    for partition in 0..Lane::PARTITIONS {
+        let items = claim_from(&*store, &channel, &[partition], 100, 0).await;
+        assert!(items.iter().all(|item| item.lane.partition() == partition), "only of partition {partition}");
+        claimed += items.len();
+    }
+    assert_eq!(claimed, 36, "the partitions together are everything");
+    assert_eq!(claim_from(&*store, &channel, &[], 100, 0).await, [], "no partitions, no rows");
+
+    for limit in [1, 2, 5, 7, 35, 36, 37] {
+        let items = claim_from(&*store, &channel, &all_partitions(), limit, 0).await;
+        assert!((1..=limit as usize).contains(&items.len()), "{} rows for a limit of {limit}", items.len());
+        assert!(limit < 36 || items.len() == 36, "all that is due, when the limit allows it");
+        assert_prefixes(&items);
+    }
+    let items = claim_from(&*store, &channel, &all_partitions(), 100, 0).await;
+    let hint = items[5].outbox_id;
+    let behind = claim_from(&*store, &channel, &all_partitions(), 100, hint).await;
+    let skipped = items.iter().filter(|item| item.outbox_id <= hint).count();
+    assert!(behind.len() >= 36 - skipped, "the hint hides nothing behind it");
+}
+
+/// What was sent is not claimed again, and its row says so.
+pub async fn sent_rows_are_not_claimed_again(fixture: &impl StoreFixture) {
+    let (store, lease, channel) = open(fixture).await;
+    let order = new_order();
+    write(&*store, &order, 0..3, &channel).await;
+    let items = claim(&*store, &channel, moment(1)).await;
+    assert_eq!(versions(&items), [1, 2, 3]);
+    record_sent(&*store, &lease, &channel, moment(2), &items[..2]).await;
+    assert_eq!(versions(&claim(&*store, &channel, moment(3)).await), [3]);
+    let row = row_of(&*store, &items[0]).await;
+    assert_eq!((row.status, row.status_changed_at), (OutboxStatus::Sent, moment(2)));
+    assert_eq!(
+        store.reopen_outbox(&[items[0].outbox_id], moment(4)).await.expect("reopen"),
+        0,
+        "only FAILED reopens"
+    );
+    record_sent(&*store, &lease, &channel, moment(5), &items[2..]).await;
+    assert_eq!(claim(&*store, &channel, moment(1_000_000)).await, []);
+}
+
+/// A retry that keeps order: later rows of its lane wait, also those that are written later. When it is due it comes
+/// alone, as often as it fails; once it is sent the others follow in order. Other lanes do not notice.
+pub async fn a_parked_retry_holds_its_lane_until_it_is_sent(fixture: &impl StoreFixture) {
+    let (store, lease, channel) = open(fixture).await;
+    let (stuck, free) = (new_order(), new_order());
+    write(&*store, &stuck, 0..3, &channel).await;
+    let items = claim(&*store, &channel, moment(1)).await;
+    let results = [result(&items[0], OutboxOutcome::Sent), result(&items[1], retry(moment(10), true))];
+    record(&*store, &lease, &channel, moment(2), &results).await;
+
+    write(&*store, &stuck, 3..5, &channel).await;
+    write(&*store, &free, 0..2, &channel).await;
+    let just_before = moment(10) - Duration::from_micros(1);
+    let others = claim(&*store, &channel, just_before).await;
+    assert!(of(&others, &stuck).is_empty(), "the lane waits, its new rows too");
+    assert_eq!(of(&others, &free), [1, 2], "the others go on");
+    record_sent(&*store, &lease, &channel, moment(3), &others).await;
+
+    let row = row_of(&*store, &items[1]).await;
+    assert_eq!((row.status, row.retry_count, row.next_retry_at), (OutboxStatus::Retry, 1, Some(moment(10))));
+    assert_eq!(row.status_reason.as_deref(), Some("broker-unreachable"));
+    assert_eq!(row.status_message.as_deref(), Some("Nobody answers on port 5672. 🦆"));
+    let behind = row_of(&*store, &items[2]).await;
+    assert_eq!(behind.status, OutboxStatus::New);
+    assert!(behind.parked_at.is_some(), "a row that waits behind another says so (P9)");
+
+    let due = claim(&*store, &channel, moment(10)).await;
+    assert_eq!(versions(&due), [2], "only the one they wait for");
+    assert_eq!((due[0].retry_count, due[0].status), (1, OutboxStatus::Retry));
+    record(&*store, &lease, &channel, moment(10), &[result(&due[0], retry(moment(20), true))]).await;
+    assert_eq!(claim(&*store, &channel, moment(19)).await, [], "it failed again: everything waits on");
+
+    let due = claim(&*store, &channel, moment(20)).await;
+    assert_eq!((versions(&due), due[0].retry_count), (vec![2], 2));
+    record_sent(&*store, &lease, &channel, moment(20), &due).await;
+    let rest = claim(&*store, &channel, moment(20)).await;
+    assert_eq!(versions(&rest), [3, 4, 5], "the rest follows in order");
+    assert_eq!(row_of(&*store, &rest[0]).await.parked_at, None);
+    record_sent(&*store, &lease, &channel, moment(21), &rest).await;
+    write(&*store, &stuck, 5..6, &channel).await;
+    assert_eq!(versions(&claim(&*store, &channel, moment(22)).await), [6], "the lane is open again");
+}
+
+/// A row that was being written while its lane was parked waits like the others.
+pub async fn a_row_written_while_its_lane_is_parked_waits_too(fixture: &impl StoreFixture) {
+    let (store, lease, channel) = open(fixture).await;
+    let order = new_order();
+    write(&*store, &order, 0..1, &channel).await;
+    let items = claim(&*store, &channel, moment(1)).await;
+
+    let writer = fixture.store().await;
+    let mut tx = writer.begin().await.expect("begin");
+    let facts = OrderFacts::about(&order, 1).noted("meanwhile").routed(std::slice::from_ref(&channel));
+    tx.append(&facts.append()).await.expect("append");
+    let parking = {
+        let (store, lease, channel) = (Arc::clone(&store), lease.clone(), channel.clone());
+        let results = vec![result(&items[0], retry(moment(10), true))];
+        tokio::spawn(async move {
+            taking_turns(|| store.record_outbox(std::slice::from_ref(&lease), &channel, moment(2), &results))
+                .await
+        })
+    };
+    // An adapter may let the parking wait for the writer, or not. Both orders must end the same way, so the writer
+    // commits when the parking is done or has had a fair chance to be; this decides what is tested, never the verdict.
+    let fair_chance = tokio::time::Instant::now() + Duration::from_millis(300);
+    while !parking.is_finished() && tokio::time::Instant::now() < fair_chance {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    tx.commit().await.expect("commit");
+    answer_of(parking).await.expect("record the retry");
+
+    assert_eq!(claim(&*store, &channel, moment(9)).await, [], "it waits behind the one that failed");
+    let due = claim(&*store, &channel, moment(10)).await;
+    assert_eq!(versions(&due), [1]);
+    record_sent(&*store, &lease, &channel, moment(10), &due).await;
+    assert_eq!(versions(&claim(&*store, &channel, moment(10)).await), [2]);
+}
+
+/// A row that is written while the row its lane waits for is being sent is not forgotten.
+pub async fn a_row_written_while_its_lane_is_unparked_is_not_forgotten(fixture: &impl StoreFixture) {
+    let (store, lease, channel) = open(fixture).await;
+    for _ in 0..10 {
+        let order = new_order();
+        write(&*store, &order, 0..1, &channel).await;
+        let items = claim(&*store, &channel, moment(1)).await;
+        record(&*store, &lease, &channel, moment(1), &[result(&items[0], retry(moment(2), true))]).await;
+        let due = claim(&*store, &channel, moment(2)).await;
+        let facts = OrderFacts::about(&order, 1).noted("meanwhile").routed(std::slice::from_ref(&channel));
+        let (facts, writer) = (facts.append(), fixture.store().await);
+        let writing = tokio::spawn(async move {
+            taking_turns(|| try_append(&*writer, &facts)).await.expect("append");
+        });
+        let results = [result(&due[0], OutboxOutcome::Sent)];
+        taking_turns(|| store.record_outbox(std::slice::from_ref(&lease), &channel, moment(2), &results))
+            .await
+            .expect("record");
+        answer_of(writing).await;
+        let rest = claim(&*store, &channel, moment(3)).await;
+        assert_eq!(of(&rest, &order), [2], "it goes out");
+        record_sent(&*store, &lease, &channel, moment(3), &rest).await;
+    }
+}
+
+/// A retry that does not keep order: later rows pass it, and it comes when it is due.
+pub async fn a_retry_without_parking_lets_later_rows_pass(fixture: &impl StoreFixture) {
+    let (store, lease, channel) = open(fixture).await;
+    let order = new_order();
+    write(&*store, &order, 0..2, &channel).await;
+    let items = claim(&*store, &channel, moment(1)).await;
+    record(&*store, &lease, &channel, moment(2), &[result(&items[0], retry(moment(10), false))]).await;
+    write(&*store, &order, 2..3, &channel).await;
+    let passing = claim(&*store, &channel, moment(9)).await;
+    assert_eq!(versions(&passing), [2, 3]);
+    record_sent(&*store, &lease, &channel, moment(9), &passing).await;
+    let due = claim(&*store, &channel, moment(10)).await;
+    assert_eq!((versions(&due), due[0].retry_count), (vec![1], 1));
+    record_sent(&*store, &lease, &channel, moment(10), &due).await;
+    assert_eq!(claim(&*store, &channel, moment(1_000)).await, []);
+}
+
+/// A row that was given up stops its lane until an operator reopens it; then it comes first and alone, with its
+/// attempts forgotten, and the rest follows.
+pub async fn a_failed_row_parks_its_lane_until_it_is_reopened(fixture: &impl StoreFixture) {
+    let (store, lease, channel) = open(fixture).await;
+    let (stuck, free) = (new_order(), new_order());
+    write(&*store, &stuck, 0..3, &channel).await;
+    let items = claim(&*store, &channel, moment(1)).await;
+    record(&*store, &lease, &channel, moment(1), &[result(&items[0], retry(moment(2), true))]).await;
+    let due = claim(&*store, &channel, moment(2)).await;
+    record(&*store, &lease, &channel, moment(2), &[result(&due[0], given_up(true))]).await;
+    write(&*store, &stuck, 3..4, &channel).await;
+    write(&*store, &free, 0..1, &channel).await;
+    let others = claim(&*store, &channel, moment(1_000_000)).await;
+    assert_eq!(
+        (of(&others, &stuck), of(&others, &free)),
+        (vec![], vec![1]),
+        "the lane stands still, the other not"
+    );
+    let row = row_of(&*store, &items[0]).await;
+    assert_eq!((row.status, row.status_changed_at), (OutboxStatus::Failed, moment(2)));
+    assert_eq!(row.status_reason.as_deref(), Some("no-route"));
+    record_sent(&*store, &lease, &channel, moment(3), &others).await;
+
+    assert_eq!(store.reopen_outbox(&[items[0].outbox_id], moment(5)).await.expect("reopen"), 1);
+    assert_eq!(store.reopen_outbox(&[items[0].outbox_id], moment(5)).await.expect("reopen"), 0, "once");
+    let row = row_of(&*store, &items[0]).await;
+    assert_eq!((row.status, row.retry_count, row.next_retry_at), (OutboxStatus::Retry, 0, Some(moment(5))));
+    let due = claim(&*store, &channel, moment(5)).await;
+    assert_eq!((versions(&due), due[0].retry_count), (vec![1], 0));
+    record_sent(&*store, &lease, &channel, moment(5), &due).await;
+    assert_eq!(versions(&drain(&*store, &lease, &channel, moment(5)).await), [2, 3, 4]);
+}
+
+/// A row that was given up without keeping order leaves its lane open, and can be reopened too.
+pub async fn a_failed_row_without_parking_lets_its_lane_go_on(fixture: &impl StoreFixture) {
+    let (store, lease, channel) = open(fixture).await;
+    let order = new_order();
+    write(&*store, &order, 0..2, &channel).await;
+    let items = claim(&*store, &channel, moment(1)).await;
+    record(&*store, &lease, &channel, moment(1), &[result(&items[0], given_up(false))]).await;
+    assert_eq!(versions(&drain(&*store, &lease, &channel, moment(1_000)).await), [2]);
+    assert_eq!(store.reopen_outbox(&[items[0].outbox_id], moment(5)).await.expect("reopen"), 1);
+    assert_eq!(versions(&drain(&*store, &lease, &channel, moment(5)).await), [1]);
+    assert_eq!(store.reopen_outbox(&[], moment(6)).await.expect("reopen nothing"), 0);
+}
+
+/// The same aggregate on two channels: a stuck channel does not stop the other.
+pub async fn a_parked_lane_is_parked_on_its_channel_only(fixture: &impl StoreFixture) {
+    let (store, lease, channel) = open(fixture).await;
+    let other = new_channel();
+    let order = new_order();
+    for version in 0..2 {
+        let facts = OrderFacts::about(&order, version).noted("row").routed(&[channel.clone(), other.clone()]);
+        append(&*store, &facts.append()).await;
+    }
+    let items = claim(&*store, &channel, moment(1)).await;
+    record(&*store, &lease, &channel, moment(1), &[result(&items[0], given_up(true))]).await;
+    assert_eq!(claim(&*store, &channel, moment(2)).await, []);
+    assert_eq!(versions(&drain(&*store, &lease, &other, moment(2)).await), [1, 2]);
+}
+
+/// A hundred aggregates, one of them poisoned: the other ninety-nine drain, in order.
+pub async fn one_poisoned_lane_stalls_no_other(fixture: &impl StoreFixture) {
+    let (store, lease, channel) = open(fixture).await;
+    let orders: Vec<_> = (0..100).map(|_| new_order()).collect();
+    for order in &orders {
+        let facts = (0..3).fold(OrderFacts::about(order, 0), |facts, _| facts.noted("row"));
+        append(&*store, &facts.routed(std::slice::from_ref(&channel)).append()).await;
+    }
+    let poisoned = orders[0].lane();
+    let mut sent: BTreeMap<Lane, Vec<Version>> = BTreeMap::new();
+    let mut failures = 0;
+    loop {
+        let items = claim_from(&*store, &channel, &all_partitions(), 50, 0).await;
+        if items.is_empty() {
+            break;
+        }
+        let mut results = Vec::new();
+        let mut parked = BTreeSet::new();
+        for item in &items {
+            if item.lane == poisoned {
+                if parked.insert(item.lane) {
+                    failures += 1;
+                    // Due at once, and for ever failing: the worst that can happen to the others.
+                    let outcome = if failures < 5 { retry(moment(1), true) } else { given_up(true) };
+                    results.push(result(item, outcome));
+                }
+            } else {
+                sent.entry(item.lane).or_default().push(item.event.aggregate_version);
+                results.push(result(item, OutboxOutcome::Sent));
+            }
+        }
+        record(&*store, &lease, &channel, moment(1), &results).await;
+    }
+    assert_eq!(failures, 5);
+    assert_eq!(sent.len(), 99, "everyone but the poisoned one");
+    assert!(sent.values().all(|versions| *versions == [1, 2, 3]), "each in order and once: {sent:?}");
+    let counts = store.outbox_counts(&channel).await.expect("counts");
+    assert_eq!((counts.of(OutboxStatus::Sent), counts.of(OutboxStatus::Failed)), (297, 1));
+    assert_eq!(counts.of(OutboxStatus::New), 2, "what waits behind it is still there");
+}
+
+/// The counts are those of the rows, per channel.
+pub async fn outbox_counts_follow_the_statuses(fixture: &impl StoreFixture) {
+    let (store, lease, channel) = open(fixture).await;
+    assert_eq!(store.outbox_counts(&channel).await.expect("counts").of(OutboxStatus::New), 0);
+    for _ in 0..4 {
+        write(&*store, &new_order(), 0..1, &channel).await;
+    }
+    write(&*store, &new_order(), 0..1, &new_channel()).await;
+    let items = claim(&*store, &channel, moment(1)).await;
+    let results = [
+        result(&items[0], OutboxOutcome::Sent),
+        result(&items[1], retry(moment(9), true)),
+        result(&items[2], given_up(true)),
+    ];
+    record(&*store, &lease, &channel, moment(1), &results).await;
+    let counts = store.outbox_counts(&channel).await.expect("counts");
+    for status in [OutboxStatus::New, OutboxStatus::Sent, OutboxStatus::Retry, OutboxStatus::Failed] {
+        assert_eq!(counts.of(status), 1, "{status}");
+    }
+    record(&*store, &lease, &channel, moment(1), &[]).await;
+}
+
+/// Recording and reopening under contention, from two instances that hold different partitions, loses nothing.
+pub async fn two_relays_with_their_own_partitions_deliver_everything_once(fixture: &impl StoreFixture) {
+    let (store, _, channel) = open(fixture).await;
+    for _ in 0..40 {
+        let facts = OrderFacts::of_new_order().placed().paid().routed(std::slice::from_ref(&channel));
+        append(&*store, &facts.append()).await;
+    }
+    let (low, high): (Vec<u16>, Vec<u16>) =
+        all_partitions().into_iter().partition(|partition| *partition < 32);
+    let mut relays = Vec::new();
+    for partitions in [low, high] {
+        let (store, channel) = (fixture.store().await, channel.clone());
+        let lease = hold_new_lease(&*store).await;
+        relays.push(async move {
+            let mut sent: Vec<(Lane, Version)> = Vec::new();
+            loop {
+                let items = claim_from(&*store, &channel, &partitions, 5, 0).await;
+                if items.is_empty() {
+                    return sent;
+                }
+                let results: Vec<_> = items.iter().map(|item| result(item, OutboxOutcome::Sent)).collect();
+                let recorded = taking_turns(|| {
+                    store.record_outbox(std::slice::from_ref(&lease), &channel, moment(2), &results)
+                });
+                recorded.await.expect("record");
+                sent.extend(items.iter().map(|item| (item.lane, item.event.aggregate_version)));
+            }
+        });
+    }
+    let sent = all_at_once(relays).await.concat();
+    assert_eq!(sent.len(), 80, "each once");
+    let mut lanes: BTreeMap<Lane, Vec<Version>> = BTreeMap::new();
+    for (lane, version) in sent {
+        lanes.entry(lane).or_default().push(version);
+    }
+    assert!(lanes.values().all(|versions| *versions == [1, 2]), "each lane in order: {lanes:?}");
+}
+
+async fn open(fixture: &impl StoreFixture) -> (Arc<dyn Store>, LeaseGrant, ChannelName) {
+    let store = fixture.store().await;
+    let lease = hold_new_lease(&*store).await;
+    (store, lease, new_channel())
+}
+
+/// Appends one event for each of these versions.
+async fn write(
+    store: &dyn Store,
+    order: &AggregateKey,
+    versions: std::ops::Range<Version>,
+    channel: &ChannelName,
+) {
+    for version in versions {
+        let facts = OrderFacts::about(order, version).noted("row").routed(std::slice::from_ref(channel));
+        append(store, &facts.append()).await;
+    }
+}
+
+async fn claim_from(
+    store: &dyn Store,
+    channel: &ChannelName,
+    partitions: &[u16],
+    limit: u32,
+    after: u64,
+) -> Vec<OutboxItem> {
+    let claim = OutboxClaim { channel, partitions, limit, after, now: moment(1) };
+    store.claim_outbox(&claim).await.expect("claim outbox rows")
+}
+
+async fn row_of(store: &dyn Store, item: &OutboxItem) -> OutboxRow {
+    let rows = store.outbox_of(item.event.event_id).await.expect("outbox_of");
+    rows.into_iter().find(|row| row.outbox_id == item.outbox_id).expect("the row is there")
+}
+
+fn of(items: &[OutboxItem], order: &AggregateKey) -> Vec<Version> {
+    let of_order = items.iter().filter(|item| item.event.aggregate == *order);
+    of_order.map(|item| item.event.aggregate_version).collect()
+}
+
+/// Per lane, the items are the next versions without a hole.
+fn assert_prefixes(items: &[OutboxItem]) {
+    let mut lanes: BTreeMap<Lane, Version> = BTreeMap::new();
+    for item in items {
+        let version = lanes.entry(item.lane).or_default();
+        *version += 1;
+        assert_eq!(item.event.aggregate_version, *version, "a row came before an earlier one of its lane");
+    }
+}

@@ -1,0 +1,219 @@
+//! Timers: they exist with their transaction, run when due, under a lease, once (S5, P7).
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use towpath_core::lifecycle::TaskState;
+use towpath_core::ports::store::{LeaseGrant, Store, StoreError, Timer, TimerOutcome};
+use uuid::Uuid;
+
+use super::StoreFixture;
+use super::acts::{assert_refused, hold, hold_new_lease, schedule};
+use super::facts::{instance, moment, new_lease, new_order, timer};
+use super::waiting::{all_at_once, taking_turns};
+
+/// A timer comes back as it was scheduled.
+pub async fn a_timer_survives_to_the_letter(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let mut bare = timer(&new_order(), moment(60) + Duration::from_micros(1));
+    bare.causation_id = None;
+    for scheduled in [timer(&new_order(), moment(60)), bare] {
+        schedule(&*store, std::slice::from_ref(&scheduled)).await;
+        let found = store.timer(scheduled.timer_id).await.expect("timer").expect("it is scheduled");
+        assert!(waits(&found), "{found:?}");
+        assert_eq!((found.retry_count, found.error_code, found.error_message), (0, None, None));
+        assert_eq!(found.timer, scheduled);
+    }
+    assert_eq!(store.timer(Uuid::now_v7()).await.expect("timer"), None);
+}
+
+/// A timer of a rolled-back transaction does not exist, and neither does its cancellation.
+pub async fn timers_live_and_die_with_their_transaction(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let lease = hold_new_lease(&*store).await;
+    let due = timer(&new_order(), moment(1));
+    let mut tx = store.begin().await.expect("begin");
+    tx.schedule_timer(&due).await.expect("schedule");
+    tx.rollback().await.expect("roll back");
+    assert_eq!(store.timer(due.timer_id).await.expect("timer"), None);
+    assert_eq!(store.claim_timers(&lease, moment(9), 10).await.expect("claim"), []);
+
+    schedule(&*store, std::slice::from_ref(&due)).await;
+    let mut tx = store.begin().await.expect("begin");
+    assert!(tx.cancel_timer(due.timer_id, moment(1)).await.expect("cancel"));
+    tx.rollback().await.expect("roll back");
+    assert_eq!(ids(&store.claim_timers(&lease, moment(9), 10).await.expect("claim")), [due.timer_id]);
+}
+
+/// A timer that has not begun can be cancelled, once; one that runs cannot.
+pub async fn a_cancelled_timer_never_runs(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let lease = hold_new_lease(&*store).await;
+    let (cancelled, runs) = (timer(&new_order(), moment(1)), timer(&new_order(), moment(1)));
+    let mut tx = store.begin().await.expect("begin");
+    tx.schedule_timer(&cancelled).await.expect("schedule");
+    assert!(tx.cancel_timer(cancelled.timer_id, moment(1)).await.expect("cancel in the same transaction"));
+    tx.commit().await.expect("commit");
+    schedule(&*store, std::slice::from_ref(&runs)).await;
+    assert_eq!(ids(&store.claim_timers(&lease, moment(9), 10).await.expect("claim")), [runs.timer_id]);
+
+    let mut tx = store.begin().await.expect("begin");
+    for (what, timer_id) in
+        [("again", cancelled.timer_id), ("running", runs.timer_id), ("unknown", Uuid::now_v7())]
+    {
+        assert!(!tx.cancel_timer(timer_id, moment(9)).await.expect("cancel"), "{what}");
+    }
+    tx.commit().await.expect("commit");
+    assert_eq!(state(&*store, cancelled.timer_id).await, TaskState::Canceled);
+    assert_eq!(state(&*store, runs.timer_id).await, TaskState::Running);
+}
+
+/// Due timers come in the order of their due times, not before them, and at most as many as asked for.
+pub async fn due_timers_come_in_order(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let lease = hold_new_lease(&*store).await;
+    let order = new_order();
+    let timers: Vec<_> = [30, 10, 40, 20].into_iter().map(|due| timer(&order, moment(due))).collect();
+    schedule(&*store, &timers).await;
+    let just_before = moment(10) - Duration::from_micros(1);
+    assert_eq!(store.claim_timers(&lease, just_before, 10).await.expect("claim"), [], "not before it is due");
+    let first = store.claim_timers(&lease, moment(30), 2).await.expect("claim");
+    assert_eq!(ids(&first), [timers[1].timer_id, timers[3].timer_id]);
+    assert!(first.iter().all(|timer| timer.state == TaskState::Running), "{first:?}");
+    assert_eq!(ids(&store.claim_timers(&lease, moment(30), 10).await.expect("claim")), [timers[0].timer_id]);
+    assert_eq!(
+        store.claim_timers(&lease, moment(30), 10).await.expect("claim"),
+        [],
+        "what runs is not taken again"
+    );
+    assert_eq!(ids(&store.claim_timers(&lease, moment(40), 10).await.expect("claim")), [timers[2].timer_id]);
+}
+
+/// A timer that failed comes again when its retry is due, with its failure on record, until it succeeds or is given up.
+pub async fn a_claimed_timer_succeeds_or_is_tried_again(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let lease = hold_new_lease(&*store).await;
+    let (wins, loses) = (timer(&new_order(), moment(1)), timer(&new_order(), moment(2)));
+    schedule(&*store, &[wins.clone(), loses.clone()]).await;
+    assert_eq!(store.claim_timers(&lease, moment(2), 10).await.expect("claim").len(), 2);
+    for timer in [&wins, &loses] {
+        let again = failure(Some(moment(10)));
+        store.finish_timer(&lease, timer.timer_id, &again, moment(3)).await.expect("finish");
+        let found = store.timer(timer.timer_id).await.expect("timer").expect("it exists");
+        assert!(waits(&found) || found.state == TaskState::Failed, "{found:?}");
+        assert_eq!(found.retry_count, 1);
+        assert_eq!(found.error_code.as_deref(), Some("bus-full"));
+        assert_eq!(found.error_message.as_deref(), Some("The bus is full. 🦆"));
+    }
+    assert_eq!(store.claim_timers(&lease, moment(9), 10).await.expect("claim"), [], "not before it is due");
+    let again = store.claim_timers(&lease, moment(10), 10).await.expect("claim");
+    assert_eq!(again.len(), 2);
+    assert!(again.iter().all(|timer| timer.retry_count == 1), "failures are remembered");
+    store.finish_timer(&lease, wins.timer_id, &TimerOutcome::Succeeded, moment(11)).await.expect("finish");
+    store.finish_timer(&lease, loses.timer_id, &failure(None), moment(11)).await.expect("finish");
+    assert_eq!(state(&*store, wins.timer_id).await, TaskState::Succeeded);
+    assert_eq!(state(&*store, loses.timer_id).await, TaskState::Failed);
+    assert_eq!(
+        store.claim_timers(&lease, moment(1_000_000), 10).await.expect("claim"),
+        [],
+        "both have ended"
+    );
+}
+
+/// Timers of a holder that is gone are taken over at once, and the sleeper cannot end them.
+pub async fn timers_of_a_gone_holder_are_taken_over(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    for gone in [Gone::StartedAgain, Gone::Released, Gone::RanOut] {
+        let lease = new_lease();
+        let sleeper = hold(&*store, &lease, &instance("one")).await;
+        let due = timer(&new_order(), moment(1));
+        schedule(&*store, std::slice::from_ref(&due)).await;
+        assert_eq!(store.claim_timers(&sleeper, moment(2), 10).await.expect("claim").len(), 1);
+        let bystander = hold_new_lease(&*store).await;
+        let taken = store.claim_timers(&bystander, moment(1_000_000), 10).await.expect("claim");
+        assert_eq!(taken, [], "its holder lives");
+
+        let successor = match gone {
+            Gone::StartedAgain => hold(&*store, &lease, &instance("one")).await,
+            Gone::Released => {
+                store.release_lease(&sleeper).await.expect("release");
+                bystander
+            }
+            Gone::RanOut => {
+                store.renew_lease(&sleeper, Duration::ZERO).await.expect("let it run out");
+                bystander
+            }
+        };
+        assert_eq!(ids(&store.claim_timers(&successor, moment(3), 10).await.expect("claim")), [due.timer_id]);
+        for outcome in [TimerOutcome::Succeeded, failure(None)] {
+            let late = store.finish_timer(&sleeper, due.timer_id, &outcome, moment(4)).await;
+            assert_refused!(late, StoreError::Fenced { .. }, "the sleeper ends it");
+        }
+        assert_eq!(state(&*store, due.timer_id).await, TaskState::Running);
+        store
+            .finish_timer(&successor, due.timer_id, &TimerOutcome::Succeeded, moment(5))
+            .await
+            .expect("finish");
+    }
+}
+
+/// Sixty timers, four claimers at once: every timer has exactly one of them.
+pub async fn claimers_never_share_a_timer(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let timers: Vec<_> = (0..60).map(|number| timer(&new_order(), moment(number))).collect();
+    schedule(&*store, &timers).await;
+    let mut claimers = Vec::new();
+    for _ in 0..4 {
+        let store = fixture.store().await;
+        let lease: LeaseGrant = hold_new_lease(&*store).await;
+        claimers.push(async move {
+            let mut claimed = Vec::new();
+            loop {
+                let timers = taking_turns(|| store.claim_timers(&lease, moment(99), 7)).await.expect("claim");
+                if timers.is_empty() {
+                    return claimed;
+                }
+                for timer_id in ids(&timers) {
+                    taking_turns(|| {
+                        store.finish_timer(&lease, timer_id, &TimerOutcome::Succeeded, moment(99))
+                    })
+                    .await
+                    .expect("finish");
+                    claimed.push(timer_id);
+                }
+            }
+        });
+    }
+    let claimed = all_at_once(claimers).await.concat();
+    assert_eq!(claimed.len(), 60, "no timer twice");
+    let all: BTreeSet<_> = timers.iter().map(|timer| timer.timer_id).collect();
+    assert_eq!(claimed.into_iter().collect::<BTreeSet<_>>(), all, "no timer left");
+}
+
+#[derive(Clone, Copy)]
+enum Gone {
+    StartedAgain,
+    Released,
+    RanOut,
+}
+
+fn failure(retry_at: Option<chrono::DateTime<chrono::Utc>>) -> TimerOutcome {
+    TimerOutcome::Failed {
+        error_code: "bus-full".to_owned(),
+        error_message: "The bus is full. 🦆".to_owned(),
+        retry_at,
+    }
+}
+
+/// A timer that waits for its moment is pending or queued: the port leaves open which.
+fn waits(timer: &Timer) -> bool {
+    matches!(timer.state, TaskState::Pending | TaskState::Queued)
+}
+
+fn ids(timers: &[Timer]) -> Vec<Uuid> {
+    timers.iter().map(|timer| timer.timer.timer_id).collect()
+}
+
+async fn state(store: &dyn Store, timer_id: Uuid) -> TaskState {
+    store.timer(timer_id).await.expect("timer").expect("it exists").state
+}

@@ -1,0 +1,651 @@
+//! The command bus: load, decide, write, answer.
+//!
+//! A command costs two round trips on PostgreSQL: one reads the aggregate's row and the command's own row
+//! together, one writes everything that follows from the decision. What is not in the database did not happen:
+//! between the two nothing is kept anywhere else, so a crash at any point leaves either the whole effect or none.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use towpath_core::aggregate::Context;
+use towpath_core::decider::{Current, DecideError, Decider, Decision};
+use towpath_core::envelope::{ChangeContext, EventEnvelope};
+use towpath_core::ids::{AggregateKey, CausationId, CommandId, CorrelationId, EventId, InvalidId, Version};
+use towpath_core::lifecycle::CommandStatus;
+use towpath_core::machine::IllegalTransition;
+use towpath_core::payload::{InvalidPayload, Payload};
+use towpath_core::ports::clock::Clock;
+use towpath_core::ports::store::{
+    AggregateRow, Append, CommandRecord, CommandResult, CompletedCommand, Expected, FailedCommand, Found,
+    LeaseGrant, NewCommand, NewEvent, Snapshot, StateChange, Store, StoreError,
+};
+use towpath_core::retry::{ErrorClass, RetryDecision, RetryPolicy};
+use uuid::Uuid;
+
+use crate::registry::Registry;
+
+/// How often a command is decided anew because somebody else was quicker, before it is recorded as failed. Each
+/// round that is lost was won by another writer of the same aggregate, so this is reached only under a storm.
+const MAX_ROUNDS: u32 = 50;
+
+/// How often a lost connection is tried again inside one call: pools hand out dead connections after a restart.
+const MAX_RECONNECTS: u32 = 3;
+
+/// How many events are read at a time when a state has to be folded anew.
+const FOLD_PAGE: u32 = 500;
+
+/// The answer to a command.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Receipt {
+    /// The command.
+    pub command_id: CommandId,
+    /// Always COMPLETED: everything else is an error.
+    pub status: CommandStatus,
+    /// The version of the aggregate after it.
+    pub aggregate_version: Version,
+    /// The flow it belongs to.
+    pub correlation_id: CorrelationId,
+    /// What happened, in order. Empty when the decision was that nothing happens.
+    pub events: Vec<EventEnvelope>,
+    /// Whether this is the recorded answer of an earlier call.
+    #[serde(skip)]
+    pub replayed: bool,
+}
+
+/// Why a command has no receipt.
+#[derive(Debug, thiserror::Error)]
+pub enum SendError {
+    /// An identity is not valid.
+    #[error("an identity of the command is invalid")]
+    InvalidId(#[from] InvalidId),
+    /// Nobody decides commands of this name.
+    #[error("there is no command {0}")]
+    UnknownCommand(String),
+    /// The payload does not fit the command.
+    #[error("the payload of {command} is invalid")]
+    InvalidPayload {
+        /// The command.
+        command: String,
+        /// What is wrong.
+        #[source]
+        source: InvalidPayload,
+    },
+    /// The aggregate said no. Nothing has changed.
+    #[error("{message}")]
+    Refused {
+        /// The refusal's own stable code.
+        code: &'static str,
+        /// Whether sending it again could help.
+        class: ErrorClass,
+        /// Text for people.
+        message: String,
+    },
+    /// The state machine said no. Nothing has changed.
+    #[error(transparent)]
+    IllegalTransition(Box<IllegalTransition>),
+    /// The aggregate is not at the version that the sender expects.
+    #[error("{aggregate} is at version {actual}, not {expected}")]
+    VersionMismatch {
+        /// Which aggregate.
+        aggregate: AggregateKey,
+        /// What the sender expects.
+        expected: Version,
+        /// What is.
+        actual: Version,
+    },
+    /// The command was accepted before and its outcome is not known yet.
+    #[error("command {0} is still being processed")]
+    StillProcessing(CommandId),
+    /// The id belongs to another command.
+    #[error("command id {0} was used for a different command")]
+    IdReused(CommandId),
+    /// The aggregate's code panicked while it decided. Nothing has changed.
+    #[error("{kind} panicked while it decided {command}")]
+    Panicked {
+        /// The kind of aggregate.
+        kind: String,
+        /// The command.
+        command: String,
+    },
+    /// The stored state or events cannot be read.
+    #[error("{aggregate} cannot be decided on")]
+    Undecidable {
+        /// Which aggregate.
+        aggregate: AggregateKey,
+        /// Why.
+        #[source]
+        source: Box<DecideError>,
+    },
+    /// Recorded as FAILED because of a fault. With `retry_at`, a worker tries again then.
+    #[error("command {command_id} failed")]
+    Failed {
+        /// The command.
+        command_id: CommandId,
+        /// When it is tried again.
+        retry_at: Option<DateTime<Utc>>,
+        /// The fault.
+        #[source]
+        source: StoreError,
+    },
+    /// The store does not answer. Whether the command took effect is not known; sending it again with the same id
+    /// is safe and tells.
+    #[error("the store did not answer")]
+    Store(#[source] StoreError),
+}
+
+impl SendError {
+    /// A stable code.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::InvalidId(_) => "invalid-id",
+            Self::UnknownCommand(_) => "unknown-command",
+            Self::InvalidPayload { .. } => "invalid-payload",
+            Self::Refused { code, .. } => code,
+            Self::IllegalTransition(_) => "illegal-transition",
+            Self::VersionMismatch { .. } => "version-mismatch",
+            Self::StillProcessing(_) => "still-processing",
+            Self::IdReused(_) => "command-id-reused",
+            Self::Panicked { .. } => "decision-panicked",
+            Self::Undecidable { source, .. } => source.code(),
+            Self::Failed { source, .. } | Self::Store(source) => source.code(),
+        }
+    }
+
+    /// How a retry decision sees it.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::InvalidId(_) | Self::UnknownCommand(_) | Self::InvalidPayload { .. } => {
+                ErrorClass::InvalidPayload
+            }
+            Self::Refused { class, .. } => *class,
+            Self::IllegalTransition(_) | Self::IdReused(_) => ErrorClass::Validation,
+            Self::VersionMismatch { .. } => ErrorClass::Validation,
+            Self::StillProcessing(_) => ErrorClass::Conflict,
+            Self::Panicked { .. } | Self::Undecidable { .. } => ErrorClass::Unrecoverable,
+            Self::Failed { source, .. } | Self::Store(source) => source.class(),
+        }
+    }
+
+    /// What a person can do about it.
+    pub fn next_step(&self) -> &'static str {
+        match self {
+            Self::InvalidId(_) | Self::InvalidPayload { .. } => {
+                "Correct what the cause names and send it again."
+            }
+            Self::UnknownCommand(_) => {
+                "Check the name; the registered commands are listed with their aggregate."
+            }
+            Self::Refused { .. } => "The aggregate's rules do not allow it in this state.",
+            Self::IllegalTransition(_) => "Do one of the steps that are possible from this state first.",
+            Self::VersionMismatch { .. } => {
+                "Load the aggregate again and decide whether the command still fits."
+            }
+            Self::StillProcessing(_) => "Ask again later with the same command id.",
+            Self::IdReused(_) => "Use a new command id for a new command.",
+            Self::Panicked { .. } => "This is a bug in the aggregate's decide; the log has the panic.",
+            Self::Undecidable { .. } => "Run `towpath check` on the aggregate.",
+            Self::Failed { .. } => "It is recorded; send it again with the same id, or wait for the retry.",
+            Self::Store(source) => source.next_step(),
+        }
+    }
+}
+
+/// A command on its way in, before anything is looked up.
+#[derive(Debug, Clone)]
+pub(crate) struct Incoming {
+    pub(crate) command: NewCommand,
+    pub(crate) expected_version: Option<Version>,
+    /// The grant under which this instance has claimed the command.
+    pub(crate) claim: Option<LeaseGrant>,
+}
+
+/// Runs commands. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Bus {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) retries: RetryPolicy,
+}
+
+impl Bus {
+    /// Runs a command to its answer.
+    pub(crate) async fn run(&self, incoming: Incoming) -> Result<Receipt, SendError> {
+        let name = incoming.command.command_type.as_str();
+        let Some(decider) = self.registry.decider_of_command(name) else {
+            return Err(SendError::UnknownCommand(name.to_owned()));
+        };
+        let started_at = self.clock.now();
+        let mut lost_rounds = 0;
+        let mut reconnects = 0;
+        loop {
+            let mut command = incoming.command.clone();
+            match self.attempt(decider.as_ref(), &incoming, &mut command, started_at).await {
+                Ok(receipt) => return Ok(receipt),
+                Err(Attempt::Answer(error)) => return Err(error),
+                Err(Attempt::Refused { error, found, retry_count }) => {
+                    return Err(self.record_refusal(command, found, retry_count, started_at, error).await);
+                }
+                Err(Attempt::Store { error, found, retry_count }) => match error.class() {
+                    ErrorClass::Conflict | ErrorClass::Transient
+                        if !matches!(error, StoreError::Unavailable(_) | StoreError::Full(_)) =>
+                    {
+                        lost_rounds += 1;
+                        if lost_rounds >= MAX_ROUNDS {
+                            return Err(self
+                                .record_fault(command, found, retry_count, started_at, error)
+                                .await);
+                        }
+                        tokio::time::sleep(round_pause(lost_rounds)).await;
+                    }
+                    ErrorClass::Transient
+                        if matches!(error, StoreError::Unavailable(_)) && reconnects < MAX_RECONNECTS =>
+                    {
+                        reconnects += 1;
+                        tokio::time::sleep(round_pause(reconnects)).await;
+                    }
+                    _ => return Err(self.record_fault(command, found, retry_count, started_at, error).await),
+                },
+            }
+        }
+    }
+
+    /// One round: load, decide, write.
+    async fn attempt(
+        &self,
+        decider: &dyn Decider,
+        incoming: &Incoming,
+        command: &mut NewCommand,
+        started_at: DateTime<Utc>,
+    ) -> Result<Receipt, Attempt> {
+        let loaded = self
+            .store
+            .load(&command.aggregate, Some(&command.command_id))
+            .await
+            .map_err(|error| Attempt::Store { error, found: Found::Nowhere, retry_count: 0 })?;
+
+        let (found, retry_count) = match loaded.command {
+            None => (Found::Nowhere, 0),
+            Some(record) => match self.standing(&record, incoming).await? {
+                Standing::Answered(receipt) => return Ok(receipt),
+                Standing::Run(found) => {
+                    // A command that is run again keeps the flow it was first sent in.
+                    command.context = record.command.context;
+                    (found, record.retry_count)
+                }
+            },
+        };
+        let row = loaded.aggregate;
+        let version = row.as_ref().map_or(0, |row| row.version);
+        let refused = |error| Attempt::Refused { error, found: found.clone(), retry_count };
+        if let Some(expected) = incoming.expected_version.filter(|expected| *expected != version) {
+            let aggregate = command.aggregate.clone();
+            return Err(refused(SendError::VersionMismatch { aggregate, expected, actual: version }));
+        }
+
+        let now = self.clock.now();
+        let snapshot =
+            self.current_snapshot(decider, command, row.as_ref()).await.map_err(|error| match error {
+                FoldError::Store(error) => Attempt::Store { error, found: found.clone(), retry_count },
+                FoldError::Decide(source) => refused(SendError::Undecidable {
+                    aggregate: command.aggregate.clone(),
+                    source: Box::new(source),
+                }),
+            })?;
+        let current =
+            Current { snapshot: snapshot.as_ref(), state: row.as_ref().and_then(|row| row.state.as_deref()) };
+        let context = Context {
+            now,
+            version,
+            actor_id: command.context.actor_id.clone(),
+            tenant_id: command.context.tenant_id.clone(),
+        };
+        let decision = decide(decider, &current, command, &context).map_err(refused)?;
+
+        let append =
+            (!decision.events.is_empty()).then(|| self.to_append(decider, command, version, now, decision));
+        let completed = CompletedCommand {
+            command: command.clone(),
+            found: found.clone(),
+            started_at,
+            finished_at: now,
+            decided_on: version,
+            append,
+        };
+        let result = self.store.complete_command(&completed).await.map_err(|error| Attempt::Store {
+            error,
+            found,
+            retry_count,
+        })?;
+        let events = completed.append.map_or_else(Vec::new, |append| envelopes(append, version));
+        Ok(receipt(completed.command, result, events, false))
+    }
+
+    /// What a recorded command means for one that is sent (G4).
+    async fn standing(&self, record: &CommandRecord, incoming: &Incoming) -> Result<Standing, Attempt> {
+        let command_id = || record.command.command_id.clone();
+        if !incoming.command.is_same_as(record) {
+            return Err(Attempt::Answer(SendError::IdReused(command_id())));
+        }
+        match record.status {
+            CommandStatus::Completed => match self.recorded_answer(record).await {
+                Ok(receipt) => Ok(Standing::Answered(receipt)),
+                Err(error) => Err(Attempt::Answer(SendError::Store(error))),
+            },
+            CommandStatus::Failed => Ok(Standing::Run(Found::Failed { retry_count: record.retry_count })),
+            CommandStatus::Processing if record.claim.is_some() && incoming.claim == record.claim => {
+                Ok(Standing::Run(incoming.claim.clone().map_or(Found::Nowhere, Found::Claimed)))
+            }
+            CommandStatus::Pending | CommandStatus::Processing => {
+                Err(Attempt::Answer(SendError::StillProcessing(command_id())))
+            }
+        }
+    }
+
+    /// The answer of a command that was completed before, rebuilt from its events.
+    pub(crate) async fn recorded_answer(&self, record: &CommandRecord) -> Result<Receipt, StoreError> {
+        let result = record.result.unwrap_or(CommandResult { aggregate_version: 0, event_count: 0 });
+        let mut events = Vec::new();
+        if result.event_count > 0 {
+            let before = result.aggregate_version.saturating_sub(u64::from(result.event_count));
+            let recorded =
+                self.store.events_of(&record.command.aggregate, before, result.event_count).await?;
+            events = recorded.into_iter().map(|event| event.envelope).collect();
+        }
+        Ok(receipt(record.command.clone(), result, events, true))
+    }
+
+    /// The state to decide on: the row's own, or folded anew when the row has none of this build's form.
+    async fn current_snapshot(
+        &self,
+        decider: &dyn Decider,
+        command: &NewCommand,
+        row: Option<&AggregateRow>,
+    ) -> Result<Option<Payload>, FoldError> {
+        let Some(row) = row else { return Ok(None) };
+        match &row.snapshot {
+            Some(snapshot) if snapshot.version == decider.snapshot_version() => {
+                Ok(Some(snapshot.data.clone()))
+            }
+            _ => self.fold_anew(decider, &command.aggregate, row.version).await.map(Some),
+        }
+    }
+
+    /// Folds an aggregate's events up to a version.
+    pub(crate) async fn fold_anew(
+        &self,
+        decider: &dyn Decider,
+        aggregate: &AggregateKey,
+        up_to: Version,
+    ) -> Result<Payload, FoldError> {
+        let mut state: Option<Payload> = None;
+        let mut folded = 0;
+        while folded < up_to {
+            let page = self.store.events_of(aggregate, folded, FOLD_PAGE).await.map_err(FoldError::Store)?;
+            let events: Vec<(&str, &Payload)> = page
+                .iter()
+                .map(|event| &event.envelope)
+                .filter(|event| event.aggregate_version <= up_to)
+                .map(|event| (event.event_type.as_str(), &event.payload))
+                .collect();
+            if events.is_empty() {
+                break;
+            }
+            folded += events.len() as u64;
+            state = Some(decider.fold(state.as_ref(), &events).map_err(FoldError::Decide)?);
+        }
+        match state {
+            Some(state) => Ok(state),
+            None => decider.fold(None, &[]).map_err(FoldError::Decide),
+        }
+    }
+
+    fn to_append(
+        &self,
+        decider: &dyn Decider,
+        command: &NewCommand,
+        version: Version,
+        now: DateTime<Utc>,
+        decision: Decision,
+    ) -> Append {
+        let mut events = Vec::with_capacity(decision.events.len());
+        let mut state_changes = Vec::new();
+        for (event_index, event) in decision.events.into_iter().enumerate() {
+            if let Some(step) = event.moves {
+                let (reason, message) = match step.reason {
+                    Some(reason) => (Some(reason.code), reason.message),
+                    None => (Some(event.event_type.as_str().to_owned()), None),
+                };
+                state_changes.push(StateChange {
+                    from: step.from,
+                    to: step.to,
+                    reason,
+                    message,
+                    event_index,
+                });
+            }
+            events.push(NewEvent {
+                event_id: EventId(Uuid::now_v7()),
+                channels: self.registry.routes().channels_for(event.event_type.as_str()),
+                event_type: event.event_type,
+                schema_version: event.schema_version,
+                payload: event.payload,
+            });
+        }
+        Append {
+            aggregate: command.aggregate.clone(),
+            expected: Expected::after(version),
+            events,
+            snapshot: Some(Snapshot { data: decision.snapshot, version: decider.snapshot_version() }),
+            state_changes,
+            context: ChangeContext {
+                occurred_at: now,
+                causation_id: Some(CausationId::from(&command.command_id)),
+                ..command.context.clone()
+            },
+        }
+    }
+
+    /// Records a "no" and answers it.
+    async fn record_refusal(
+        &self,
+        command: NewCommand,
+        found: Found,
+        retry_count: u32,
+        started_at: DateTime<Utc>,
+        error: SendError,
+    ) -> SendError {
+        let failed_at = self.clock.now();
+        let decision = self.retries.decide(error.class(), retry_count + 1, random_unit());
+        let (retry_count, next_retry_at) = schedule(decision, retry_count, failed_at);
+        let failed = FailedCommand {
+            command,
+            found,
+            started_at,
+            failed_at,
+            reason: error.code().to_owned(),
+            message: with_causes(&error),
+            retry_count,
+            next_retry_at,
+        };
+        self.record(&failed).await;
+        error
+    }
+
+    /// Records a fault and answers it.
+    async fn record_fault(
+        &self,
+        command: NewCommand,
+        found: Found,
+        retry_count: u32,
+        started_at: DateTime<Utc>,
+        error: StoreError,
+    ) -> SendError {
+        if matches!(error, StoreError::Unavailable(_) | StoreError::Full(_)) {
+            // There is nowhere to record it, and whether it took effect is not known.
+            return SendError::Store(error);
+        }
+        if matches!(error, StoreError::Fenced { .. } | StoreError::CommandTaken(_)) {
+            // Another instance has it: what it writes is the record.
+            return SendError::StillProcessing(command.command_id);
+        }
+        let failed_at = self.clock.now();
+        let decision = self.retries.decide(error.class(), retry_count + 1, random_unit());
+        let (retry_count, retry_at) = schedule(decision, retry_count, failed_at);
+        let command_id = command.command_id.clone();
+        let failed = FailedCommand {
+            command,
+            found,
+            started_at,
+            failed_at,
+            reason: error.code().to_owned(),
+            message: with_causes(&error),
+            retry_count,
+            next_retry_at: retry_at,
+        };
+        let recorded = self.record(&failed).await;
+        SendError::Failed { command_id, retry_at: retry_at.filter(|_| recorded), source: error }
+    }
+
+    /// Writes the FAILED row, in a transaction of its own. That it cannot be written must not hide why the command
+    /// failed, so it is only logged.
+    async fn record(&self, failed: &FailedCommand) -> bool {
+        match self.store.fail_command(failed).await {
+            Ok(()) => true,
+            Err(
+                StoreError::DuplicateCommand(_) | StoreError::CommandTaken(_) | StoreError::Fenced { .. },
+            ) => false,
+            Err(error) => {
+                let command_id = failed.command.command_id.as_str();
+                tracing::warn!(
+                    command_id,
+                    code = error.code(),
+                    cause = with_causes(&error),
+                    "could not record a failed command"
+                );
+                false
+            }
+        }
+    }
+}
+
+/// How a recorded command stands to one that is sent.
+enum Standing {
+    /// It may be run.
+    Run(Found),
+    /// It has an answer.
+    Answered(Receipt),
+}
+
+/// How a round ended without a receipt.
+enum Attempt {
+    /// This is the answer; nothing is to be recorded.
+    Answer(SendError),
+    /// The command was decided against; that is recorded.
+    Refused { error: SendError, found: Found, retry_count: u32 },
+    /// The store got in the way.
+    Store { error: StoreError, found: Found, retry_count: u32 },
+}
+
+pub(crate) enum FoldError {
+    Store(StoreError),
+    Decide(DecideError),
+}
+
+fn decide(
+    decider: &dyn Decider,
+    current: &Current<'_>,
+    command: &NewCommand,
+    context: &Context,
+) -> Result<Decision, SendError> {
+    let name = command.command_type.as_str();
+    // A bug in one aggregate must not take down the worker that runs the commands of all.
+    let decided = catch_unwind(AssertUnwindSafe(|| decider.decide(current, name, &command.payload, context)));
+    match decided {
+        Ok(Ok(decision)) => Ok(decision),
+        Ok(Err(error)) => Err(match error {
+            DecideError::UnknownCommand { command, .. } => SendError::UnknownCommand(command),
+            DecideError::InvalidPayload { command, source } => SendError::InvalidPayload { command, source },
+            DecideError::Refused { code, class, message } => SendError::Refused { code, class, message },
+            DecideError::IllegalTransition(illegal) => SendError::IllegalTransition(Box::new(illegal)),
+            other => SendError::Undecidable { aggregate: command.aggregate.clone(), source: Box::new(other) },
+        }),
+        Err(_) => Err(SendError::Panicked { kind: decider.kind().to_string(), command: name.to_owned() }),
+    }
+}
+
+fn receipt(
+    command: NewCommand,
+    result: CommandResult,
+    events: Vec<EventEnvelope>,
+    replayed: bool,
+) -> Receipt {
+    Receipt {
+        command_id: command.command_id,
+        status: CommandStatus::Completed,
+        aggregate_version: result.aggregate_version,
+        correlation_id: command.context.correlation_id,
+        events,
+        replayed,
+    }
+}
+
+/// The events of an append as they stand in the store.
+fn envelopes(append: Append, base: Version) -> Vec<EventEnvelope> {
+    let Append { aggregate, events, context, .. } = append;
+    (base + 1..)
+        .zip(events)
+        .map(|(aggregate_version, event)| EventEnvelope {
+            event_id: event.event_id,
+            event_type: event.event_type,
+            schema_version: event.schema_version,
+            aggregate: aggregate.clone(),
+            aggregate_version,
+            occurred_at: context.occurred_at,
+            correlation_id: context.correlation_id.clone(),
+            causation_id: context.causation_id.clone(),
+            trace_id: context.trace_id.clone(),
+            actor_id: context.actor_id.clone(),
+            tenant_id: context.tenant_id.clone(),
+            payload: event.payload,
+        })
+        .collect()
+}
+
+/// The retry count and the due time that follow from a retry decision.
+fn schedule(decision: RetryDecision, retry_count: u32, now: DateTime<Utc>) -> (u32, Option<DateTime<Utc>>) {
+    match decision {
+        RetryDecision::RetryAfter(delay) => {
+            let at = chrono::Duration::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay));
+            (retry_count + 1, at)
+        }
+        RetryDecision::GiveUp(_) => (retry_count, None),
+    }
+}
+
+/// A short, growing, uneven pause: writers that collided should not collide again.
+fn round_pause(round: u32) -> Duration {
+    let ceiling = 1_u64 << round.min(6);
+    Duration::from_micros((random_unit() * (ceiling * 500) as f64) as u64)
+}
+
+/// A number in 0..1. UUIDv4 is the source of randomness that is here anyway.
+fn random_unit() -> f64 {
+    (Uuid::new_v4().as_u128() >> 75) as f64 / (1_u64 << 53) as f64
+}
+
+/// An error with its causes, on one line, for a record that people read.
+pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        text.push_str(": ");
+        text.push_str(&inner.to_string());
+        cause = inner.source();
+    }
+    text
+}

@@ -1,0 +1,91 @@
+//! Background services: one shape for all of them.
+//!
+//! A service is a task with a name that can be told to stop. Stopping twice, or before it has begun, is fine;
+//! dropping it tells it to stop without waiting.
+
+use std::future::Future;
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+/// A running background service.
+pub(crate) struct Service {
+    name: &'static str,
+    stop: watch::Sender<bool>,
+    task: Option<JoinHandle<()>>,
+}
+
+/// The side of the service that is told to stop.
+#[derive(Clone)]
+pub(crate) struct Stopping(watch::Receiver<bool>);
+
+impl Service {
+    /// Starts a service.
+    pub(crate) fn start<F>(name: &'static str, run: impl FnOnce(Stopping) -> F) -> Self
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let (stop, receiver) = watch::channel(false);
+        let task = tokio::spawn(run(Stopping(receiver)));
+        Self { name, stop, task: Some(task) }
+    }
+
+    /// Tells it to stop and waits until it has.
+    pub(crate) async fn stop(&mut self) {
+        self.stop.send_replace(true);
+        if let Some(task) = self.task.take()
+            && let Err(error) = task.await
+        {
+            tracing::error!(service = self.name, %error, "a background service ended badly");
+        }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.stop.send_replace(true);
+    }
+}
+
+impl Stopping {
+    /// Whether it should stop now.
+    pub(crate) fn is_asked(&self) -> bool {
+        *self.0.borrow()
+    }
+
+    /// Waits until it should stop.
+    pub(crate) async fn asked(&mut self) {
+        // An error means that the service itself was dropped: that is a stop too.
+        let _ = self.0.wait_for(|stop| *stop).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_service_stops_when_told_however_often_and_however_early() {
+        let mut service = Service::start("test", |mut stopping| async move { stopping.asked().await });
+        service.stop().await;
+        service.stop().await;
+    }
+
+    #[tokio::test]
+    async fn dropping_a_service_stops_it() {
+        let (told, mut was_told) = tokio::sync::oneshot::channel();
+        let service = Service::start("test", |mut stopping| async move {
+            stopping.asked().await;
+            let _ = told.send(());
+        });
+        assert!(was_told.try_recv().is_err());
+        drop(service);
+        was_told.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_panic_inside_does_not_reach_the_one_who_stops_it() {
+        let mut service = Service::start("test", |_| async { panic!("on purpose") });
+        service.stop().await;
+    }
+}

@@ -1,0 +1,407 @@
+//! Building, starting and stopping Towpath.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::sync::Mutex;
+use towpath_broker::{BadBrokerUrl, BrokerUrl};
+use towpath_core::aggregate::Aggregate;
+use towpath_core::decider::RegistrationFlaw;
+use towpath_core::envelope::RecordedEvent;
+use towpath_core::flow::{FlowCommand, FlowEvent, FlowReport, validate_flow};
+use towpath_core::ids::{
+    AggregateKey, ChannelName, CommandId, CorrelationId, InstanceId, InvalidId, Version,
+};
+use towpath_core::payload::Payload;
+use towpath_core::ports::clock::Clock;
+use towpath_core::ports::store::{AggregateRow, CommandRecord, Flow, StateEvent, Store, StoreError};
+use towpath_core::retry::RetryPolicy;
+use towpath_core::route::{Glob, Route};
+use towpath_core::to_variant;
+use towpath_store::{SqlStore, StoreOptions, StoreUrl};
+use uuid::Uuid;
+
+use crate::bus::{Bus, FoldError, SendError};
+use crate::clock::SystemClock;
+use crate::registry::Registry;
+use crate::runner::{self, Pace, Wake};
+use crate::send::Send;
+use crate::service::Service;
+
+/// The store when none is configured.
+const DEFAULT_STORE: &str = "sqlite://data/towpath.db";
+
+/// The broker when none is configured.
+const DEFAULT_BROKER: &str = "local:";
+
+/// A running Towpath. Clones share it.
+#[derive(Clone)]
+pub struct Towpath {
+    bus: Bus,
+    store: SqlStore,
+    broker: BrokerUrl,
+    instance: InstanceId,
+    wake: Wake,
+    services: Arc<Mutex<Vec<Service>>>,
+}
+
+/// What Towpath is to be made of. Mistakes are collected and told by [`start`](Builder::start).
+pub struct Builder {
+    store_url: String,
+    broker_url: String,
+    store_options: StoreOptions,
+    registry: Registry,
+    clock: Arc<dyn Clock>,
+    retries: RetryPolicy,
+    instance: Option<String>,
+    pace: Pace,
+    migrate: bool,
+    flaws: Vec<RegistrationFlaw>,
+    invalid: Vec<InvalidId>,
+}
+
+/// Why Towpath did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Aggregates that cannot be registered.
+    #[error("{} cannot be registered", if .0.len() == 1 { "an aggregate" } else { "several aggregates" })]
+    Registration(Vec<RegistrationFlaw>),
+    /// A name that is not valid.
+    #[error("a configured name is invalid")]
+    InvalidName(#[from] InvalidId),
+    /// The store cannot be used.
+    #[error("the store cannot be used")]
+    Store(#[from] StoreError),
+    /// The broker cannot be used.
+    #[error("the broker cannot be used")]
+    Broker(#[from] BadBrokerUrl),
+}
+
+impl StartError {
+    /// A stable code.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Registration(_) => "registration",
+            Self::InvalidName(_) => "invalid-id",
+            Self::Store(error) => error.code(),
+            Self::Broker(error) => error.code(),
+        }
+    }
+
+    /// What a person can do about it.
+    pub fn next_step(&self) -> &'static str {
+        match self {
+            Self::Registration(_) => "Each flaw names the aggregate and what to write instead.",
+            Self::InvalidName(_) => "Correct what the cause names.",
+            Self::Store(error) => error.next_step(),
+            Self::Broker(error) => error.next_step(),
+        }
+    }
+
+    /// Everything that is wrong, a line each, with causes.
+    pub fn report(&self) -> String {
+        match self {
+            Self::Registration(flaws) => {
+                flaws.iter().map(|flaw| crate::bus::with_causes(flaw)).collect::<Vec<_>>().join("\n")
+            }
+            other => crate::bus::with_causes(other),
+        }
+    }
+}
+
+/// An aggregate as it is now.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct View<A> {
+    /// The folded state.
+    pub value: A,
+    /// How many events it has.
+    pub version: Version,
+    /// The machine's state.
+    pub state: Option<String>,
+}
+
+impl Towpath {
+    /// Begins with the embedded default: a SQLite file under `./data` and the in-process broker.
+    pub fn builder() -> Builder {
+        Builder {
+            store_url: DEFAULT_STORE.to_owned(),
+            broker_url: DEFAULT_BROKER.to_owned(),
+            store_options: StoreOptions::default(),
+            registry: Registry::default(),
+            clock: Arc::new(SystemClock),
+            retries: RetryPolicy::genesis_command(),
+            instance: None,
+            pace: Pace::default(),
+            migrate: true,
+            flaws: Vec::new(),
+            invalid: Vec::new(),
+        }
+    }
+
+    /// Begins with the URLs in `TOWPATH_STORE` and `TOWPATH_BROKER`, or the embedded default for those not set.
+    pub fn from_env() -> Builder {
+        let mut builder = Self::builder();
+        if let Ok(url) = std::env::var("TOWPATH_STORE") {
+            builder = builder.store(&url);
+        }
+        if let Ok(url) = std::env::var("TOWPATH_BROKER") {
+            builder = builder.broker(&url);
+        }
+        builder
+    }
+
+    /// Sends a command to an aggregate. Nothing happens until the answer is awaited.
+    pub fn send<A: Aggregate>(&self, aggregate_id: impl Into<String>, command: A::Command) -> Send<'_> {
+        let (command_type, payload) = match to_variant(&command) {
+            Ok((name, payload)) => (name, Ok(payload)),
+            Err(error) => (String::new(), Err(error)),
+        };
+        let kind = Some(A::KIND.to_owned());
+        Send::new(&self.bus, &self.wake, command_type, kind, aggregate_id.into(), payload)
+    }
+
+    /// Sends a command by its stored name, with its payload as JSON text.
+    pub fn send_named(
+        &self,
+        command_type: impl Into<String>,
+        aggregate_id: impl Into<String>,
+        payload: impl Into<String>,
+    ) -> Send<'_> {
+        let payload = Payload::from_text(payload);
+        Send::new(&self.bus, &self.wake, command_type.into(), None, aggregate_id.into(), payload)
+    }
+
+    /// An aggregate as it is now; `None` if it does not exist.
+    pub async fn load<A: Aggregate>(&self, aggregate_id: &str) -> Result<Option<View<A>>, SendError> {
+        let key = AggregateKey::new(A::KIND, aggregate_id)?;
+        let Some(row) = self.bus.store.load(&key, None).await.map_err(SendError::Store)?.aggregate else {
+            return Ok(None);
+        };
+        let current = row.snapshot.as_ref().filter(|snapshot| snapshot.version == A::SNAPSHOT_VERSION);
+        let state = match (current, self.bus.registry.decider_of_kind(A::KIND)) {
+            (Some(snapshot), _) => snapshot.data.clone(),
+            (None, None) => return Err(SendError::UnknownCommand(A::KIND.to_owned())),
+            (None, Some(decider)) => self.bus.fold_anew(decider.as_ref(), &key, row.version).await.map_err(
+                |error| match error {
+                    FoldError::Store(error) => SendError::Store(error),
+                    FoldError::Decide(source) => {
+                        SendError::Undecidable { aggregate: key.clone(), source: Box::new(source) }
+                    }
+                },
+            )?,
+        };
+        let value = state
+            .read::<A>(A::KIND)
+            .map_err(|source| SendError::InvalidPayload { command: A::KIND.to_owned(), source })?;
+        Ok(Some(View { value, version: row.version, state: row.state }))
+    }
+
+    /// The row of an aggregate of any kind.
+    pub async fn aggregate(&self, key: &AggregateKey) -> Result<Option<AggregateRow>, StoreError> {
+        Ok(self.bus.store.load(key, None).await?.aggregate)
+    }
+
+    /// Events of an aggregate behind a version.
+    pub async fn events_of(
+        &self,
+        key: &AggregateKey,
+        after: Version,
+        limit: u32,
+    ) -> Result<Vec<RecordedEvent>, StoreError> {
+        self.bus.store.events_of(key, after, limit).await
+    }
+
+    /// State changes of an aggregate behind a version.
+    pub async fn history_of(
+        &self,
+        key: &AggregateKey,
+        after: Version,
+        limit: u32,
+    ) -> Result<Vec<StateEvent>, StoreError> {
+        self.bus.store.history_of(key, after, limit).await
+    }
+
+    /// A command and where it is.
+    pub async fn command(&self, command_id: &CommandId) -> Result<Option<CommandRecord>, StoreError> {
+        self.bus.store.command(command_id).await
+    }
+
+    /// Everything that belongs to a flow, and whether its chain of causes is whole (G5). `root_events` are the event
+    /// types that may stand without a cause.
+    pub async fn flow(
+        &self,
+        correlation: &CorrelationId,
+        root_events: &[&str],
+    ) -> Result<(Flow, FlowReport), StoreError> {
+        let flow = self.bus.store.flow(correlation, 10_000).await?;
+        let commands: Vec<FlowCommand> = flow
+            .commands
+            .iter()
+            .map(|record| FlowCommand {
+                command_id: record.command.command_id.to_string(),
+                command_type: record.command.command_type.to_string(),
+                causation_id: record.command.context.causation_id.as_ref().map(ToString::to_string),
+            })
+            .collect();
+        let events: Vec<FlowEvent> = flow
+            .events
+            .iter()
+            .map(|event| FlowEvent {
+                event_id: event.envelope.event_id.to_string(),
+                event_type: event.envelope.event_type.to_string(),
+                causation_id: event.envelope.causation_id.as_ref().map(ToString::to_string),
+            })
+            .collect();
+        let report = validate_flow(&commands, &events, root_events);
+        Ok((flow, report))
+    }
+
+    /// What was registered.
+    pub fn registry(&self) -> &Registry {
+        &self.bus.registry
+    }
+
+    /// The store, for `append_tx` and its pool.
+    pub fn store(&self) -> &SqlStore {
+        &self.store
+    }
+
+    /// The broker's URL.
+    pub fn broker(&self) -> String {
+        self.broker.to_string()
+    }
+
+    /// Which instance this is.
+    pub fn instance(&self) -> &InstanceId {
+        &self.instance
+    }
+
+    /// Whether the store answers and its tables are those of this build.
+    pub async fn ready(&self) -> Result<(), StoreError> {
+        self.bus.store.ready().await
+    }
+
+    /// Stops: finishes what has begun, gives leases back, closes connections. Stopping twice is fine.
+    pub async fn stop(&self) {
+        let mut services = self.services.lock().await;
+        for service in services.iter_mut() {
+            service.stop().await;
+        }
+        services.clear();
+        self.store.close().await;
+    }
+}
+
+impl Builder {
+    /// The store: `sqlite://PATH`, `postgres://…` or `mysql://…`.
+    pub fn store(mut self, url: &str) -> Self {
+        self.store_url = url.to_owned();
+        self
+    }
+
+    /// How to connect to the store.
+    pub fn store_options(mut self, options: StoreOptions) -> Self {
+        self.store_options = options;
+        self
+    }
+
+    /// The broker: `local:`.
+    pub fn broker(mut self, url: &str) -> Self {
+        self.broker_url = url.to_owned();
+        self
+    }
+
+    /// Registers an aggregate.
+    pub fn aggregate<A: Aggregate>(mut self) -> Self {
+        if let Err(flaw) = self.registry.register::<A>() {
+            self.flaws.push(flaw);
+        }
+        self
+    }
+
+    /// Routes events to a channel: `*` in a pattern stands for any run of characters.
+    pub fn channel<'p>(mut self, name: &str, event_types: impl IntoIterator<Item = &'p str>) -> Self {
+        match ChannelName::new(name) {
+            Ok(channel) => {
+                let event_types = event_types.into_iter().map(Glob::new).collect();
+                self.registry.route(Route { channel, event_types });
+            }
+            Err(error) => self.invalid.push(error),
+        }
+        self
+    }
+
+    /// Another clock than the machine's.
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// When commands that failed for a passing reason are tried again. Default: after 1, 5 and 15 seconds.
+    pub fn command_retries(mut self, policy: RetryPolicy) -> Self {
+        self.retries = policy;
+        self
+    }
+
+    /// A name for this instance that stays the same over restarts. With it, what an earlier life left unfinished is
+    /// taken up at once; without it, when that life's lease has run out. Two running instances must not share one.
+    pub fn instance(mut self, name: &str) -> Self {
+        self.instance = Some(name.to_owned());
+        self
+    }
+
+    /// How long an instance may be silent before others take over its work. Default: 15 seconds.
+    pub fn lease(mut self, duration: Duration) -> Self {
+        self.pace.lease = duration;
+        self
+    }
+
+    /// How often due work is looked for without being woken. Default: every second.
+    pub fn scan(mut self, interval: Duration) -> Self {
+        self.pace.scan = interval;
+        self
+    }
+
+    /// Do not migrate at the start; refuse to start on a database of another version.
+    pub fn without_migration(mut self) -> Self {
+        self.migrate = false;
+        self
+    }
+
+    /// Connects, migrates and starts the background services.
+    ///
+    /// # Errors
+    /// All registration flaws at once; a URL that is wrong, with what to write instead; a database that cannot be
+    /// reached or is from a newer version.
+    pub async fn start(self) -> Result<Towpath, StartError> {
+        if !self.flaws.is_empty() {
+            return Err(StartError::Registration(self.flaws));
+        }
+        if let Some(error) = self.invalid.into_iter().next() {
+            return Err(error.into());
+        }
+        let broker = BrokerUrl::parse(&self.broker_url)?;
+        let url = StoreUrl::parse(&self.store_url)?;
+        let instance = match self.instance {
+            Some(name) => InstanceId::new(name)?,
+            None => InstanceId::from_stored(Uuid::now_v7().to_string()),
+        };
+        let store = SqlStore::connect_with(&url, self.store_options).await?;
+        if self.migrate {
+            store.migrate().await?;
+        }
+        store.ready().await?;
+        let bus = Bus {
+            store: Arc::new(store.clone()),
+            registry: Arc::new(self.registry),
+            clock: self.clock,
+            retries: self.retries,
+        };
+        let wake = Wake::default();
+        let services = runner::start(bus.clone(), wake.clone(), instance.clone(), self.pace).await?;
+        tracing::info!(store = %url, %broker, %instance, "towpath started");
+        Ok(Towpath { bus, store, broker, instance, wake, services: Arc::new(Mutex::new(services)) })
+    }
+}
