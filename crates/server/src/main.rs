@@ -1,1 +1,10 @@
-fn main() {}
+//! The `towpath` binary: one server and the command line around it.
+
+mod cli;
+mod http;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cli::main()
+}

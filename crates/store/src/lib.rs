@@ -26,6 +26,7 @@ mod store;
 mod transaction;
 mod url;
 
+pub use sqlx;
 pub use store::{SqlStore, StoreOptions};
 pub use transaction::JoinTransaction;
 pub use url::StoreUrl;

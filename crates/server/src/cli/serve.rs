@@ -1,0 +1,64 @@
+//! `towpath serve`: the server.
+
+use towpath::Towpath;
+
+use super::config::ServeFlags;
+use super::{Failure, output};
+use crate::http;
+
+/// Starts the library and the HTTP server, and runs until it is told to stop.
+pub(crate) async fn serve(flags: ServeFlags) -> Result<(), Failure> {
+    let config = flags.config()?;
+    if !config.listen.ip().is_loopback() {
+        return Err(Failure::usage(format!(
+            "{} is reachable from other machines, and this build has no access control yet; listen on 127.0.0.1 or [::1]",
+            config.listen
+        )));
+    }
+    start_log();
+    // The address first: a second server on the same port should not touch the database at all.
+    let listener = tokio::net::TcpListener::bind(config.listen)
+        .await
+        .map_err(|error| Failure::unreachable(format!("cannot listen on {}: {error}", config.listen)))?;
+    let app =
+        Towpath::builder().store(&config.store).broker(&config.broker).start().await.map_err(|error| {
+            Failure::unreachable(format!("{} [{}]\n{}", error.report(), error.code(), error.next_step()))
+        })?;
+    let address = listener.local_addr().map_err(|error| Failure::unreachable(error.to_string()))?;
+    output::note(&format!("towpath {} listens on http://{address}/", env!("CARGO_PKG_VERSION")));
+    let served =
+        axum::serve(listener, http::router(app.clone())).with_graceful_shutdown(told_to_stop()).await;
+    app.stop().await;
+    served.map_err(|error| Failure::unreachable(format!("the server ended: {error}")))
+}
+
+fn start_log() {
+    use tracing_subscriber::EnvFilter;
+    let filter = EnvFilter::try_from_env("TOWPATH_LOG").unwrap_or_else(|_| EnvFilter::new("info,sqlx=warn"));
+    // A second subscriber is only possible in tests, and then the first one stays.
+    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+}
+
+/// Waits for Ctrl-C or, on Unix, SIGTERM.
+async fn told_to_stop() {
+    let interrupt = async {
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    };
+    #[cfg(unix)]
+    let terminate = async {
+        match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
+            Ok(mut signal) => {
+                signal.recv().await;
+            }
+            Err(_) => std::future::pending::<()>().await,
+        }
+    };
+    #[cfg(not(unix))]
+    let terminate = std::future::pending::<()>();
+    tokio::select! {
+        () = interrupt => {}
+        () = terminate => {}
+    }
+}

@@ -1,0 +1,1024 @@
+//! The port, over the tables.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use chrono::{DateTime, SubsecRound, Utc};
+use tokio::sync::OwnedMutexGuard;
+use towpath_core::envelope::{EventEnvelope, RecordedEvent};
+use towpath_core::ids::*;
+use towpath_core::lifecycle::{CommandStatus, InboxStatus, OutboxStatus, TaskState};
+use towpath_core::payload::Payload;
+use towpath_core::ports::probe::Probe;
+use towpath_core::ports::store::*;
+use uuid::Uuid;
+
+use super::tables::{Lease, TimerRow};
+use super::{Database, Fault, Tables};
+
+pub struct MemoryStore {
+    database: Arc<Database>,
+    probe: Arc<dyn Probe>,
+}
+
+impl MemoryStore {
+    pub fn new(database: Arc<Database>, probe: Arc<dyn Probe>) -> Self {
+        Self { database, probe }
+    }
+
+    fn has(&self, fault: Fault) -> bool {
+        self.database.has(fault)
+    }
+
+    /// A transaction without its `begin`: for the operations that are one statement.
+    async fn staged(&self) -> Staged {
+        Staged {
+            turn: self.database.turn().await,
+            database: Arc::clone(&self.database),
+            probe: Arc::clone(&self.probe),
+            locks: HashMap::new(),
+            versions: BTreeMap::new(),
+            event_ids: BTreeSet::new(),
+            marked: BTreeSet::new(),
+            timers: BTreeMap::new(),
+            numbers: Vec::new(),
+            checks: Vec::new(),
+            effects: Vec::new(),
+        }
+    }
+
+    /// The checks and the new row of a command that ends.
+    async fn end_command(
+        &self,
+        staged: &mut Staged,
+        command: &NewCommand,
+        found: &Found,
+        row: CommandRecord,
+    ) {
+        staged.lock(format!("command/{}", command.command_id)).await;
+        let (id, found) = (command.command_id.clone(), found.clone());
+        let unique = !self.has(Fault::CommandIdIsNotUnique);
+        let known_id = id.clone();
+        staged.checks.push(Box::new(move |tables| match (tables.commands.get(&known_id), &found) {
+            (None, Found::Nowhere) => Ok(()),
+            (Some(_), Found::Nowhere) if unique => Err(StoreError::DuplicateCommand(known_id)),
+            (Some(_), Found::Nowhere) => Ok(()),
+            (Some(record), Found::Failed { retry_count })
+                if record.status == CommandStatus::Failed && record.retry_count == *retry_count =>
+            {
+                Ok(())
+            }
+            (Some(record), Found::Claimed(grant))
+                if record.status == CommandStatus::Processing && record.claim.as_ref() == Some(grant) =>
+            {
+                tables.check_lease(grant)
+            }
+            _ => Err(StoreError::CommandTaken(known_id)),
+        }));
+        staged.effects.push(Box::new(move |tables| {
+            tables.commands.insert(id, row);
+        }));
+    }
+
+    fn due(&self, now: DateTime<Utc>) -> DateTime<Utc> {
+        if self.has(Fault::DueByTheMachinesClock) { Utc::now() } else { now }
+    }
+}
+
+type Check = Box<dyn FnOnce(&Tables) -> StoreResult<()> + Send>;
+type Effect = Box<dyn FnOnce(&mut Tables) + Send>;
+
+/// What a transaction has locked and will do.
+struct Staged {
+    turn: Option<OwnedMutexGuard<()>>,
+    database: Arc<Database>,
+    probe: Arc<dyn Probe>,
+    locks: HashMap<String, OwnedMutexGuard<()>>,
+    versions: BTreeMap<AggregateKey, Version>,
+    event_ids: BTreeSet<EventId>,
+    marked: BTreeSet<(EventId, HandlerName)>,
+    timers: BTreeMap<Uuid, TaskState>,
+    numbers: Vec<u64>,
+    checks: Vec<Check>,
+    effects: Vec<Effect>,
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        let mut open = self.database.open.lock().unwrap();
+        for number in &self.numbers {
+            open.remove(number);
+        }
+    }
+}
+
+impl Staged {
+    async fn lock(&mut self, what: String) {
+        if !self.locks.contains_key(&what) {
+            let guard = self.database.lock(what.clone()).await;
+            self.locks.insert(what, guard);
+        }
+    }
+
+    fn apply(mut self) -> StoreResult<()> {
+        let mut tables = self.database.tables();
+        for check in self.checks.drain(..) {
+            check(&tables)?;
+        }
+        for effect in self.effects.drain(..) {
+            effect(&mut tables);
+        }
+        drop(tables);
+        Ok(())
+    }
+
+    fn key(&self, key: &AggregateKey) -> AggregateKey {
+        if self.database.has(Fault::IdsIgnoreCase) {
+            return AggregateKey::new(key.kind.as_str().to_lowercase(), key.id.as_str().to_lowercase())
+                .unwrap();
+        }
+        key.clone()
+    }
+
+    fn text(&self, payload: &Payload) -> Payload {
+        if self.database.has(Fault::PayloadsAreNormalised) {
+            if let Ok(tree) = serde_json::from_str::<serde_json::Value>(payload.as_text()) {
+                return Payload::from_value(&tree).unwrap();
+            }
+        }
+        payload.clone()
+    }
+
+    async fn append(&mut self, append: &Append) -> StoreResult<Appended> {
+        let key = self.key(&append.aggregate);
+        if !self.database.has(Fault::LastWriterWins) {
+            self.lock(format!("aggregate/{key}")).await;
+        }
+        let committed = self.database.tables().aggregates.get(&key).map_or(0, |row| row.version);
+        let version = self.versions.get(&key).copied().unwrap_or(committed);
+        let as_expected = match append.expected {
+            Expected::New => version == 0,
+            Expected::Exactly(expected) => version == expected,
+            Expected::Any => true,
+        };
+        if !as_expected && !self.database.has(Fault::LastWriterWins) {
+            if self.database.has(Fault::ConflictLeavesOutboxRows) {
+                let rows = self.outbox_rows(append);
+                self.database.tables().outbox.extend(rows.into_iter().map(|row| (row.outbox_id, row)));
+            }
+            let (aggregate, expected) = (append.aggregate.clone(), append.expected);
+            return Err(StoreError::VersionConflict { aggregate, expected });
+        }
+        for event in &append.events {
+            self.lock(format!("event/{}", event.event_id)).await;
+            let recorded = self.database.tables().event_ids.contains_key(&event.event_id);
+            let fresh = self.event_ids.insert(event.event_id);
+            if (recorded || !fresh) && !self.database.has(Fault::DuplicateEventsAreSkipped) {
+                return Err(StoreError::DuplicateEvent(append.aggregate.clone()));
+            }
+        }
+        let context = &append.context;
+        let envelopes: Vec<EventEnvelope> = append
+            .events
+            .iter()
+            .zip(version + 1..)
+            .map(|(event, aggregate_version)| EventEnvelope {
+                event_id: event.event_id,
+                event_type: event.event_type.clone(),
+                schema_version: event.schema_version,
+                aggregate: append.aggregate.clone(),
+                aggregate_version,
+                occurred_at: context.occurred_at,
+                correlation_id: context.correlation_id.clone(),
+                causation_id: context.causation_id.clone(),
+                trace_id: context.trace_id.clone(),
+                actor_id: context.actor_id.clone(),
+                tenant_id: context.tenant_id.clone(),
+                payload: self.text(&event.payload),
+            })
+            .collect();
+        let history: Vec<StateEvent> = append
+            .state_changes
+            .iter()
+            .map(|change| StateEvent {
+                aggregate: append.aggregate.clone(),
+                aggregate_version: envelopes[change.event_index].aggregate_version,
+                event_id: envelopes[change.event_index].event_id,
+                from_state: change.from.clone(),
+                to_state: change.to.clone(),
+                reason: change.reason.clone(),
+                message: change.message.clone(),
+                actor_id: context.actor_id.clone(),
+                request_id: context.request_id.clone(),
+                trace_id: context.trace_id.clone(),
+                created_at: context.occurred_at,
+            })
+            .collect();
+        let mut pending = Vec::new();
+        for envelope in &envelopes {
+            let number = self.database.next_number();
+            if self.numbers.is_empty() {
+                self.database.open.lock().unwrap().insert(number);
+                self.numbers.push(number);
+            }
+            pending.push((number, envelope.event_id));
+            if self.database.has(Fault::RollbackLeavesAPosition) {
+                self.database.tables().positions.push(Some(envelope.event_id));
+            }
+        }
+        let rows = self.outbox_rows(append);
+        let snapshot = append
+            .snapshot
+            .as_ref()
+            .map(|snapshot| Snapshot { data: self.text(&snapshot.data), version: snapshot.version });
+        let last = append.state_changes.last().cloned();
+        let (context, aggregate) = (append.context.clone(), append.aggregate.clone());
+        let after = version + envelopes.len() as Version;
+        let pass_parked = self.database.has(Fault::NewRowsPassTheParkedOne);
+        self.versions.insert(key.clone(), after);
+        self.effects.push(Box::new(move |tables| {
+            let row = tables.aggregates.entry(key.clone()).or_insert_with(|| AggregateRow {
+                aggregate,
+                version: 0,
+                snapshot: None,
+                state: None,
+                state_changed_at: None,
+                state_reason: None,
+                state_message: None,
+                status: None,
+                tenant_id: context.tenant_id.clone(),
+                created_at: context.occurred_at,
+                updated_at: context.occurred_at,
+            });
+            row.version = after;
+            row.snapshot = snapshot;
+            row.updated_at = context.occurred_at;
+            if let Some(change) = last {
+                row.state = Some(change.to);
+                row.state_changed_at = Some(context.occurred_at);
+                (row.state_reason, row.state_message) = (change.reason, change.message);
+            }
+            for envelope in envelopes {
+                tables.event_ids.insert(envelope.event_id, envelope.clone());
+                tables.events.entry(key.clone()).or_default().push(envelope);
+            }
+            tables.history.entry(key).or_default().extend(history);
+            tables.pending.extend(pending);
+            for mut row in rows {
+                if !pass_parked && tables.parked.contains_key(&(row.channel.clone(), row.lane)) {
+                    row.parked_at = Some(context.occurred_at);
+                }
+                tables.outbox.insert(row.outbox_id, row);
+            }
+        }));
+        Ok(Appended { version: after })
+    }
+
+    fn outbox_rows(&self, append: &Append) -> Vec<OutboxRow> {
+        let routes =
+            append.events.iter().flat_map(|event| event.channels.iter().map(move |channel| (event, channel)));
+        routes
+            .map(|(event, channel)| OutboxRow {
+                outbox_id: self.database.next_number(),
+                channel: channel.clone(),
+                event_id: event.event_id,
+                lane: append.aggregate.lane(),
+                status: OutboxStatus::New,
+                status_changed_at: append.context.occurred_at,
+                status_reason: None,
+                status_message: None,
+                retry_count: 0,
+                next_retry_at: None,
+                parked_at: None,
+            })
+            .collect()
+    }
+}
+
+struct MemoryTx(Staged);
+
+#[async_trait]
+impl StoreTx for MemoryTx {
+    async fn append(&mut self, append: &Append) -> StoreResult<Appended> {
+        self.0.probe.before("append");
+        self.0.append(append).await
+    }
+
+    async fn mark_inbox(
+        &mut self,
+        event_id: EventId,
+        handler: &HandlerName,
+        _now: DateTime<Utc>,
+    ) -> StoreResult<InboxMark> {
+        let staged = &mut self.0;
+        staged.probe.before("mark_inbox");
+        if !staged.database.has(Fault::MarkDoesNotWait) {
+            staged.lock(format!("inbox/{event_id}/{handler}")).await;
+        }
+        let delivery = (event_id, handler.clone());
+        let mut tables = staged.database.tables();
+        let handled = tables.inbox.get(&delivery).is_some_and(|entry| entry.status == InboxStatus::Handled);
+        if handled || staged.marked.contains(&delivery) {
+            return Ok(InboxMark::Duplicate);
+        }
+        let mark = move |tables: &mut Tables| {
+            let (event_id, handler) = (delivery.0, delivery.1.clone());
+            let entry = tables.inbox.entry(delivery).or_insert(InboxEntry {
+                event_id,
+                handler,
+                status: InboxStatus::Handled,
+                retry_count: 0,
+                status_reason: None,
+                status_message: None,
+            });
+            entry.status = InboxStatus::Handled;
+        };
+        if staged.database.has(Fault::MarkSurvivesRollback) {
+            mark(&mut tables);
+        } else {
+            staged.marked.insert((event_id, handler.clone()));
+            staged.effects.push(Box::new(mark));
+        }
+        Ok(InboxMark::First)
+    }
+
+    async fn schedule_timer(&mut self, timer: &NewTimer) -> StoreResult<()> {
+        let staged = &mut self.0;
+        staged.probe.before("schedule_timer");
+        staged.timers.insert(timer.timer_id, TaskState::Pending);
+        let new = NewTimer { payload: staged.text(&timer.payload), ..timer.clone() };
+        let timer = Timer {
+            timer: new,
+            state: TaskState::Pending,
+            retry_count: 0,
+            error_code: None,
+            error_message: None,
+        };
+        staged.effects.push(Box::new(move |tables| {
+            let row = TimerRow { due_at: timer.timer.due_at, timer, claim: None };
+            tables.timers.insert(row.timer.timer.timer_id, row);
+        }));
+        Ok(())
+    }
+
+    async fn cancel_timer(&mut self, timer_id: Uuid, _now: DateTime<Utc>) -> StoreResult<bool> {
+        let staged = &mut self.0;
+        staged.probe.before("cancel_timer");
+        let committed = staged.database.tables().timers.get(&timer_id).map(|row| row.timer.state);
+        let state = staged.timers.get(&timer_id).copied().or(committed);
+        if state != Some(TaskState::Pending) {
+            return Ok(false);
+        }
+        staged.timers.insert(timer_id, TaskState::Canceled);
+        staged.effects.push(Box::new(move |tables| {
+            if let Some(row) = tables.timers.get_mut(&timer_id) {
+                row.timer.state = TaskState::Canceled;
+            }
+        }));
+        Ok(true)
+    }
+
+    async fn commit(self: Box<Self>) -> StoreResult<()> {
+        self.0.probe.before("commit");
+        self.0.apply()
+    }
+
+    async fn rollback(self: Box<Self>) -> StoreResult<()> {
+        self.0.probe.before("rollback");
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Store for MemoryStore {
+    fn promises(&self) -> StorePromises {
+        StorePromises {
+            database: "memory",
+            concurrent_writers: self.database.concurrent_writers,
+            many_hosts: false,
+            single_statement_write: self.database.concurrent_writers,
+            partial_unique_index: true,
+            notifies: false,
+        }
+    }
+
+    async fn migrate(&self) -> StoreResult<Vec<u32>> {
+        let found = self.database.tables().schema;
+        if self.has(Fault::MigrationsRunTwice) {
+            tokio::task::yield_now().await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let mut tables = self.database.tables();
+        let found = if self.has(Fault::MigrationsRunTwice) { found } else { tables.schema };
+        if found > 2 {
+            return Err(StoreError::NewerSchema { found, known: 2 });
+        }
+        tables.schema = 2;
+        Ok((found + 1..=2).collect())
+    }
+
+    async fn ready(&self) -> StoreResult<()> {
+        match self.database.tables().schema {
+            2 => Ok(()),
+            found if found > 2 => Err(StoreError::NewerSchema { found, known: 2 }),
+            found => Err(StoreError::NotMigrated { found, needed: 2 }),
+        }
+    }
+
+    async fn begin(&self) -> StoreResult<Box<dyn StoreTx>> {
+        self.probe.before("begin");
+        Ok(Box::new(MemoryTx(self.staged().await)))
+    }
+
+    async fn load(&self, aggregate: &AggregateKey, command: Option<&CommandId>) -> StoreResult<Loaded> {
+        self.probe.before("load");
+        if self.has(Fault::LoadAsksTwice) {
+            self.probe.before("load.command");
+        }
+        let tables = self.database.tables();
+        Ok(Loaded {
+            aggregate: tables.aggregates.get(aggregate).cloned(),
+            command: command.and_then(|id| tables.commands.get(id).cloned()),
+        })
+    }
+
+    async fn complete_command(&self, completed: &CompletedCommand) -> StoreResult<CommandResult> {
+        self.probe.before("complete_command");
+        let mut staged = self.staged().await;
+        let result = match &completed.append {
+            None => CommandResult { aggregate_version: completed.decided_on, event_count: 0 },
+            Some(append) => {
+                let version = staged.append(append).await?.version;
+                CommandResult { aggregate_version: version, event_count: append.events.len() as u32 }
+            }
+        };
+        if self.has(Fault::CommandCommitsInTwoSteps) {
+            staged.apply()?;
+            self.probe.before("complete_command.record");
+            staged = self.staged().await;
+        }
+        let payload = staged.text(&completed.command.payload);
+        let row = CommandRecord {
+            command: NewCommand { payload, ..completed.command.clone() },
+            status: CommandStatus::Completed,
+            status_changed_at: completed.finished_at,
+            status_reason: None,
+            status_message: None,
+            retry_count: 0,
+            next_retry_at: None,
+            claim: None,
+            started_at: Some(completed.started_at),
+            finished_at: Some(completed.finished_at),
+            result: Some(result),
+        };
+        self.end_command(&mut staged, &completed.command, &completed.found, row).await;
+        staged.apply().map(|()| result)
+    }
+
+    async fn fail_command(&self, failed: &FailedCommand) -> StoreResult<()> {
+        self.probe.before("fail_command");
+        let mut staged = self.staged().await;
+        let row = CommandRecord {
+            command: failed.command.clone(),
+            status: CommandStatus::Failed,
+            status_changed_at: failed.failed_at,
+            status_reason: Some(failed.reason.clone()),
+            status_message: Some(failed.message.clone()),
+            retry_count: failed.retry_count,
+            next_retry_at: failed.next_retry_at,
+            claim: None,
+            started_at: Some(failed.started_at),
+            finished_at: Some(failed.failed_at),
+            result: None,
+        };
+        self.end_command(&mut staged, &failed.command, &failed.found, row).await;
+        staged.apply()
+    }
+
+    async fn accept_command(&self, command: &NewCommand) -> StoreResult<Option<CommandRecord>> {
+        self.probe.before("accept_command");
+        let _turn = self.database.turn().await;
+        let mut tables = self.database.tables();
+        if let Some(record) = tables.commands.get(&command.command_id) {
+            return Ok(Some(record.clone()));
+        }
+        let mut command = command.clone();
+        if self.has(Fault::TimesInMilliseconds) {
+            command.context.occurred_at = command.context.occurred_at.trunc_subsecs(3);
+        }
+        let record = CommandRecord {
+            status_changed_at: command.context.occurred_at,
+            status: CommandStatus::Pending,
+            status_reason: None,
+            status_message: None,
+            retry_count: 0,
+            next_retry_at: None,
+            claim: None,
+            started_at: None,
+            finished_at: None,
+            result: None,
+            command,
+        };
+        tables.commands.insert(record.command.command_id.clone(), record);
+        Ok(None)
+    }
+
+    async fn claim_commands(
+        &self,
+        lease: &LeaseGrant,
+        now: DateTime<Utc>,
+        limit: u32,
+    ) -> StoreResult<Vec<CommandRecord>> {
+        self.probe.before("claim_commands");
+        let _turn = self.database.turn().await;
+        let due = self.due(now);
+        let mut tables = self.database.tables();
+        tables.check_lease(lease)?;
+        let mut claimed = Vec::new();
+        for record in tables.commands.values_mut() {
+            let is_due = match record.status {
+                CommandStatus::Pending => true,
+                CommandStatus::Failed => record.next_retry_at.is_some_and(|at| at <= due),
+                _ => false,
+            };
+            if is_due && claimed.len() < limit as usize {
+                let before = record.clone();
+                record.status = CommandStatus::Processing;
+                record.status_changed_at = now;
+                record.claim = Some(lease.clone());
+                claimed.push(record.clone());
+                if self.has(Fault::ClaimMarksNothing) && claimed.len() == 1 && record.retry_count < 3 {
+                    *record = CommandRecord { retry_count: before.retry_count + 1, ..before };
+                }
+            }
+        }
+        Ok(claimed)
+    }
+
+    async fn recover_commands(&self, now: DateTime<Utc>) -> StoreResult<u64> {
+        self.probe.before("recover_commands");
+        let _turn = self.database.turn().await;
+        let mut tables = self.database.tables();
+        let all = self.has(Fault::RecoveryTakesFromTheLiving)
+            || self.has(Fault::LeasesLiveByTheCallersClock) && now > Utc::now();
+        let gone: Vec<CommandId> = tables
+            .commands
+            .values()
+            .filter(|record| record.claim.as_ref().is_some_and(|claim| all || !tables.holder_lives(claim)))
+            .map(|record| record.command.command_id.clone())
+            .collect();
+        for id in &gone {
+            if let Some(record) = tables.commands.get_mut(id) {
+                record.status = CommandStatus::Pending;
+                record.status_changed_at = now;
+                record.claim = None;
+            }
+        }
+        Ok(gone.len() as u64)
+    }
+
+    async fn command(&self, command_id: &CommandId) -> StoreResult<Option<CommandRecord>> {
+        Ok(self.database.tables().commands.get(command_id).cloned())
+    }
+
+    async fn command_counts(&self) -> StoreResult<Counts<CommandStatus>> {
+        let mut counts = BTreeMap::new();
+        for record in self.database.tables().commands.values() {
+            *counts.entry(record.status).or_default() += 1;
+        }
+        Ok(Counts { by_status: counts.into_iter().collect() })
+    }
+
+    async fn events_of(
+        &self,
+        aggregate: &AggregateKey,
+        after: Version,
+        limit: u32,
+    ) -> StoreResult<Vec<RecordedEvent>> {
+        let tables = self.database.tables();
+        let events = tables.events.get(aggregate).into_iter().flatten();
+        let events = events.filter(|event| event.aggregate_version > after).take(limit as usize);
+        Ok(events.map(|event| tables.recorded(event)).collect())
+    }
+
+    async fn history_of(
+        &self,
+        aggregate: &AggregateKey,
+        after: Version,
+        limit: u32,
+    ) -> StoreResult<Vec<StateEvent>> {
+        let tables = self.database.tables();
+        let history = tables.history.get(aggregate).into_iter().flatten();
+        Ok(history.filter(|step| step.aggregate_version > after).take(limit as usize).cloned().collect())
+    }
+
+    async fn flow(&self, correlation: &CorrelationId, limit: u32) -> StoreResult<Flow> {
+        let tables = self.database.tables();
+        let commands =
+            tables.commands.values().filter(|row| row.command.context.correlation_id == *correlation);
+        let mut commands: Vec<_> = commands.cloned().collect();
+        commands.sort_by_key(|row| row.command.context.occurred_at);
+        let events = tables.event_ids.values().filter(|event| event.correlation_id == *correlation);
+        let mut events: Vec<_> = events.map(|event| tables.recorded(event)).collect();
+        events.sort_by_key(|event| (event.envelope.occurred_at, event.envelope.event_id));
+        commands.truncate(limit as usize);
+        events.truncate(limit as usize);
+        Ok(Flow { commands, events })
+    }
+
+    async fn set_status(
+        &self,
+        aggregate: &AggregateKey,
+        status: &str,
+        _reason: Option<&str>,
+        _now: DateTime<Utc>,
+    ) -> StoreResult<()> {
+        let _turn = self.database.turn().await;
+        let mut tables = self.database.tables();
+        let row = tables.aggregates.get(aggregate);
+        let row = row.ok_or(StoreError::Missing { what: "aggregate", name: aggregate.to_string() })?;
+        let tenant = row.tenant_id.clone();
+        let any = self.has(Fault::StatusOfAnyTenant);
+        let known =
+            tables.statuses.iter().any(|(of, value)| value == status && (any || Some(of) == tenant.as_ref()));
+        if !known {
+            let tenant = tenant.map_or_else(String::new, String::from);
+            return Err(StoreError::UnknownStatus { tenant, value: status.to_owned() });
+        }
+        if let Some(row) = tables.aggregates.get_mut(aggregate) {
+            row.status = Some(status.to_owned());
+        }
+        Ok(())
+    }
+
+    async fn add_status_value(&self, tenant: &TenantId, value: &str) -> StoreResult<()> {
+        let _turn = self.database.turn().await;
+        self.database.tables().statuses.insert((tenant.clone(), value.to_owned()));
+        Ok(())
+    }
+
+    async fn sequence(&self, lease: &LeaseGrant, after: u64, limit: u32) -> StoreResult<Sequenced> {
+        self.probe.before("sequence");
+        let _turn = self.database.turn().await;
+        let oldest_open = self.database.open.lock().unwrap().first().copied().unwrap_or(u64::MAX);
+        let mut tables = self.database.tables();
+        if !self.has(Fault::SequencerIsNotFenced) {
+            tables.check_lease(lease)?;
+        }
+        let after = if self.has(Fault::SequencerHasACursor) { after.max(tables.taken_up_to) } else { after };
+        let mut pending: Vec<(u64, EventId)> = tables
+            .pending
+            .range(after + 1..)
+            .take(limit as usize)
+            .map(|(number, id)| (*number, *id))
+            .collect();
+        if self.has(Fault::SequencerWaitsForOpenTransactions) {
+            pending.retain(|(number, _)| *number < oldest_open);
+        }
+        for (number, event_id) in &pending {
+            tables.pending.remove(number);
+            if !self.has(Fault::RollbackLeavesAPosition) {
+                tables.positions.push(Some(*event_id));
+            }
+        }
+        let taken_up_to = pending.last().map_or(after, |(number, _)| *number);
+        tables.taken_up_to = tables.taken_up_to.max(taken_up_to);
+        Ok(Sequenced { count: pending.len() as u64, head: tables.positions.len() as Position, taken_up_to })
+    }
+
+    async fn head(&self) -> StoreResult<Position> {
+        Ok(self.database.tables().positions.len() as Position)
+    }
+
+    async fn events_between(&self, low: Position, high: Position) -> StoreResult<Vec<RecordedEvent>> {
+        let tables = self.database.tables();
+        let positioned = tables.positions.iter().flatten().zip(1..);
+        let positioned = positioned.filter(|(_, position)| (low..=high).contains(position));
+        let events = positioned.filter_map(|(event_id, position)| {
+            let envelope = tables.event_ids.get(event_id)?.clone();
+            Some(RecordedEvent { position: Some(position), envelope })
+        });
+        Ok(events.collect())
+    }
+
+    async fn claim_outbox(&self, claim: &OutboxClaim<'_>) -> StoreResult<Vec<OutboxItem>> {
+        self.probe.before("claim_outbox");
+        let due = self.due(claim.now);
+        let tables = self.database.tables();
+        let after = if self.has(Fault::ClaimHasACursor) { tables.sent_up_to } else { claim.after };
+        let stopped = self.has(Fault::ParkingStopsTheChannel)
+            && tables.parked.keys().any(|(channel, _)| channel == claim.channel);
+        let is_due = |row: &OutboxRow| match row.status {
+            OutboxStatus::New => true,
+            OutboxStatus::Retry => row.next_retry_at.is_none_or(|at| at <= due),
+            _ => false,
+        };
+        let may_go = |row: &OutboxRow| match tables.parked.get(&(row.channel.clone(), row.lane)) {
+            Some(_) if self.has(Fault::NewRowsPassTheParkedOne) && row.parked_at.is_none() => true,
+            Some(head) if self.has(Fault::TheWholeLaneComesWhenDue) => {
+                tables.outbox.get(head).is_some_and(is_due)
+            }
+            Some(head) => *head == row.outbox_id,
+            None => !stopped,
+        };
+        let rows = tables.outbox.values().filter(|row| {
+            row.channel == *claim.channel
+                && row.outbox_id > after
+                && claim.partitions.contains(&row.lane.partition())
+                && is_due(row)
+                && may_go(row)
+        });
+        let items = rows.take(claim.limit as usize).filter_map(|row| {
+            Some(OutboxItem {
+                outbox_id: row.outbox_id,
+                lane: row.lane,
+                retry_count: row.retry_count,
+                status: row.status,
+                event: tables.event_ids.get(&row.event_id)?.clone(),
+            })
+        });
+        Ok(items.collect())
+    }
+
+    async fn record_outbox(
+        &self,
+        leases: &[LeaseGrant],
+        channel: &ChannelName,
+        now: DateTime<Utc>,
+        results: &[OutboxResult],
+    ) -> StoreResult<()> {
+        self.probe.before("record_outbox");
+        let _turn = self.database.turn().await;
+        let mut tables = self.database.tables();
+        let checked = if self.has(Fault::OnlyOneLeaseIsChecked) { &leases[..1] } else { leases };
+        for lease in checked {
+            tables.check_lease(lease)?;
+        }
+        for result in results {
+            let lane = (channel.clone(), result.lane);
+            let row = tables.outbox.get_mut(&result.outbox_id);
+            let row =
+                row.ok_or(StoreError::Missing { what: "outbox row", name: result.outbox_id.to_string() })?;
+            row.status_changed_at = now;
+            let parks = match &result.outcome {
+                OutboxOutcome::Sent => {
+                    row.status = OutboxStatus::Sent;
+                    row.next_retry_at = None;
+                    false
+                }
+                OutboxOutcome::Retry { at, reason, message, park } => {
+                    row.status = OutboxStatus::Retry;
+                    row.retry_count += 1;
+                    row.next_retry_at = Some(*at);
+                    (row.status_reason, row.status_message) = (Some(reason.clone()), Some(message.clone()));
+                    *park
+                }
+                OutboxOutcome::Failed { reason, message, park } => {
+                    row.status = OutboxStatus::Failed;
+                    row.next_retry_at = None;
+                    (row.status_reason, row.status_message) = (Some(reason.clone()), Some(message.clone()));
+                    *park
+                }
+            };
+            tables.sent_up_to = tables.sent_up_to.max(result.outbox_id);
+            if parks {
+                tables.parked.insert(lane, result.outbox_id);
+            } else if tables.parked.get(&lane) == Some(&result.outbox_id) {
+                tables.parked.remove(&lane);
+            } else {
+                continue;
+            }
+            for row in tables.outbox.values_mut() {
+                let behind =
+                    row.channel == *channel && row.lane == result.lane && row.outbox_id != result.outbox_id;
+                if behind && matches!(row.status, OutboxStatus::New | OutboxStatus::Retry) {
+                    row.parked_at = parks.then_some(now);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn reopen_outbox(&self, outbox_ids: &[u64], now: DateTime<Utc>) -> StoreResult<u64> {
+        let _turn = self.database.turn().await;
+        let mut tables = self.database.tables();
+        let mut count = 0;
+        for id in outbox_ids {
+            if let Some(row) = tables.outbox.get_mut(id).filter(|row| row.status == OutboxStatus::Failed) {
+                row.status = OutboxStatus::Retry;
+                row.status_changed_at = now;
+                row.retry_count = 0;
+                row.next_retry_at = Some(now);
+                count += 1;
+            }
+        }
+        Ok(count)
+    }
+
+    async fn outbox_of(&self, event_id: EventId) -> StoreResult<Vec<OutboxRow>> {
+        let tables = self.database.tables();
+        Ok(tables.outbox.values().filter(|row| row.event_id == event_id).cloned().collect())
+    }
+
+    async fn outbox_counts(&self, channel: &ChannelName) -> StoreResult<Counts<OutboxStatus>> {
+        let mut counts = BTreeMap::new();
+        for row in self.database.tables().outbox.values().filter(|row| row.channel == *channel) {
+            *counts.entry(row.status).or_default() += 1;
+        }
+        Ok(Counts { by_status: counts.into_iter().collect() })
+    }
+
+    async fn acquire_lease(
+        &self,
+        lease: &LeaseName,
+        holder: &InstanceId,
+        for_: Duration,
+    ) -> StoreResult<Option<LeaseGrant>> {
+        self.probe.before("acquire_lease");
+        let _turn = self.database.turn().await;
+        let mut tables = self.database.tables();
+        let row = tables.leases.entry(lease.clone()).or_insert(Lease {
+            holder: None,
+            epoch: 0,
+            until: Instant::now(),
+        });
+        let taken = row.until > Instant::now() && row.holder.as_ref().is_some_and(|other| other != holder);
+        if taken && !self.has(Fault::LeaseIsGivenToAnyone) {
+            return Ok(None);
+        }
+        row.epoch += 1;
+        row.holder = Some(holder.clone());
+        row.until = Instant::now() + for_;
+        Ok(Some(LeaseGrant { lease: lease.clone(), epoch: row.epoch }))
+    }
+
+    async fn renew_lease(&self, grant: &LeaseGrant, for_: Duration) -> StoreResult<()> {
+        self.probe.before("renew_lease");
+        let _turn = self.database.turn().await;
+        let mut tables = self.database.tables();
+        tables.check_lease(grant)?;
+        if let Some(row) = tables.leases.get_mut(&grant.lease) {
+            row.until = Instant::now() + for_;
+        }
+        Ok(())
+    }
+
+    async fn release_lease(&self, grant: &LeaseGrant) -> StoreResult<()> {
+        self.probe.before("release_lease");
+        let _turn = self.database.turn().await;
+        let mut tables = self.database.tables();
+        if tables.check_lease(grant).is_err() {
+            return Ok(());
+        }
+        if self.has(Fault::ReleaseForgetsTheEpoch) {
+            tables.leases.remove(&grant.lease);
+        } else if let Some(row) = tables.leases.get_mut(&grant.lease) {
+            row.holder = None;
+        }
+        Ok(())
+    }
+
+    async fn fail_delivery(&self, failure: &InboxFailure<'_>) -> StoreResult<u32> {
+        self.probe.before("fail_delivery");
+        let _turn = self.database.turn().await;
+        let mut tables = self.database.tables();
+        let entry = tables.inbox.entry((failure.event_id, failure.handler.clone())).or_insert(InboxEntry {
+            event_id: failure.event_id,
+            handler: failure.handler.clone(),
+            status: InboxStatus::Retry,
+            retry_count: 0,
+            status_reason: None,
+            status_message: None,
+        });
+        if entry.status == InboxStatus::Handled && !self.has(Fault::FailureReopensTheHandled) {
+            return Ok(entry.retry_count);
+        }
+        entry.status = if failure.dead { InboxStatus::Dead } else { InboxStatus::Retry };
+        entry.retry_count += 1;
+        entry.status_reason = Some(failure.reason.to_owned());
+        entry.status_message = Some(failure.message.to_owned());
+        Ok(entry.retry_count)
+    }
+
+    async fn inbox_entry(&self, event_id: EventId, handler: &HandlerName) -> StoreResult<Option<InboxEntry>> {
+        Ok(self.database.tables().inbox.get(&(event_id, handler.clone())).cloned())
+    }
+
+    async fn claim_timers(
+        &self,
+        lease: &LeaseGrant,
+        now: DateTime<Utc>,
+        limit: u32,
+    ) -> StoreResult<Vec<Timer>> {
+        self.probe.before("claim_timers");
+        let _turn = self.database.turn().await;
+        let due = self.due(now);
+        let mut tables = self.database.tables();
+        tables.check_lease(lease)?;
+        let mut ids: Vec<_> = tables
+            .timers
+            .values()
+            .filter(|row| match (&row.claim, row.timer.state) {
+                (None, TaskState::Pending) => row.due_at <= due,
+                (Some(claim), TaskState::Running) => {
+                    self.has(Fault::TimersAreTakenFromTheLiving) || !tables.holder_lives(claim)
+                }
+                _ => false,
+            })
+            .map(|row| (row.due_at, row.timer.timer.timer_id))
+            .collect();
+        ids.sort_unstable();
+        let mut claimed = Vec::new();
+        for (_, id) in ids.into_iter().take(limit as usize) {
+            if let Some(row) = tables.timers.get_mut(&id) {
+                row.timer.state = TaskState::Running;
+                row.claim = Some(lease.clone());
+                claimed.push(row.timer.clone());
+            }
+        }
+        Ok(claimed)
+    }
+
+    async fn finish_timer(
+        &self,
+        lease: &LeaseGrant,
+        timer_id: Uuid,
+        outcome: &TimerOutcome,
+        _now: DateTime<Utc>,
+    ) -> StoreResult<()> {
+        self.probe.before("finish_timer");
+        let _turn = self.database.turn().await;
+        let mut tables = self.database.tables();
+        tables.check_lease(lease)?;
+        let row = tables.timers.get_mut(&timer_id).filter(|row| row.claim.as_ref() == Some(lease));
+        let row = row.ok_or(StoreError::Fenced { lease: lease.lease.clone(), epoch: lease.epoch })?;
+        row.claim = None;
+        match outcome {
+            TimerOutcome::Succeeded => row.timer.state = TaskState::Succeeded,
+            TimerOutcome::Failed { error_code, error_message, retry_at } => {
+                row.timer.retry_count += 1;
+                row.timer.error_code = Some(error_code.clone());
+                row.timer.error_message = Some(error_message.clone());
+                row.timer.state = if retry_at.is_some() { TaskState::Pending } else { TaskState::Failed };
+                row.due_at = retry_at.unwrap_or(row.due_at);
+            }
+        }
+        Ok(())
+    }
+
+    async fn timer(&self, timer_id: Uuid) -> StoreResult<Option<Timer>> {
+        Ok(self.database.tables().timers.get(&timer_id).map(|row| row.timer.clone()))
+    }
+
+    async fn add_channel(
+        &self,
+        channel_id: Uuid,
+        name: &ChannelName,
+        position: Position,
+        _now: DateTime<Utc>,
+    ) -> StoreResult<()> {
+        let _turn = self.database.turn().await;
+        let mut tables = self.database.tables();
+        let removed = self.has(Fault::RemovedNameStaysTaken) && tables.removed.contains(name);
+        if removed || tables.channels.iter().any(|row| row.name == *name) {
+            return Err(StoreError::NameTaken { what: "channel", name: name.to_string() });
+        }
+        tables.channels.push(ChannelRow { channel_id, name: name.clone(), position, disabled: None });
+        Ok(())
+    }
+
+    async fn disable_channel(&self, name: &ChannelName, disabled: Option<&Disabled>) -> StoreResult<()> {
+        let _turn = self.database.turn().await;
+        let mut tables = self.database.tables();
+        let row = tables.channels.iter_mut().find(|row| row.name == *name);
+        let row = row.ok_or(StoreError::Missing { what: "channel", name: name.to_string() })?;
+        row.disabled = disabled.cloned();
+        Ok(())
+    }
+
+    async fn remove_channel(
+        &self,
+        name: &ChannelName,
+        _by: Option<&ActorId>,
+        _reason: &str,
+        _now: DateTime<Utc>,
+    ) -> StoreResult<()> {
+        let _turn = self.database.turn().await;
+        let mut tables = self.database.tables();
+        let before = tables.channels.len();
+        tables.channels.retain(|row| row.name != *name);
+        if tables.channels.len() == before {
+            return Err(StoreError::Missing { what: "channel", name: name.to_string() });
+        }
+        tables.removed.insert(name.clone());
+        Ok(())
+    }
+
+    async fn channels(&self) -> StoreResult<Vec<ChannelRow>> {
+        let mut rows = self.database.tables().channels.clone();
+        rows.sort_by(|left, right| left.name.cmp(&right.name));
+        Ok(rows)
+    }
+}
