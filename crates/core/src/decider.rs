@@ -132,6 +132,14 @@ pub enum DecideError {
         #[source]
         source: InvalidPayload,
     },
+    /// The aggregate emitted an event under a name it cannot read back.
+    #[error("{kind} emitted {event}, which is not one of its events")]
+    UnknownEvent {
+        /// The kind of aggregate.
+        kind: AggregateKind,
+        /// The name it was written under.
+        event: String,
+    },
     /// The aggregate emitted an event that cannot be stored.
     #[error("an event of {kind} cannot be stored")]
     Unwritable {
@@ -150,7 +158,9 @@ impl DecideError {
             Self::UnknownCommand { .. } | Self::InvalidPayload { .. } => ErrorClass::InvalidPayload,
             Self::Refused { class, .. } => *class,
             Self::IllegalTransition(_) => ErrorClass::Validation,
-            Self::Unreadable { .. } | Self::Unwritable { .. } => ErrorClass::Unrecoverable,
+            Self::UnknownEvent { .. } | Self::Unreadable { .. } | Self::Unwritable { .. } => {
+                ErrorClass::Unrecoverable
+            }
         }
     }
 
@@ -162,6 +172,7 @@ impl DecideError {
             Self::Refused { code, .. } => code,
             Self::IllegalTransition(_) => "illegal-transition",
             Self::Unreadable { .. } => "corrupt",
+            Self::UnknownEvent { .. } => "unknown-event",
             Self::Unwritable { .. } => "unwritable-event",
         }
     }
@@ -346,7 +357,7 @@ impl<A: Aggregate> Decider for TypedDecider<A> {
                 // Serialize and Deserialize of the event disagree about its name; only a hand-written
                 // implementation can do that, and the fact could never be read again.
                 None => {
-                    return Err(DecideError::UnknownCommand { kind: self.kind.clone(), command: name });
+                    return Err(DecideError::UnknownEvent { kind: self.kind.clone(), event: name });
                 }
             };
             let moves = match &self.machine {

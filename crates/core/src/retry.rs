@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// What sort of failure it was. It decides whether trying again can help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "kebab-case")]
 pub enum ErrorClass {
     /// Something was unreachable or too slow; the same try may succeed later.
     Transient,
@@ -143,9 +143,9 @@ impl ErrorClass {
         match self {
             Self::Transient => "transient",
             Self::Conflict => "conflict",
-            Self::InvalidPayload => "invalid_payload",
+            Self::InvalidPayload => "invalid-payload",
             Self::Validation => "validation",
-            Self::NotFound => "not_found",
+            Self::NotFound => "not-found",
             Self::Denied => "denied",
             Self::Unrecoverable => "unrecoverable",
         }
@@ -157,7 +157,7 @@ impl GiveUpReason {
     pub const fn code(self) -> &'static str {
         match self {
             Self::NotRetryable { class } => class.code(),
-            Self::Exhausted { .. } => "retries_exhausted",
+            Self::Exhausted { .. } => "retries-exhausted",
         }
     }
 }

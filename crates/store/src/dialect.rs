@@ -87,6 +87,11 @@ impl Dialect {
         say!(self, format!("excluded.{column}"), format!("excluded.{column}"), format!("VALUES({column})"))
     }
 
+    /// Whether sets of keys are joined as tables.
+    pub(crate) fn has_key_tables(self) -> bool {
+        say!(self, false, false, true)
+    }
+
     /// The type name that makes a parameter a 64-bit number in an expression.
     pub(crate) fn integer_cast(self) -> &'static str {
         say!(self, "INTEGER", "bigint", "SIGNED")

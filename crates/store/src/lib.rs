@@ -21,11 +21,13 @@ mod migrations;
 mod ops;
 mod rows;
 mod schema;
+mod scratch;
 mod sql;
 mod store;
 mod transaction;
 mod url;
 
+pub use scratch::Scratch;
 pub use sqlx;
 pub use store::{SqlStore, StoreOptions};
 pub use transaction::JoinTransaction;

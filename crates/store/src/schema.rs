@@ -1,6 +1,6 @@
 //! The tables, as data: the one place where a column is declared.
 //!
-//! Each database renders the same declaration in its own words (`ddl.rs`), and the row writers and readers in
+//! Each database renders the same declaration in its own words (`dialect.rs`), and the row writers and readers in
 //! `rows.rs` name the columns once for all three. A new column is a line here, a line in `rows.rs` and a
 //! migration step; no SQL is edited in three places.
 //!

@@ -129,6 +129,16 @@ pub(crate) struct Session<'c> {
     pub(crate) probe: &'c dyn Probe,
 }
 
+/// How a statement names rows that were chosen by key. See [`Session::choose`].
+pub(crate) struct Chosen {
+    /// What stands behind UPDATE or FROM.
+    pub(crate) target: String,
+    /// The head of a DELETE.
+    pub(crate) delete: String,
+    /// What stands behind WHERE.
+    pub(crate) condition: String,
+}
+
 /// A row that was read.
 pub(crate) enum Row {
     #[cfg(feature = "sqlite")]
@@ -200,6 +210,39 @@ impl<'c> Session<'c> {
         }
         let list: Vec<String> = numbers.iter().map(i64::to_string).collect();
         if list.is_empty() { "1 = 0".to_owned() } else { format!("{column} IN ({})", list.join(",")) }
+    }
+
+    /// Rows of a table chosen by a set of keys, for an UPDATE, a DELETE or the FROM of a SELECT. The values of what
+    /// stands before the condition must be bound first.
+    ///
+    /// On a small table MySQL would rather read all of it than look keys up, and so wait for rows that others have
+    /// inserted and not committed. There the keys are a table of their own that is read first, and each row is
+    /// looked up by its key.
+    pub(crate) fn choose(
+        &self,
+        table: &'static str,
+        key: &'static str,
+        keys: Vec<i64>,
+        values: &mut Vec<Value<'_>>,
+    ) -> Chosen {
+        if self.dialect().has_key_tables() {
+            let list: Vec<String> = keys.iter().map(i64::to_string).collect();
+            let target = format!(
+                "JSON_TABLE('[{}]', '$[*]' COLUMNS (chosen_key BIGINT PATH '$')) AS chosen \
+                 STRAIGHT_JOIN {table} ON {table}.{key} = chosen.chosen_key",
+                list.join(",")
+            );
+            return Chosen {
+                delete: format!("DELETE {table} FROM {target}"),
+                target,
+                condition: "1 = 1".to_owned(),
+            };
+        }
+        Chosen {
+            target: table.to_owned(),
+            delete: format!("DELETE FROM {table}"),
+            condition: self.one_of(key, keys, values),
+        }
     }
 
     /// Runs a statement written with `?` and answers how many rows it touched.

@@ -464,7 +464,21 @@ impl Store for SqlStore {
     }
 
     async fn claim_outbox(&self, claim: &OutboxClaim<'_>) -> StoreResult<Vec<OutboxItem>> {
-        transacting!(self, ops::outbox::claim, claim)
+        let wanted = claim.limit as usize;
+        let mut items = Vec::new();
+        let mut claim = claim.clone();
+        loop {
+            let look = reading!(self, ops::outbox::look, &claim)?;
+            if !look.behind.is_empty() {
+                transacting!(self, ops::outbox::park_behind, &claim, &look.behind)?;
+            }
+            items.extend(look.ready);
+            claim.after = look.up_to;
+            if look.exhausted || items.len() >= wanted {
+                return Ok(items);
+            }
+            claim.limit = u32::try_from(wanted - items.len()).unwrap_or(u32::MAX);
+        }
     }
 
     async fn record_outbox(

@@ -32,7 +32,7 @@ impl StoreUrl {
     pub fn parse(url: &str) -> Result<Self, StoreError> {
         let bad = |message: String| Err(StoreError::BadUrl(message));
         let Some((scheme, rest)) = url.split_once(':') else {
-            return bad(format!("{:?} is not a store URL", without_password(url)));
+            return bad("a store URL begins with sqlite:, postgres: or mysql:".to_owned());
         };
         match scheme {
             "sqlite" => {
@@ -61,9 +61,8 @@ impl StoreUrl {
                     bad(not_built("mysql", "mysql"))
                 }
             }
-            "postgres" | "postgresql" | "mysql" | "mariadb" => {
-                bad(format!("{:?} names no server", without_password(url)))
-            }
+            // Without the // there is no telling where a password begins: nothing of the rest is repeated.
+            "postgres" | "postgresql" | "mysql" | "mariadb" => bad(format!("{scheme}: names no server")),
             other => bad(format!("{other:?} is not a store Towpath knows")),
         }
     }
@@ -160,5 +159,8 @@ mod tests {
             .unwrap();
         assert_eq!(url.to_string(), "postgres://me:…@db.example/app?sslpassword=…&sslmode=require");
         assert!(!format!("{url:?}").contains("s3cr"));
+        for wrong in ["postgres:me:s3cret@host/db", "me:s3cret@host", "pg://me:s3cret@host"] {
+            assert!(!StoreUrl::parse(wrong).unwrap_err().to_string().contains("s3cret"), "{wrong}");
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 mod fixtures;
 
-towpath_testkit::store_conformance!(fixtures::Sqlite::fresh().await);
+towpath_testkit::store_conformance!(fixtures::Fresh::sqlite().await);
 
 /// The process that the kill case starts and kills; on its own it does nothing.
 #[test]

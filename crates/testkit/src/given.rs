@@ -368,3 +368,200 @@ fn with_causes(error: &dyn std::error::Error) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::Deserialize;
+    use std::fmt;
+    use std::panic::catch_unwind;
+    use towpath_core::machine::Machine;
+
+    #[derive(Default, Serialize, Deserialize)]
+    struct Order {
+        sku: Option<String>,
+        by: Option<String>,
+        shipped: bool,
+        #[serde(skip)]
+        forgotten: bool,
+    }
+
+    #[derive(Serialize, Deserialize)]
+    enum Command {
+        #[serde(rename = "order.place")]
+        Place { sku: String, amount: u32 },
+        #[serde(rename = "order.ship")]
+        Ship,
+        #[serde(rename = "order.ship-blindly")]
+        ShipBlindly,
+        #[serde(rename = "order.note")]
+        Note,
+    }
+
+    #[derive(Serialize, Deserialize)]
+    enum Event {
+        #[serde(rename = "order.placed")]
+        Placed { sku: String, amount: u32, by: Option<String>, at: i64, after: u64 },
+        #[serde(rename = "order.shipped")]
+        Shipped,
+    }
+
+    #[derive(Debug, PartialEq)]
+    enum No {
+        NothingToShip,
+        Forgotten(u8),
+    }
+
+    impl fmt::Display for No {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "no: {self:?}")
+        }
+    }
+
+    impl std::error::Error for No {}
+
+    impl Refusal for No {
+        fn code(&self) -> &'static str {
+            match self {
+                Self::NothingToShip => "nothing-to-ship",
+                Self::Forgotten(_) => "forgotten",
+            }
+        }
+    }
+
+    impl Aggregate for Order {
+        const KIND: &'static str = "order";
+        type Command = Command;
+        type Event = Event;
+        type Refusal = No;
+
+        fn decide(&self, command: Command, context: &Context) -> Result<Vec<Event>, No> {
+            match command {
+                Command::Place { sku, amount } => {
+                    let by = context.actor_id.clone().map(String::from);
+                    Ok(vec![Event::Placed {
+                        sku,
+                        amount,
+                        by,
+                        at: context.now.timestamp(),
+                        after: context.version,
+                    }])
+                }
+                Command::Ship if self.sku.is_none() => Err(No::NothingToShip),
+                Command::Ship if self.forgotten => Err(No::Forgotten(1)),
+                Command::Ship | Command::ShipBlindly => Ok(vec![Event::Shipped]),
+                Command::Note => Ok(vec![]),
+            }
+        }
+
+        fn evolve(self, event: &Event) -> Self {
+            match event {
+                Event::Placed { sku, by, .. } => {
+                    Self { sku: Some(sku.clone()), by: by.clone(), forgotten: true, ..self }
+                }
+                Event::Shipped => Self { shipped: true, ..self },
+            }
+        }
+
+        fn machine() -> Option<Machine> {
+            Some(
+                Machine::named("order")
+                    .starts("order.placed", "placed")
+                    .state("placed")
+                    .terminal("shipped")
+                    .transition("placed", "order.shipped", "shipped"),
+            )
+        }
+    }
+
+    fn placed() -> Event {
+        let at = VirtualClock::start().timestamp();
+        Event::Placed { sku: "duck".into(), amount: 3, by: None, at, after: 0 }
+    }
+
+    fn place() -> Command {
+        Command::Place { sku: "duck".into(), amount: 3 }
+    }
+
+    fn says(test: impl FnOnce() + std::panic::UnwindSafe) -> String {
+        let panic = catch_unwind(test).expect_err("it should have said no");
+        match panic.downcast::<String>() {
+            Ok(text) => *text,
+            Err(panic) => (*panic.downcast::<&str>().unwrap()).to_owned(),
+        }
+    }
+
+    #[test]
+    fn facts_refusals_and_nothing() {
+        given::<Order>([]).when(place()).then([placed()]).state_is("placed");
+        let shipped =
+            given::<Order>([placed()]).state_is("placed").when(Command::Ship).then([Event::Shipped]);
+        assert!(shipped.state_is("shipped").aggregate().shipped);
+        given::<Order>([]).when(Command::Ship).refused(No::NothingToShip);
+        given::<Order>([]).when(Command::Ship).refused_with("nothing-to-ship");
+        given::<Order>([placed()]).when(Command::Note).then([]).state_is("placed");
+    }
+
+    #[test]
+    fn who_when_and_on_which_version() {
+        let at = VirtualClock::start() + std::time::Duration::from_secs(60);
+        let event =
+            |at: i64| Event::Placed { sku: "duck".into(), amount: 3, by: Some("zoë".into()), at, after: 0 };
+        given::<Order>([]).at(at).by("zoë").when(place()).then([event(at.timestamp())]);
+        given::<Order>([]).when(place()).at(at).by("zoë").then([event(at.timestamp())]);
+    }
+
+    #[test]
+    fn the_machine_guards() {
+        given::<Order>([]).when(Command::ShipBlindly).refused_by_machine();
+        let message = says(|| drop(given::<Order>([]).when(Command::ShipBlindly).then([Event::Shipped])));
+        assert!(message.starts_with("the machine does not allow what was decided"), "{message}");
+        let message = says(|| drop(given::<Order>([Event::Shipped])));
+        assert!(message.starts_with("the given events cannot have happened"), "{message}");
+        let message = says(|| given::<Order>([]).when(place()).refused_by_machine());
+        assert!(message.starts_with("the machine allows all of"), "{message}");
+        let message = says(|| drop(given::<Order>([placed()]).state_is("shipped")));
+        assert_eq!(message, "order is placed, not shipped");
+    }
+
+    #[test]
+    fn other_facts_are_shown_line_by_line() {
+        let other = Event::Placed {
+            sku: "goose".into(),
+            amount: 3,
+            by: None,
+            at: VirtualClock::start().timestamp(),
+            after: 0,
+        };
+        let message = says(|| drop(given::<Order>([]).when(place()).then([other])));
+        assert!(message.contains("\n-   \"sku\":\"goose\",\n+   \"sku\":\"duck\",\n"), "{message}");
+        assert!(message.contains("\n    \"amount\":3,\n"), "{message}");
+        let message = says(|| drop(given::<Order>([]).when(place()).then([])));
+        assert!(message.contains("\n+ order.placed {\n"), "{message}");
+    }
+
+    #[test]
+    fn wrong_refusals_say_what_came_instead() {
+        let message = says(|| given::<Order>([]).when(Command::Ship).refused(No::Forgotten(1)));
+        assert!(message.contains("+ NothingToShip"), "{message}");
+        let message = says(|| given::<Order>([placed()]).when(Command::Ship).refused(No::NothingToShip));
+        assert_eq!(message, "the command was not refused; these facts were decided:\norder.shipped {}");
+        let message = says(|| drop(given::<Order>([]).when(Command::Ship).then([])));
+        assert_eq!(message, "the command was refused with nothing-to-ship: no: NothingToShip");
+    }
+
+    #[test]
+    fn what_is_not_stored_is_not_known_to_the_decision() {
+        // `forgotten` is set by evolve and lost between two commands, as it would be in production.
+        given::<Order>([placed()]).when(Command::Ship).then([Event::Shipped]);
+    }
+
+    #[test]
+    fn json_is_laid_out_without_changing_it() {
+        let text = r#"{"a":[1.50,{"b":"x,{\"}"}],"e":{},"f":[]}"#;
+        let laid_out = laid_out(text);
+        assert_eq!(laid_out.lines().count(), 10, "{laid_out}");
+        let joined: String = laid_out.lines().map(str::trim_start).collect();
+        assert_eq!(joined, text);
+    }
+}

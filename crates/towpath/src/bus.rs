@@ -65,6 +65,12 @@ pub enum SendError {
     /// Nobody decides commands of this name.
     #[error("there is no command {0}")]
     UnknownCommand(String),
+    /// No aggregate of this kind is registered.
+    #[error("there is no aggregate {0}")]
+    UnknownAggregate(String),
+    /// A command for later cannot expect a version: by the time it runs, nobody is there to be told.
+    #[error("a command for later cannot expect a version")]
+    ExpectingLater,
     /// The payload does not fit the command.
     #[error("the payload of {command} is invalid")]
     InvalidPayload {
@@ -143,6 +149,8 @@ impl SendError {
         match self {
             Self::InvalidId(_) => "invalid-id",
             Self::UnknownCommand(_) => "unknown-command",
+            Self::UnknownAggregate(_) => "unknown-aggregate",
+            Self::ExpectingLater => "expecting-later",
             Self::InvalidPayload { .. } => "invalid-payload",
             Self::Refused { code, .. } => code,
             Self::IllegalTransition(_) => "illegal-transition",
@@ -158,12 +166,15 @@ impl SendError {
     /// How a retry decision sees it.
     pub fn class(&self) -> ErrorClass {
         match self {
-            Self::InvalidId(_) | Self::UnknownCommand(_) | Self::InvalidPayload { .. } => {
-                ErrorClass::InvalidPayload
-            }
+            Self::InvalidId(_)
+            | Self::UnknownCommand(_)
+            | Self::UnknownAggregate(_)
+            | Self::InvalidPayload { .. } => ErrorClass::InvalidPayload,
             Self::Refused { class, .. } => *class,
-            Self::IllegalTransition(_) | Self::IdReused(_) => ErrorClass::Validation,
-            Self::VersionMismatch { .. } => ErrorClass::Validation,
+            Self::IllegalTransition(_)
+            | Self::IdReused(_)
+            | Self::VersionMismatch { .. }
+            | Self::ExpectingLater => ErrorClass::Validation,
             Self::StillProcessing(_) => ErrorClass::Conflict,
             Self::Panicked { .. } | Self::Undecidable { .. } => ErrorClass::Unrecoverable,
             Self::Failed { source, .. } | Self::Store(source) => source.class(),
@@ -176,6 +187,8 @@ impl SendError {
             Self::InvalidId(_) | Self::InvalidPayload { .. } => {
                 "Correct what the cause names and send it again."
             }
+            Self::UnknownAggregate(_) => "Register the aggregate before starting.",
+            Self::ExpectingLater => "Send it now, or let the aggregate's own rules decide when it runs.",
             Self::UnknownCommand(_) => {
                 "Check the name; the registered commands are listed with their aggregate."
             }
@@ -187,7 +200,9 @@ impl SendError {
             Self::StillProcessing(_) => "Ask again later with the same command id.",
             Self::IdReused(_) => "Use a new command id for a new command.",
             Self::Panicked { .. } => "This is a bug in the aggregate's decide; the log has the panic.",
-            Self::Undecidable { .. } => "Run `towpath check` on the aggregate.",
+            Self::Undecidable { .. } => {
+                "Its stored state or events do not fit this build's types; compare them with the build that wrote them."
+            }
             Self::Failed { .. } => "It is recorded; send it again with the same id, or wait for the retry.",
             Self::Store(source) => source.next_step(),
         }
@@ -291,6 +306,7 @@ impl Bus {
         let snapshot =
             self.current_snapshot(decider, command, row.as_ref()).await.map_err(|error| match error {
                 FoldError::Store(error) => Attempt::Store { error, found: found.clone(), retry_count },
+                FoldError::Panicked => refused(panicked(decider, command)),
                 FoldError::Decide(source) => refused(SendError::Undecidable {
                     aggregate: command.aggregate.clone(),
                     source: Box::new(source),
@@ -396,11 +412,11 @@ impl Bus {
                 break;
             }
             folded += events.len() as u64;
-            state = Some(decider.fold(state.as_ref(), &events).map_err(FoldError::Decide)?);
+            state = Some(fold(decider, state.as_ref(), &events)?);
         }
         match state {
             Some(state) => Ok(state),
-            None => decider.fold(None, &[]).map_err(FoldError::Decide),
+            None => fold(decider, None, &[]),
         }
     }
 
@@ -508,7 +524,11 @@ impl Bus {
             next_retry_at: retry_at,
         };
         let recorded = self.record(&failed).await;
-        SendError::Failed { command_id, retry_at: retry_at.filter(|_| recorded), source: error }
+        if recorded {
+            SendError::Failed { command_id, retry_at, source: error }
+        } else {
+            SendError::Store(error)
+        }
     }
 
     /// Writes the FAILED row, in a transaction of its own. That it cannot be written must not hide why the command
@@ -554,6 +574,22 @@ enum Attempt {
 pub(crate) enum FoldError {
     Store(StoreError),
     Decide(DecideError),
+    Panicked,
+}
+
+fn fold(
+    decider: &dyn Decider,
+    state: Option<&Payload>,
+    events: &[(&str, &Payload)],
+) -> Result<Payload, FoldError> {
+    match catch_unwind(AssertUnwindSafe(|| decider.fold(state, events))) {
+        Ok(folded) => folded.map_err(FoldError::Decide),
+        Err(_) => Err(FoldError::Panicked),
+    }
+}
+
+fn panicked(decider: &dyn Decider, command: &NewCommand) -> SendError {
+    SendError::Panicked { kind: decider.kind().to_string(), command: command.command_type.to_string() }
 }
 
 fn decide(
@@ -574,7 +610,7 @@ fn decide(
             DecideError::IllegalTransition(illegal) => SendError::IllegalTransition(Box::new(illegal)),
             other => SendError::Undecidable { aggregate: command.aggregate.clone(), source: Box::new(other) },
         }),
-        Err(_) => Err(SendError::Panicked { kind: decider.kind().to_string(), command: name.to_owned() }),
+        Err(_) => Err(panicked(decider, command)),
     }
 }
 

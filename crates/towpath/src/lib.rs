@@ -104,4 +104,4 @@ pub use towpath_core::name;
 pub use towpath_core::payload::Payload;
 pub use towpath_core::ports;
 pub use towpath_core::retry;
-pub use towpath_store::{JoinTransaction, SqlStore, StoreOptions, StoreUrl, sqlx};
+pub use towpath_store::{JoinTransaction, Scratch, SqlStore, StoreOptions, StoreUrl, sqlx};

@@ -1,6 +1,6 @@
 //! The registry: which aggregates there are, who decides which command, and where events go.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use towpath_core::aggregate::Aggregate;
@@ -12,6 +12,7 @@ use towpath_core::route::{Route, Routes};
 pub struct Registry {
     by_kind: HashMap<String, Arc<dyn Decider>>,
     by_command: HashMap<String, Arc<dyn Decider>>,
+    events: HashSet<String>,
     routes: Routes,
 }
 
@@ -27,6 +28,12 @@ impl Registry {
             // A command name alone must say who decides it: that is all an HTTP client sends.
             if self.by_command.insert(command.as_str().to_owned(), decider.clone()).is_some() {
                 return Err(RegistrationFlaw::Twice { what: "command", name: command.to_string() });
+            }
+        }
+        for event in decider.events() {
+            // An event's name says how to read it, so it has one owner.
+            if !self.events.insert(event.as_str().to_owned()) {
+                return Err(RegistrationFlaw::Twice { what: "event", name: event.to_string() });
             }
         }
         self.by_kind.insert(kind, decider);

@@ -182,10 +182,13 @@ impl Towpath {
         let current = row.snapshot.as_ref().filter(|snapshot| snapshot.version == A::SNAPSHOT_VERSION);
         let state = match (current, self.bus.registry.decider_of_kind(A::KIND)) {
             (Some(snapshot), _) => snapshot.data.clone(),
-            (None, None) => return Err(SendError::UnknownCommand(A::KIND.to_owned())),
+            (None, None) => return Err(SendError::UnknownAggregate(A::KIND.to_owned())),
             (None, Some(decider)) => self.bus.fold_anew(decider.as_ref(), &key, row.version).await.map_err(
                 |error| match error {
                     FoldError::Store(error) => SendError::Store(error),
+                    FoldError::Panicked => {
+                        SendError::Panicked { kind: A::KIND.to_owned(), command: "load".to_owned() }
+                    }
                     FoldError::Decide(source) => {
                         SendError::Undecidable { aggregate: key.clone(), source: Box::new(source) }
                     }

@@ -218,7 +218,7 @@ impl StoreError {
                 "Free space for the database; nothing was written and commands may be sent again with the same id."
             }
             Self::Corrupt { .. } => {
-                "Do not write to this aggregate; run `towpath check` and compare with a backup."
+                "Do not write to this aggregate any more; compare its rows with a backup."
             }
             Self::Refused { .. } => "The cause below is the database's own message.",
         }

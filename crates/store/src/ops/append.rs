@@ -16,8 +16,9 @@ use crate::schema::{
 };
 use crate::sql::{Session, SqlFault, Value, values};
 
-/// More events in one append would not fit into one statement on every database.
-pub(crate) const MAX_EVENTS: usize = 1000;
+/// How many values one append may bind: SQLite takes 32,766 in a statement, PostgreSQL and MySQL 65,535. It is
+/// about 1,000 events with a channel each.
+const MAX_VALUES: usize = 32_000;
 
 /// Appends inside the caller's transaction.
 pub(crate) async fn append(session: &mut Session<'_>, append: &Append) -> StoreResult<Appended> {
@@ -93,11 +94,14 @@ async fn write_nested(
         Ok(Some(_)) => Ok(()),
         Ok(None) => Err(conflict(append)),
         Err(SqlFault::Unique { constraint, error }) => {
-            let table = [&COMMAND_BOX, &DOMAIN_EVENTS, &AGGREGATES].into_iter().find(|table| {
-                constraint.as_deref().is_some_and(|name| name == format!("{}_pkey", table.name))
-            });
-            let name = table.map_or("", |table| table.name);
-            Err(duplicate(SqlFault::Unique { constraint, error }, name, append, record))
+            let table = match constraint.as_deref() {
+                Some("command_box_pkey") => COMMAND_BOX.name,
+                // Which of the two PostgreSQL trips over first is its own affair; both are the same event twice.
+                Some("domain_events_pkey" | "event_outbox_event") => DOMAIN_EVENTS.name,
+                Some("aggregates_pkey" | "domain_events_version") => AGGREGATES.name,
+                _ => "",
+            };
+            Err(duplicate(SqlFault::Unique { constraint, error }, table, append, record))
         }
         Err(fault) => Err(fault.into()),
     }
@@ -237,12 +241,21 @@ fn check(append: &Append) -> StoreResult<()> {
     if append.events.is_empty() {
         return refuse(format!("{} was given no events to append", append.aggregate));
     }
-    if append.events.len() > MAX_EVENTS {
-        let count = append.events.len();
-        return refuse(format!("{count} events in one append; at most {MAX_EVENTS} fit into one statement"));
-    }
     if append.state_changes.iter().any(|change| change.event_index >= append.events.len()) {
         return refuse("a state change names an event that is not in the append".to_owned());
+    }
+    let columns = |table: &Table| table.written_columns().count();
+    let routed: usize = append.events.iter().map(|event| event.channels.len()).sum();
+    let values = append.events.len() * (columns(&DOMAIN_EVENTS) + columns(&EVENT_PENDING))
+        + append.state_changes.len() * columns(&STATE_EVENTS)
+        + routed * columns(&EVENT_OUTBOX)
+        + columns(&AGGREGATES)
+        + columns(&COMMAND_BOX);
+    if values > MAX_VALUES {
+        let count = append.events.len();
+        return refuse(format!(
+            "{count} events in one append bind {values} values; at most {MAX_VALUES} fit into one statement"
+        ));
     }
     Ok(())
 }

@@ -21,12 +21,12 @@ pub(crate) async fn complete_new(
 ) -> StoreResult<CommandResult> {
     let Some(facts) = &done.append else {
         let result = CommandResult { aggregate_version: done.decided_on, event_count: 0 };
-        insert(session, &completed_record(done, result)).await?;
+        insert(session, &completed_record(done, result)?).await?;
         return Ok(result);
     };
     let event_count = u32::try_from(facts.events.len()).unwrap_or(u32::MAX);
     let result = CommandResult { aggregate_version: done.decided_on + u64::from(event_count), event_count };
-    append_with_command(session, facts, &completed_record(done, result)).await?;
+    append_with_command(session, facts, &completed_record(done, result)?).await?;
     Ok(result)
 }
 
@@ -44,7 +44,7 @@ pub(crate) async fn complete_found(
         result.event_count = u32::try_from(facts.events.len()).unwrap_or(u32::MAX);
         result.aggregate_version = append(session, facts).await?.version;
     }
-    update_found(session, &completed_record(done, result), &done.found).await?;
+    update_found(session, &completed_record(done, result)?, &done.found).await?;
     Ok(result)
 }
 
@@ -207,10 +207,10 @@ async fn update_found(session: &mut Session<'_>, record: &CommandRecord, found: 
     }
 }
 
-fn completed_record(done: &CompletedCommand, result: CommandResult) -> CommandRecord {
-    CommandRecord {
+fn completed_record(done: &CompletedCommand, result: CommandResult) -> StoreResult<CommandRecord> {
+    Ok(CommandRecord {
         command: done.command.clone(),
-        status: CommandStatus::Completed,
+        status: step(CommandStatus::Processing, CommandStep::Complete)?,
         status_changed_at: done.finished_at,
         status_reason: None,
         status_message: None,
@@ -220,7 +220,7 @@ fn completed_record(done: &CompletedCommand, result: CommandResult) -> CommandRe
         started_at: Some(done.started_at),
         finished_at: Some(done.finished_at),
         result: Some(result),
-    }
+    })
 }
 
 /// The lifecycle's own next-state function, on the live path too.

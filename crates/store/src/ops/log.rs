@@ -37,11 +37,13 @@ pub(crate) async fn sequence(
     };
 
     let mut numbered = values![head];
-    let chosen = session.one_of("pending_id", taken.clone(), &mut numbered);
+    let chosen = session.choose("event_pending", "pending_id", taken.clone(), &mut numbered);
     let sql = format!(
         "INSERT INTO event_positions (position, event_id) \
-         SELECT CAST(? AS {}) + ROW_NUMBER() OVER (ORDER BY pending_id), event_id FROM event_pending WHERE {chosen}",
-        session.dialect().integer_cast()
+         SELECT CAST(? AS {}) + ROW_NUMBER() OVER (ORDER BY pending_id), event_id FROM {} WHERE {}",
+        session.dialect().integer_cast(),
+        chosen.target,
+        chosen.condition
     );
     let count = session.execute("log.number", &sql, numbered).await?;
     if count != taken.len() as u64 {
@@ -49,8 +51,8 @@ pub(crate) async fn sequence(
     }
 
     let mut gone = values![];
-    let chosen = session.one_of("pending_id", taken, &mut gone);
-    session.execute("log.take", &format!("DELETE FROM event_pending WHERE {chosen}"), gone).await?;
+    let chosen = session.choose("event_pending", "pending_id", taken, &mut gone);
+    session.execute("log.take", &format!("{} WHERE {}", chosen.delete, chosen.condition), gone).await?;
     let head = head + count;
     session
         .execute("log.advance", "UPDATE log_head SET last_position = ? WHERE log_id = 1", values![head])

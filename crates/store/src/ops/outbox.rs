@@ -14,64 +14,25 @@ use towpath_core::ports::store::{
 use crate::ops::leases::fence;
 use crate::rows::{read_event, read_outbox, select_list, stored};
 use crate::schema::{DOMAIN_EVENTS, EVENT_OUTBOX, Index};
-use crate::sql::{Session, Value, unreadable, values};
+use crate::sql::{Chosen, Session, Value, unreadable, values};
 
-/// Takes rows that are due. Runs in a transaction, because rows it comes across in parked lanes are set aside.
-pub(crate) async fn claim(
-    session: &mut Session<'_>,
-    claim: &OutboxClaim<'_>,
-) -> StoreResult<Vec<OutboxItem>> {
-    let mut items = Vec::new();
-    let mut after = claim.after;
-    while items.len() < claim.limit as usize {
-        let wanted = claim.limit - u32::try_from(items.len()).unwrap_or(u32::MAX);
-        let looked_at = look(session, claim, after, wanted).await?;
-        let exhausted = looked_at.len() < wanted as usize;
-        let mut behind = Vec::new();
-        for found in looked_at {
-            after = found.outbox_id;
-            match found.standing {
-                Standing::Ready(item) => items.push(*item),
-                Standing::Behind => behind.push(found.outbox_id.cast_signed()),
-                Standing::HeadNotDue => {}
-            }
-        }
-        if !behind.is_empty() {
-            let mut changed = values![claim.now];
-            let chosen = session.one_of("outbox_id", behind, &mut changed);
-            let sql = format!("UPDATE event_outbox SET parked_at = ? WHERE {chosen} AND parked_at IS NULL");
-            session.execute("outbox.park", &sql, changed).await?;
-        }
-        if exhausted {
-            break;
-        }
-    }
-    Ok(items)
+/// What one look at the ready rows found.
+#[derive(Default)]
+pub(crate) struct Look {
+    /// Rows that may go out.
+    pub(crate) ready: Vec<OutboxItem>,
+    /// Rows whose lane waits for an earlier one: to be set aside with [`park_behind`].
+    pub(crate) behind: Vec<OutboxItem>,
+    /// The last row looked at.
+    pub(crate) up_to: u64,
+    /// Whether there are no more.
+    pub(crate) exhausted: bool,
 }
 
-struct LookedAt {
-    outbox_id: u64,
-    standing: Standing,
-}
-
-/// How a ready row stands to its lane.
-enum Standing {
-    /// It may go out.
-    Ready(Box<OutboxItem>),
-    /// Its lane waits for an earlier row.
-    Behind,
-    /// Its lane waits for it, and it waits for its time.
-    HeadNotDue,
-}
-
-async fn look(
-    session: &mut Session<'_>,
-    claim: &OutboxClaim<'_>,
-    after: u64,
-    limit: u32,
-) -> StoreResult<Vec<LookedAt>> {
+/// Looks at the next rows that are due. Reads only.
+pub(crate) async fn look(session: &mut Session<'_>, claim: &OutboxClaim<'_>) -> StoreResult<Look> {
     let (channel, condition) = session.dialect().partial(ready_index(), "o.");
-    let mut keys = values![claim.channel.as_str(), after, claim.now];
+    let mut keys = values![claim.channel.as_str(), claim.after, claim.now];
     // An instance that holds every partition need not name them.
     let partitions = if claim.partitions.len() >= usize::from(Lane::PARTITIONS) {
         String::new()
@@ -85,32 +46,65 @@ async fn look(
          LEFT JOIN parked_lanes p ON p.channel = o.channel AND p.lane = o.lane \
          WHERE {channel} = ?{condition} AND o.outbox_id > ? \
          AND (o.next_retry_at IS NULL OR o.next_retry_at <= ?){partitions} \
-         ORDER BY o.outbox_id LIMIT {limit}",
-        select_list(&DOMAIN_EVENTS, "e", "")
+         ORDER BY o.outbox_id LIMIT {}",
+        select_list(&DOMAIN_EVENTS, "e", ""),
+        claim.limit
     );
-    let mut found = Vec::new();
-    for row in session.rows("outbox.look", &sql, keys).await? {
-        let outbox_id = row.count("outbox_id")?;
-        let ready = || -> StoreResult<Standing> {
-            Ok(Standing::Ready(Box::new(OutboxItem {
-                outbox_id,
-                lane: Lane::from_stored(row.long("lane")?),
-                retry_count: row.small("retry_count")?,
-                status: stored(&row, "status")?,
-                event: read_event(&row)?,
-            })))
+    let mut look = Look { up_to: claim.after, ..Look::default() };
+    let rows = session.rows("outbox.look", &sql, keys).await?;
+    look.exhausted = rows.len() < claim.limit as usize;
+    for row in rows {
+        let item = OutboxItem {
+            outbox_id: row.count("outbox_id")?,
+            lane: Lane::from_stored(row.long("lane")?),
+            retry_count: row.small("retry_count")?,
+            status: stored(&row, "status")?,
+            event: read_event(&row)?,
         };
-        let standing = match row.long_or_null("head_outbox_id")? {
-            None => ready()?,
-            Some(head) if head.cast_unsigned() != outbox_id => Standing::Behind,
-            Some(_) => match row.time_or_null("lane_due_at")? {
-                Some(due_at) if due_at <= claim.now => ready()?,
-                _ => Standing::HeadNotDue,
-            },
-        };
-        found.push(LookedAt { outbox_id, standing });
+        look.up_to = item.outbox_id;
+        match row.long_or_null("head_outbox_id")? {
+            None => look.ready.push(item),
+            Some(head) if head.cast_unsigned() != item.outbox_id => look.behind.push(item),
+            // The head itself goes out again when its lane is due.
+            Some(_) if row.time_or_null("lane_due_at")?.is_some_and(|due_at| due_at <= claim.now) => {
+                look.ready.push(item);
+            }
+            Some(_) => {}
+        }
     }
-    Ok(found)
+    Ok(look)
+}
+
+/// Sets rows aside whose lane waits. Runs in a transaction.
+///
+/// The lanes are locked first, and only rows of lanes that are still parked are touched: otherwise a head that goes
+/// out at this very moment would unpark the others and leave these behind for ever.
+pub(crate) async fn park_behind(
+    session: &mut Session<'_>,
+    claim: &OutboxClaim<'_>,
+    behind: &[OutboxItem],
+) -> StoreResult<()> {
+    let mut keys = values![claim.channel.as_str()];
+    let lanes = behind.iter().map(|item| item.lane.to_stored()).collect();
+    let chosen = session.one_of("lane", lanes, &mut keys);
+    let sql = format!(
+        "SELECT lane FROM parked_lanes WHERE channel = ? AND {chosen} ORDER BY lane {}",
+        session.dialect().for_update()
+    );
+    let mut still_parked = std::collections::HashSet::new();
+    for row in session.rows("outbox.lanes", &sql, keys).await? {
+        still_parked.insert(Lane::from_stored(row.long("lane")?));
+    }
+    let rows = behind.iter().filter(|item| still_parked.contains(&item.lane));
+    let rows: Vec<i64> = rows.map(|item| item.outbox_id.cast_signed()).collect();
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let mut changed = values![claim.now];
+    let Chosen { target, condition, .. } = session.choose("event_outbox", "outbox_id", rows, &mut changed);
+    let sql = format!("UPDATE {target} SET parked_at = ? WHERE {condition} AND parked_at IS NULL");
+    session.execute("outbox.park", &sql, changed).await?;
+    Ok(())
 }
 
 /// Writes how publishing ended. Runs in a transaction.
@@ -126,10 +120,11 @@ pub(crate) async fn record(
     if !sent.is_empty() {
         let status = step(OutboxStatus::New, OutboxStep::Confirm)?;
         let mut changed = values![status.as_str(), now];
-        let chosen = session.one_of("outbox_id", sent.clone(), &mut changed);
+        let Chosen { target, condition, .. } =
+            session.choose("event_outbox", "outbox_id", sent.clone(), &mut changed);
         let sql = format!(
-            "UPDATE event_outbox SET status = ?, status_changed_at = ?, status_reason = NULL, status_message = NULL, \
-             next_retry_at = NULL WHERE {chosen} AND status IN ('NEW', 'RETRY')"
+            "UPDATE {target} SET status = ?, status_changed_at = ?, status_reason = NULL, status_message = NULL, \
+             next_retry_at = NULL WHERE {condition} AND status IN ('NEW', 'RETRY')"
         );
         session.execute("outbox.sent", &sql, changed).await?;
         unpark_behind(session, channel, sent).await?;
@@ -153,15 +148,23 @@ pub(crate) async fn record(
         };
         let status = step(OutboxStatus::New, next)?;
         let mut changed = values![status.as_str(), now, reason.as_str(), message.as_str(), due_at];
-        let chosen = session.one_of("outbox_id", ids_of(results, |other| other == outcome), &mut changed);
+        let Chosen { target, condition, .. } = session.choose(
+            "event_outbox",
+            "outbox_id",
+            ids_of(results, |other| other == outcome),
+            &mut changed,
+        );
         let sql = format!(
-            "UPDATE event_outbox SET status = ?, status_changed_at = ?, status_reason = ?, status_message = ?, \
-             next_retry_at = ?, retry_count = retry_count + 1 WHERE {chosen} AND status IN ('NEW', 'RETRY')"
+            "UPDATE {target} SET status = ?, status_changed_at = ?, status_reason = ?, status_message = ?, \
+             next_retry_at = ?, retry_count = retry_count + 1 WHERE {condition} AND status IN ('NEW', 'RETRY')"
         );
         session.execute("outbox.failed", &sql, changed).await?;
         if park {
             let heads = results.iter().filter(|result| result.outcome == *outcome);
             park_lanes(session, channel, now, due_at, heads).await?;
+        } else {
+            // Whoever waited for it waits no longer.
+            unpark_behind(session, channel, ids_of(results, |other| other == outcome)).await?;
         }
     }
     Ok(())
@@ -176,10 +179,11 @@ pub(crate) async fn reopen(
     let ids: Vec<i64> = outbox_ids.iter().map(|id| id.cast_signed()).collect();
     let status = step(OutboxStatus::Failed, OutboxStep::Reopen)?;
     let mut changed = values![status.as_str(), now, now];
-    let chosen = session.one_of("outbox_id", ids.clone(), &mut changed);
+    let Chosen { target, condition, .. } =
+        session.choose("event_outbox", "outbox_id", ids.clone(), &mut changed);
     let sql = format!(
-        "UPDATE event_outbox SET status = ?, status_changed_at = ?, status_reason = 'reopened', \
-         status_message = NULL, next_retry_at = ?, retry_count = 0 WHERE {chosen} AND status = 'FAILED'"
+        "UPDATE {target} SET status = ?, status_changed_at = ?, status_reason = 'reopened', \
+         status_message = NULL, next_retry_at = ?, retry_count = 0 WHERE {condition} AND status = 'FAILED'"
     );
     let reopened = session.execute("outbox.reopen", &sql, changed).await?;
     let mut changed = values![now];
@@ -213,7 +217,10 @@ pub(crate) async fn counts(
 async fn unpark_behind(session: &mut Session<'_>, channel: &ChannelName, sent: Vec<i64>) -> StoreResult<()> {
     let mut keys = values![channel.as_str()];
     let chosen = session.one_of("head_outbox_id", sent, &mut keys);
-    let sql = format!("SELECT lane FROM parked_lanes WHERE channel = ? AND {chosen}");
+    let sql = format!(
+        "SELECT lane FROM parked_lanes WHERE channel = ? AND {chosen} ORDER BY lane {}",
+        session.dialect().for_update()
+    );
     let mut lanes = Vec::new();
     for row in session.rows("outbox.heads", &sql, keys).await? {
         lanes.push(row.long("lane")?);

@@ -37,11 +37,13 @@ pub(crate) async fn claim(
 ) -> StoreResult<Vec<Timer>> {
     fence(session, std::slice::from_ref(grant)).await?;
     let sql = format!(
-        "UPDATE timers SET state = 'queued', state_changed_at = ?, state_reason = 'holder-gone', \
+        "UPDATE timers SET state = ?, state_changed_at = ?, state_reason = 'holder-gone', \
          claimed_by_id = NULL, claimed_epoch = NULL WHERE state = 'running' AND {}",
         holder_is_gone(session, "timers")
     );
-    session.execute("timers.recover", &sql, values![now]).await?;
+    // Its time is up because its holder is gone, and it is tried again: two steps of the lifecycle at once.
+    let queued = step(step(TaskState::Running, TaskStep::TimeOut)?, TaskStep::Retry)?;
+    session.execute("timers.recover", &sql, values![queued.as_str(), now]).await?;
 
     let (due_at, condition) = session.dialect().partial(&TIMERS.indexes[0], "t.");
     let sql = format!(
@@ -54,15 +56,16 @@ pub(crate) async fn claim(
     if taken.is_empty() {
         return Ok(taken);
     }
+    let running = step(TaskState::Queued, TaskStep::Start)?;
     for timer in &mut taken {
-        timer.state = TaskState::Running;
+        timer.state = running;
     }
     let marks = vec!["?"; taken.len()].join(", ");
     let sql = format!(
-        "UPDATE timers SET state = 'running', state_changed_at = ?, started_at = ?, claimed_by_id = ?, \
+        "UPDATE timers SET state = ?, state_changed_at = ?, started_at = ?, claimed_by_id = ?, \
          claimed_epoch = ? WHERE timer_id IN ({marks})"
     );
-    let mut changed = values![now, now, grant.lease.as_str(), grant.epoch];
+    let mut changed = values![running.as_str(), now, now, grant.lease.as_str(), grant.epoch];
     changed.extend(taken.iter().flat_map(|timer| values![timer.timer.timer_id]));
     session.execute("timers.claim", &sql, changed).await?;
     Ok(taken)

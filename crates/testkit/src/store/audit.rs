@@ -233,10 +233,10 @@ impl Picture {
             flaws.push(Flaw::WrongVersion(key.clone(), version, count));
         }
         let snapshot = aggregate.row.as_ref().and_then(|row| row.snapshot.as_ref());
-        if let (Some(snapshot), Some(last)) = (snapshot, aggregate.events.last()) {
-            if snapshot.data != folded(count, last.envelope.event_id) {
-                flaws.push(Flaw::WrongSnapshot(key.clone()));
-            }
+        if let (Some(snapshot), Some(last)) = (snapshot, aggregate.events.last())
+            && snapshot.data != folded(count, last.envelope.event_id)
+        {
+            flaws.push(Flaw::WrongSnapshot(key.clone()));
         }
         let mut state = None;
         for step in &aggregate.history {
@@ -472,4 +472,248 @@ impl fmt::Display for Flaw {
 fn assert_sound(what: &str, flaws: &[Flaw]) {
     let lines: Vec<_> = flaws.iter().map(|flaw| format!("- {flaw}")).collect();
     assert!(flaws.is_empty(), "{what} has {} flaws:\n{}", flaws.len(), lines.join("\n"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::facts::{
+        OrderFacts, completed, envelopes, moment, new_channel, new_order, place, timer,
+    };
+    use super::*;
+    use towpath_core::ids::Position;
+    use towpath_core::ports::store::{CommandResult, Found, LeaseGrant};
+
+    /// Two orders: one placed and paid by a command, all of it positioned and sent; one noted by a handler of the
+    /// first one's event, positioned and sent too.
+    fn sound() -> Picture {
+        let channel = new_channel();
+        let command = place(&new_order());
+        let facts =
+            OrderFacts::about(&command.aggregate, 0).placed().paid().routed(std::slice::from_ref(&channel));
+        let effect = facts.caused_by(&command).append();
+        let mut reaction = OrderFacts::about(&new_order(), 0).noted("seen").routed(&[channel]).append();
+        reaction.context.causation_id = Some(CausationId::from(effect.events[0].event_id));
+        let done = completed(&command, Found::Nowhere, Some(effect.clone()));
+        let scope = Scope::new().command(&done).append(&reaction);
+
+        let mut picture = Picture { routes: scope.routes, ..Picture::default() };
+        for append in [&effect, &reaction] {
+            add(&mut picture, append);
+        }
+        let record = CommandRecord {
+            command: command.clone(),
+            status: CommandStatus::Completed,
+            status_changed_at: moment(1),
+            status_reason: None,
+            status_message: None,
+            retry_count: 0,
+            next_retry_at: None,
+            claim: None,
+            started_at: None,
+            finished_at: None,
+            result: Some(CommandResult { aggregate_version: 2, event_count: 2 }),
+        };
+        picture.commands.insert(command.command_id, record);
+        let fired = timer(&command.aggregate, moment(1));
+        let fired = Timer {
+            timer: fired,
+            state: TaskState::Succeeded,
+            retry_count: 0,
+            error_code: None,
+            error_message: None,
+        };
+        picture.timers.insert(fired.timer.timer_id, fired);
+        picture
+    }
+
+    fn add(picture: &mut Picture, append: &Append) {
+        let mut aggregate = AggregatePicture::default();
+        for envelope in envelopes(append, 1) {
+            picture.head += 1;
+            let event = RecordedEvent { position: Some(picture.head), envelope };
+            picture.log.push(event.clone());
+            aggregate.events.push(event);
+        }
+        for change in &append.state_changes {
+            let event = &aggregate.events[change.event_index].envelope;
+            aggregate.history.push(StateEvent {
+                aggregate: append.aggregate.clone(),
+                aggregate_version: event.aggregate_version,
+                event_id: event.event_id,
+                from_state: change.from.clone(),
+                to_state: change.to.clone(),
+                reason: None,
+                message: None,
+                actor_id: None,
+                request_id: None,
+                trace_id: None,
+                created_at: moment(0),
+            });
+        }
+        aggregate.row = Some(AggregateRow {
+            aggregate: append.aggregate.clone(),
+            version: aggregate.events.len() as Version,
+            snapshot: append.snapshot.clone(),
+            state: append.state_changes.last().map(|change| change.to.clone()),
+            state_changed_at: None,
+            state_reason: None,
+            state_message: None,
+            status: None,
+            tenant_id: None,
+            created_at: moment(0),
+            updated_at: moment(0),
+        });
+        for (event, outbox_id) in append.events.iter().zip(1..) {
+            let row = OutboxRow {
+                outbox_id,
+                channel: event.channels[0].clone(),
+                event_id: event.event_id,
+                lane: append.aggregate.lane(),
+                status: OutboxStatus::Sent,
+                status_changed_at: moment(0),
+                status_reason: None,
+                status_message: None,
+                retry_count: 0,
+                next_retry_at: None,
+                parked_at: None,
+            };
+            picture.outbox.insert(event.event_id, vec![row]);
+        }
+        picture.aggregates.insert(append.aggregate.clone(), aggregate);
+    }
+
+    /// The order with two events, its row, its events.
+    fn order(picture: &mut Picture) -> &mut AggregatePicture {
+        picture.aggregates.values_mut().find(|aggregate| aggregate.events.len() == 2).unwrap()
+    }
+
+    fn command(picture: &mut Picture) -> &mut CommandRecord {
+        picture.commands.values_mut().next().unwrap()
+    }
+
+    fn outbox(picture: &mut Picture, position: usize) -> &mut Vec<OutboxRow> {
+        let event_id = picture.log[position].envelope.event_id;
+        picture.outbox.get_mut(&event_id).unwrap()
+    }
+
+    #[track_caller]
+    fn complains(break_it: impl Fn(&mut Picture), about: impl Fn(&Flaw) -> bool) {
+        let mut picture = sound();
+        break_it(&mut picture);
+        let found: Vec<_> = picture.flaws().into_iter().chain(picture.unfinished()).collect();
+        assert!(found.iter().any(about), "the auditor did not see it; it saw {found:?}");
+        assert!(found.iter().all(|flaw| !flaw.to_string().is_empty()));
+    }
+
+    #[test]
+    fn a_sound_picture_has_no_flaws() {
+        let picture = sound();
+        assert_eq!((picture.flaws(), picture.unfinished()), (vec![], vec![]));
+        assert_eq!((Picture::default().flaws(), Picture::default().unfinished()), (vec![], vec![]));
+    }
+
+    #[test]
+    fn it_sees_broken_aggregates() {
+        complains(
+            |p| order(p).events[1].envelope.aggregate_version = 3,
+            |f| matches!(f, Flaw::VersionGap(_, 2, 3)),
+        );
+        complains(
+            |p| order(p).row.as_mut().unwrap().version = 3,
+            |f| matches!(f, Flaw::WrongVersion(_, 3, 2)),
+        );
+        complains(|p| order(p).row = None, |f| matches!(f, Flaw::WrongVersion(_, 0, 2)));
+        complains(|p| drop(order(p).events.pop()), |f| matches!(f, Flaw::WrongVersion(_, 2, 1)));
+        complains(
+            |p| {
+                order(p).row.as_mut().unwrap().snapshot.as_mut().unwrap().data =
+                    towpath_core::Payload::empty()
+            },
+            |f| matches!(f, Flaw::WrongSnapshot(_)),
+        );
+        complains(|p| drop(order(p).history.remove(0)), |f| matches!(f, Flaw::BrokenHistory(_, 2)));
+        complains(|p| order(p).history[1].aggregate_version = 1, |f| matches!(f, Flaw::BrokenHistory(..)));
+        complains(|p| drop(order(p).history.pop()), |f| matches!(f, Flaw::WrongState(_)));
+    }
+
+    #[test]
+    fn it_sees_a_broken_log() {
+        complains(|p| drop(p.log.remove(0)), |f| matches!(f, Flaw::PositionGap(1, Some(2))));
+        complains(|p| p.log[1] = p.log[0].clone(), |f| matches!(f, Flaw::PositionGap(2, Some(1))));
+        complains(
+            |p| p.log[1] = RecordedEvent { position: Some(2), ..p.log[0].clone() },
+            |f| matches!(f, Flaw::TwicePositioned(_)),
+        );
+        complains(|p| swap_in_log(p, 0, 1), |f| matches!(f, Flaw::LogOutOfOrder(_)));
+        complains(|p| swap_in_log(p, 0, 1), |f| matches!(f, Flaw::PositionDiffers(_, Some(1), Some(2))));
+        complains(|p| p.head = 4, |f| matches!(f, Flaw::WrongHead(4, 3)));
+        complains(
+            |p| order(p).events[0].position = None,
+            |f| matches!(f, Flaw::PositionDiffers(_, None, Some(1))),
+        );
+    }
+
+    fn swap_in_log(picture: &mut Picture, first: usize, second: usize) {
+        picture.log.swap(first, second);
+        for (event, position) in picture.log.iter_mut().zip(1 as Position..) {
+            event.position = Some(position);
+        }
+    }
+
+    #[test]
+    fn it_sees_broken_commands() {
+        complains(
+            |p| command(p).result = Some(CommandResult { aggregate_version: 2, event_count: 1 }),
+            |f| matches!(f, Flaw::WrongEffect(_, 1, 2)),
+        );
+        complains(
+            |p| command(p).result = Some(CommandResult { aggregate_version: 1, event_count: 2 }),
+            |f| matches!(f, Flaw::WrongEffect(..)),
+        );
+        complains(|p| command(p).result = None, |f| matches!(f, Flaw::NoResult(_)));
+        complains(|p| command(p).status = CommandStatus::Failed, |f| matches!(f, Flaw::ResultTooEarly(..)));
+        complains(
+            |p| (command(p).status, command(p).result) = (CommandStatus::Pending, None),
+            |f| matches!(f, Flaw::EffectTooEarly(..)),
+        );
+        complains(|p| command(p).status = CommandStatus::Processing, |f| matches!(f, Flaw::WrongClaim(..)));
+        let grant = LeaseGrant { lease: super::super::facts::new_lease(), epoch: 1 };
+        complains(|p| command(p).claim = Some(grant.clone()), |f| matches!(f, Flaw::WrongClaim(..)));
+        complains(|p| p.commands.clear(), |f| matches!(f, Flaw::EffectOfNothing(_)));
+    }
+
+    #[test]
+    fn it_sees_a_broken_outbox() {
+        complains(|p| outbox(p, 0).clear(), |f| matches!(f, Flaw::OutboxRows(_, _, 0)));
+        complains(
+            |p| {
+                let row = outbox(p, 0)[0].clone();
+                outbox(p, 0).push(row);
+            },
+            |f| matches!(f, Flaw::OutboxRows(_, _, 2)),
+        );
+        complains(|p| outbox(p, 0)[0].channel = new_channel(), |f| matches!(f, Flaw::NotRouted(..)));
+        complains(|p| outbox(p, 0)[0].status = OutboxStatus::Retry, |f| matches!(f, Flaw::Overtaken(..)));
+        complains(|p| p.aggregates.clear(), |f| matches!(f, Flaw::OutboxOfNothing(_)));
+    }
+
+    #[test]
+    fn it_sees_what_is_left_to_do() {
+        complains(|p| order(p).events[1].position = None, |f| matches!(f, Flaw::NoPosition(_)));
+        complains(|p| command(p).status = CommandStatus::Failed, |f| matches!(f, Flaw::CommandLeft(..)));
+        complains(|p| outbox(p, 2)[0].status = OutboxStatus::New, |f| matches!(f, Flaw::NotSent(..)));
+        complains(
+            |p| p.timers.values_mut().next().unwrap().state = TaskState::Running,
+            |f| matches!(f, Flaw::TimerLeft(..)),
+        );
+    }
+
+    #[test]
+    fn a_changed_picture_is_shown_line_by_line() {
+        let (before, mut after) = (sound(), Picture::default());
+        after.head = 1;
+        let panic = std::panic::catch_unwind(|| after.assert_unchanged_since(&before, "it")).unwrap_err();
+        let message = panic.downcast_ref::<String>().unwrap();
+        assert!(message.contains("- ") && message.contains("+     head: 1,"), "{message}");
+    }
 }

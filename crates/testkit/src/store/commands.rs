@@ -240,7 +240,8 @@ pub async fn a_claimed_command_completes_once(fixture: &impl StoreFixture) {
     let scope = Scope::new().command(&done);
     let before = Picture::read(&*store, &scope).await;
     assert_eq!(before.flaws(), []);
-    let again = again_with_new_events(&done);
+    let mut again = again_with_new_events(&done);
+    again.append.as_mut().expect("an append").expected = Expected::Exactly(1);
     assert_refused!(
         store.complete_command(&again).await,
         StoreError::CommandTaken(_) | StoreError::DuplicateCommand(_) | StoreError::Fenced { .. },

@@ -91,7 +91,7 @@ pub async fn a_stale_holder_is_fenced_everywhere_and_changes_nothing(fixture: &i
     let items = claim(&*store, &channel, moment(9)).await;
     let (first, second) = (OrderFacts::of_new_order().placed(), place(&super::facts::new_order()));
     let command = place(&first.clone().append().aggregate);
-    let effect = first.routed(&[channel.clone()]).caused_by(&command).append();
+    let effect = first.routed(std::slice::from_ref(&channel)).caused_by(&command).append();
     for command in [&command, &second] {
         store.accept_command(command).await.expect("accept");
     }

@@ -14,7 +14,7 @@ use super::acts::{
     try_append, versions,
 };
 use super::facts::{OrderFacts, envelopes, full_context, moment, new_channel, new_event_id, new_order};
-use super::waiting::{all_at_once, answer_of, taking_turns};
+use super::waiting::{all_at_once, answer_of, fair_chance, taking_turns};
 
 /// An event has a row for each channel that routes it, and none where nothing does.
 pub async fn rows_exist_for_routed_channels_only(fixture: &impl StoreFixture) {
@@ -174,12 +174,8 @@ pub async fn a_row_written_while_its_lane_is_parked_waits_too(fixture: &impl Sto
                 .await
         })
     };
-    // An adapter may let the parking wait for the writer, or not. Both orders must end the same way, so the writer
-    // commits when the parking is done or has had a fair chance to be; this decides what is tested, never the verdict.
-    let fair_chance = tokio::time::Instant::now() + Duration::from_millis(300);
-    while !parking.is_finished() && tokio::time::Instant::now() < fair_chance {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    // An adapter may let the parking wait for the writer, or not: both orders must end the same way.
+    fair_chance(&parking).await;
     tx.commit().await.expect("commit");
     answer_of(parking).await.expect("record the retry");
 

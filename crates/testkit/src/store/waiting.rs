@@ -97,6 +97,19 @@ pub async fn answer_of<T>(task: tokio::task::JoinHandle<T>) -> T {
     }
 }
 
+/// Waits until a task has ended, or has had a fair chance to run into the lock it should wait for. Answers whether it
+/// has ended.
+///
+/// What this waits for cannot be seen from outside: that a statement waits in the database. The time decides how much
+/// a case sees of a broken store; a sound one passes however long it is.
+pub async fn fair_chance<T>(task: &tokio::task::JoinHandle<T>) -> bool {
+    let end = Instant::now() + Duration::from_millis(300);
+    while !task.is_finished() && Instant::now() < end {
+        tokio::time::sleep(POLL).await;
+    }
+    task.is_finished()
+}
+
 /// Random enough, and the same every time: a failure can be repeated. (SplitMix64.)
 #[derive(Debug, Clone)]
 pub struct Dice(u64);

@@ -4,6 +4,7 @@
 //! Transactions lock what they touch and apply what they wrote when they commit, under one lock over all tables.
 //! With `concurrent_writers` off, a transaction takes the one turn to write when it begins, as SQLite does.
 #![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(clippy::unwrap_used, reason = "a panic is a test's verdict")]
 
 mod store;
 mod tables;
@@ -18,12 +19,12 @@ use towpath_core::ports::probe::Probe;
 use towpath_core::ports::store::Store;
 use towpath_testkit::store::{KillChild, StoreFixture};
 
-pub use store::MemoryStore;
-pub use tables::Tables;
+pub(crate) use store::MemoryStore;
+pub(crate) use tables::Tables;
 
 /// A way in which the store is broken: each is a bug that somebody's store has had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub(crate) enum Fault {
     /// The outbox rows of a refused append stay.
     ConflictLeavesOutboxRows,
     /// The sequencer keeps a cursor over numbers that were given before commit.
@@ -89,7 +90,7 @@ pub enum Fault {
 }
 
 /// The one database behind the stores of a fixture.
-pub struct Database {
+pub(crate) struct Database {
     tables: Mutex<Tables>,
     locks: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
     writer: Arc<tokio::sync::Mutex<()>>,
@@ -100,11 +101,11 @@ pub struct Database {
 }
 
 impl Database {
-    pub fn tables(&self) -> MutexGuard<'_, Tables> {
+    pub(crate) fn tables(&self) -> MutexGuard<'_, Tables> {
         self.tables.lock().unwrap()
     }
 
-    pub fn has(&self, fault: Fault) -> bool {
+    pub(crate) fn has(&self, fault: Fault) -> bool {
         self.fault == Some(fault)
     }
 
@@ -125,18 +126,18 @@ impl Database {
 }
 
 /// A fresh database in memory.
-pub struct MemoryFixture(Arc<Database>);
+pub(crate) struct MemoryFixture(Arc<Database>);
 
 impl MemoryFixture {
-    pub fn concurrent() -> Self {
+    pub(crate) fn concurrent() -> Self {
         Self::new(true, None)
     }
 
-    pub fn one_writer_at_a_time() -> Self {
+    pub(crate) fn one_writer_at_a_time() -> Self {
         Self::new(false, None)
     }
 
-    pub fn broken(fault: Fault) -> Self {
+    pub(crate) fn broken(fault: Fault) -> Self {
         Self::new(true, Some(fault))
     }
 

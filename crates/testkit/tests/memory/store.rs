@@ -18,13 +18,13 @@ use uuid::Uuid;
 use super::tables::{Lease, TimerRow};
 use super::{Database, Fault, Tables};
 
-pub struct MemoryStore {
+pub(crate) struct MemoryStore {
     database: Arc<Database>,
     probe: Arc<dyn Probe>,
 }
 
 impl MemoryStore {
-    pub fn new(database: Arc<Database>, probe: Arc<dyn Probe>) -> Self {
+    pub(crate) fn new(database: Arc<Database>, probe: Arc<dyn Probe>) -> Self {
         Self { database, probe }
     }
 
@@ -143,12 +143,13 @@ impl Staged {
     }
 
     fn text(&self, payload: &Payload) -> Payload {
-        if self.database.has(Fault::PayloadsAreNormalised) {
-            if let Ok(tree) = serde_json::from_str::<serde_json::Value>(payload.as_text()) {
-                return Payload::from_value(&tree).unwrap();
+        let tree = serde_json::from_str::<serde_json::Value>(payload.as_text());
+        match tree {
+            Ok(tree) if self.database.has(Fault::PayloadsAreNormalised) => {
+                Payload::from_value(&tree).unwrap()
             }
+            _ => payload.clone(),
         }
-        payload.clone()
     }
 
     async fn append(&mut self, append: &Append) -> StoreResult<Appended> {
@@ -158,6 +159,9 @@ impl Staged {
         }
         let committed = self.database.tables().aggregates.get(&key).map_or(0, |row| row.version);
         let version = self.versions.get(&key).copied().unwrap_or(committed);
+        if self.database.has(Fault::LastWriterWins) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
         let as_expected = match append.expected {
             Expected::New => version == 0,
             Expected::Exactly(expected) => version == expected,

@@ -15,60 +15,60 @@ use towpath_core::ports::store::{
 use uuid::Uuid;
 
 #[derive(Default)]
-pub struct Tables {
-    pub schema: u32,
-    pub aggregates: BTreeMap<AggregateKey, AggregateRow>,
-    pub events: BTreeMap<AggregateKey, Vec<EventEnvelope>>,
-    pub event_ids: BTreeMap<EventId, EventEnvelope>,
-    pub pending: BTreeMap<u64, EventId>,
-    pub taken_up_to: u64,
-    pub positions: Vec<Option<EventId>>,
-    pub history: BTreeMap<AggregateKey, Vec<StateEvent>>,
-    pub outbox: BTreeMap<u64, OutboxRow>,
-    pub sent_up_to: u64,
-    pub parked: BTreeMap<(ChannelName, Lane), u64>,
-    pub commands: BTreeMap<CommandId, CommandRecord>,
-    pub leases: BTreeMap<LeaseName, Lease>,
-    pub inbox: BTreeMap<(EventId, HandlerName), InboxEntry>,
-    pub timers: BTreeMap<Uuid, TimerRow>,
-    pub channels: Vec<ChannelRow>,
-    pub removed: BTreeSet<ChannelName>,
-    pub statuses: BTreeSet<(TenantId, String)>,
+pub(crate) struct Tables {
+    pub(crate) schema: u32,
+    pub(crate) aggregates: BTreeMap<AggregateKey, AggregateRow>,
+    pub(crate) events: BTreeMap<AggregateKey, Vec<EventEnvelope>>,
+    pub(crate) event_ids: BTreeMap<EventId, EventEnvelope>,
+    pub(crate) pending: BTreeMap<u64, EventId>,
+    pub(crate) taken_up_to: u64,
+    pub(crate) positions: Vec<Option<EventId>>,
+    pub(crate) history: BTreeMap<AggregateKey, Vec<StateEvent>>,
+    pub(crate) outbox: BTreeMap<u64, OutboxRow>,
+    pub(crate) sent_up_to: u64,
+    pub(crate) parked: BTreeMap<(ChannelName, Lane), u64>,
+    pub(crate) commands: BTreeMap<CommandId, CommandRecord>,
+    pub(crate) leases: BTreeMap<LeaseName, Lease>,
+    pub(crate) inbox: BTreeMap<(EventId, HandlerName), InboxEntry>,
+    pub(crate) timers: BTreeMap<Uuid, TimerRow>,
+    pub(crate) channels: Vec<ChannelRow>,
+    pub(crate) removed: BTreeSet<ChannelName>,
+    pub(crate) statuses: BTreeSet<(TenantId, String)>,
 }
 
-pub struct Lease {
-    pub holder: Option<InstanceId>,
-    pub epoch: u64,
-    pub until: Instant,
+pub(crate) struct Lease {
+    pub(crate) holder: Option<InstanceId>,
+    pub(crate) epoch: u64,
+    pub(crate) until: Instant,
 }
 
-pub struct TimerRow {
-    pub timer: Timer,
-    pub due_at: chrono::DateTime<chrono::Utc>,
-    pub claim: Option<LeaseGrant>,
+pub(crate) struct TimerRow {
+    pub(crate) timer: Timer,
+    pub(crate) due_at: chrono::DateTime<chrono::Utc>,
+    pub(crate) claim: Option<LeaseGrant>,
 }
 
 impl Tables {
-    pub fn check_lease(&self, grant: &LeaseGrant) -> StoreResult<()> {
+    pub(crate) fn check_lease(&self, grant: &LeaseGrant) -> StoreResult<()> {
         match self.leases.get(&grant.lease) {
             Some(lease) if lease.epoch == grant.epoch => Ok(()),
             _ => Err(StoreError::Fenced { lease: grant.lease.clone(), epoch: grant.epoch }),
         }
     }
 
-    pub fn holder_lives(&self, grant: &LeaseGrant) -> bool {
+    pub(crate) fn holder_lives(&self, grant: &LeaseGrant) -> bool {
         let lease = self.leases.get(&grant.lease);
         lease.is_some_and(|lease| {
             lease.epoch == grant.epoch && lease.holder.is_some() && lease.until > Instant::now()
         })
     }
 
-    pub fn position_of(&self, event_id: EventId) -> Option<Position> {
+    pub(crate) fn position_of(&self, event_id: EventId) -> Option<Position> {
         let index = self.positions.iter().position(|positioned| *positioned == Some(event_id))?;
         Some(index as Position + 1)
     }
 
-    pub fn recorded(&self, envelope: &EventEnvelope) -> RecordedEvent {
+    pub(crate) fn recorded(&self, envelope: &EventEnvelope) -> RecordedEvent {
         RecordedEvent { position: self.position_of(envelope.event_id), envelope: envelope.clone() }
     }
 }

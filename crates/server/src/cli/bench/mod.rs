@@ -4,7 +4,6 @@
 //! every second mean something.
 
 mod bare;
-mod scratch;
 mod write;
 
 use clap::Subcommand;

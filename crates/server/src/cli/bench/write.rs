@@ -13,11 +13,12 @@ use towpath::ids::{AggregateKey, CorrelationId, EventId};
 use towpath::name::EventName;
 use towpath::ports::probe::Probe;
 use towpath::ports::store::{Append, Expected, NewEvent, Snapshot, Store};
-use towpath::{Aggregate, ChangeContext, Context, Payload, SqlStore, StoreOptions, Towpath};
+use towpath::{
+    Aggregate, ChangeContext, Context, Payload, Scratch, SqlStore, StoreOptions, StoreUrl, Towpath,
+};
 
 use super::super::{Failure, output};
 use super::bare::ByHand;
-use super::scratch::Scratch;
 
 /// The flags of `towpath bench write`.
 #[derive(Args)]
@@ -63,13 +64,13 @@ pub(crate) struct Account {
 }
 
 #[derive(Serialize, Deserialize)]
-enum AccountCommand {
+pub(crate) enum AccountCommand {
     #[serde(rename = "account.deposit")]
     Deposit { amount: u64 },
 }
 
 #[derive(Serialize, Deserialize)]
-enum AccountEvent {
+pub(crate) enum AccountEvent {
     #[serde(rename = "account.deposited")]
     Deposited { amount: u64 },
 }
@@ -120,9 +121,9 @@ pub(crate) async fn run(flags: WriteFlags) -> Result<(), Failure> {
     };
     let mut reports = Vec::new();
     for url in &stores {
-        let scratch = Scratch::make(url).await?;
+        let scratch = Scratch::make(url).await.map_err(failed)?;
         let report = measure(&scratch, &flags).await;
-        scratch.remove().await?;
+        scratch.remove().await.map_err(failed)?;
         reports.push(report?);
     }
     if flags.json {
@@ -138,9 +139,10 @@ pub(crate) async fn run(flags: WriteFlags) -> Result<(), Failure> {
 async fn measure(scratch: &Scratch, flags: &WriteFlags) -> Result<Report, Failure> {
     let counting = Arc::new(Counting::default());
     let options = StoreOptions { max_connections: flags.connections, ..StoreOptions::default() };
-    let raw = scratch.open(options.clone()).await?;
+    let url = StoreUrl::parse(scratch.url()).map_err(failed)?;
+    let raw = SqlStore::connect_with(&url, options.clone()).await.map_err(failed)?;
     let app = Towpath::builder()
-        .store(&scratch.url())
+        .store(scratch.url())
         .store_options(StoreOptions { probe: counting.clone(), ..options })
         .aggregate::<Account>()
         .channel("bench", ["account.*"])
