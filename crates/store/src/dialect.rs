@@ -216,7 +216,8 @@ impl Dialect {
     fn column_type(self, kind: ColumnKind) -> String {
         match kind {
             ColumnKind::Name(length) => {
-                say!(self, "TEXT".to_owned(), "text".to_owned(), format!("VARCHAR({length})"))
+                // Byte order everywhere: names are identities, not words, and comparing bytes is what costs least.
+                say!(self, "TEXT".to_owned(), "text COLLATE \"C\"".to_owned(), format!("VARCHAR({length})"))
             }
             ColumnKind::Text => say!(self, "TEXT", "text", "TEXT").to_owned(),
             ColumnKind::Json => say!(self, "TEXT", "text", "LONGTEXT").to_owned(),

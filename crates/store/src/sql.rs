@@ -155,11 +155,11 @@ macro_rules! bind_all {
         // connection's cache of prepared statements.
         let kept = $sql.0.len() < 4096;
         let mut query = sqlx::query($sql).persistent(kept);
-        for value in $values {
+        for value in &$values {
             query = match value {
-                Value::Text(text) => query.bind(text.map(Cow::into_owned)),
-                Value::Long(number) => query.bind(number),
-                Value::Uuid(uuid) => query.bind(uuid),
+                Value::Text(text) => query.bind(text.as_deref()),
+                Value::Long(number) => query.bind(*number),
+                Value::Uuid(uuid) => query.bind(*uuid),
                 Value::Time(moment) => query.bind(moment.map($time)),
                 Value::Longs(numbers) => query.bind($longs(numbers)),
             };
@@ -170,7 +170,7 @@ macro_rules! bind_all {
 
 /// Where sets are written into the text, none is ever bound; this keeps the match complete.
 #[cfg(any(feature = "sqlite", feature = "mysql"))]
-fn never_bound(_numbers: Vec<i64>) -> Option<i64> {
+fn never_bound(_numbers: &[i64]) -> Option<i64> {
     None
 }
 
@@ -262,7 +262,7 @@ impl<'c> Session<'c> {
             }
             #[cfg(feature = "postgres")]
             Connection::Postgres(connection) => {
-                let query = bind_all!(sql, values, |moment| moment, |numbers| numbers);
+                let query = bind_all!(sql, values, |moment| moment, Vec::as_slice);
                 query.execute(&mut **connection).await.map(|done| done.rows_affected())
             }
             #[cfg(feature = "mysql")]
@@ -294,7 +294,7 @@ impl<'c> Session<'c> {
             }
             #[cfg(feature = "postgres")]
             Connection::Postgres(connection) => {
-                let query = bind_all!(sql, values, |moment| moment, |numbers| numbers);
+                let query = bind_all!(sql, values, |moment| moment, Vec::as_slice);
                 query
                     .fetch_all(&mut **connection)
                     .await

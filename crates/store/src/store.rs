@@ -13,10 +13,10 @@ use towpath_core::ids::{
 use towpath_core::lifecycle::{CommandStatus, OutboxStatus};
 use towpath_core::ports::probe::{NoProbe, Probe};
 use towpath_core::ports::store::{
-    Append, Appended, ChannelRow, CommandRecord, CommandResult, CompletedCommand, Counts, Disabled,
-    FailedCommand, Flow, Found, InboxEntry, InboxFailure, InboxMark, LeaseGrant, Loaded, NewCommand,
-    NewTimer, OutboxClaim, OutboxItem, OutboxResult, OutboxRow, Sequenced, StateEvent, Store, StoreError,
-    StorePromises, StoreResult, StoreTx, Timer, TimerOutcome,
+    Append, Appended, ChannelRow, CommandRecord, CommandResult, CommandSession, CompletedCommand, Counts,
+    Disabled, FailedCommand, Flow, Found, InboxEntry, InboxFailure, InboxMark, LeaseGrant, Loaded,
+    NewCommand, NewTimer, OutboxClaim, OutboxItem, OutboxResult, OutboxRow, Sequenced, StateEvent, Store,
+    StoreError, StorePromises, StoreResult, StoreTx, Timer, TimerOutcome,
 };
 use uuid::Uuid;
 
@@ -362,17 +362,17 @@ impl Store for SqlStore {
         reading!(self, ops::reads::load, aggregate, command)
     }
 
+    async fn command_session(&self) -> StoreResult<Box<dyn CommandSession>> {
+        Ok(Box::new(SqlCommandSession { store: self.clone(), connection: None }))
+    }
+
     async fn complete_command(&self, completed: &CompletedCommand) -> StoreResult<CommandResult> {
         match (&completed.found, &completed.append) {
             (Found::Nowhere, None) => writing_once!(self, ops::commands::complete_new, completed),
-            (Found::Nowhere, Some(facts)) => {
-                let mut connection = self.connection(Purpose::Write).await?;
-                if ops::append::is_one_statement(&connection.session(), facts) {
-                    return ops::commands::complete_new(&mut connection.session(), completed).await;
-                }
-                drop(connection);
-                transacting!(self, ops::commands::complete_new, completed)
+            (Found::Nowhere, Some(facts)) if ops::append::is_one_statement(self.dialect(), facts) => {
+                writing_once!(self, ops::commands::complete_new, completed)
             }
+            (Found::Nowhere, Some(_)) => transacting!(self, ops::commands::complete_new, completed),
             (Found::Failed { .. } | Found::Claimed(_), _) => {
                 transacting!(self, ops::commands::complete_found, completed)
             }
@@ -577,6 +577,45 @@ impl Store for SqlStore {
 
     async fn channels(&self) -> StoreResult<Vec<ChannelRow>> {
         reading!(self, ops::channels::list)
+    }
+}
+
+/// Keeps the connection that loaded for the write, where one statement writes everything. Elsewhere the write needs
+/// a transaction, which takes a connection of its own (on SQLite the one that writes).
+struct SqlCommandSession {
+    store: SqlStore,
+    connection: Option<OpenConnection>,
+}
+
+#[async_trait]
+impl CommandSession for SqlCommandSession {
+    async fn load(&mut self, aggregate: &AggregateKey, command: &CommandId) -> StoreResult<Loaded> {
+        let mut connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => self.store.connection(Purpose::Read).await?,
+        };
+        let loaded = ops::reads::load(&mut connection.session(), aggregate, Some(command)).await?;
+        if self.store.dialect().nests_writes() {
+            self.connection = Some(connection);
+        }
+        Ok(loaded)
+    }
+
+    fn release(&mut self) {
+        self.connection = None;
+    }
+
+    async fn complete(&mut self, completed: &CompletedCommand) -> StoreResult<CommandResult> {
+        let one_statement = matches!((&completed.found, &completed.append), (Found::Nowhere, Some(facts))
+            if ops::append::is_one_statement(self.store.dialect(), facts));
+        match self.connection.take().filter(|_| one_statement) {
+            Some(mut connection) => {
+                let result = ops::commands::complete_new(&mut connection.session(), completed).await;
+                self.connection = Some(connection);
+                result
+            }
+            None => self.store.complete_command(completed).await,
+        }
     }
 }
 

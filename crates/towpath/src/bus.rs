@@ -277,22 +277,25 @@ impl Bus {
         command: &mut NewCommand,
         started_at: DateTime<Utc>,
     ) -> Result<Receipt, Attempt> {
-        let loaded = self
-            .store
-            .load(&command.aggregate, Some(&command.command_id))
-            .await
-            .map_err(|error| Attempt::Store { error, found: Found::Nowhere, retry_count: 0 })?;
+        let unloaded = |error| Attempt::Store { error, found: Found::Nowhere, retry_count: 0 };
+        let mut session = self.store.command_session().await.map_err(unloaded)?;
+        let loaded = session.load(&command.aggregate, &command.command_id).await.map_err(unloaded)?;
 
         let (found, retry_count) = match loaded.command {
             None => (Found::Nowhere, 0),
-            Some(record) => match self.standing(&record, incoming).await? {
-                Standing::Answered(receipt) => return Ok(receipt),
-                Standing::Run(found) => {
-                    // A command that is run again keeps the flow it was first sent in.
-                    command.context = record.command.context;
-                    (found, record.retry_count)
+            Some(record) => {
+                // What follows may ask the store for more: a connection that is held meanwhile is one that others,
+                // doing the same, wait for.
+                session.release();
+                match self.standing(&record, incoming).await? {
+                    Standing::Answered(receipt) => return Ok(receipt),
+                    Standing::Run(found) => {
+                        // A command that is run again keeps the flow it was first sent in.
+                        command.context = record.command.context;
+                        (found, record.retry_count)
+                    }
                 }
-            },
+            }
         };
         let row = loaded.aggregate;
         let version = row.as_ref().map_or(0, |row| row.version);
@@ -303,6 +306,9 @@ impl Bus {
         }
 
         let now = self.clock.now();
+        if row.as_ref().is_some_and(|row| !has_current_snapshot(decider, row)) {
+            session.release();
+        }
         let snapshot =
             self.current_snapshot(decider, command, row.as_ref()).await.map_err(|error| match error {
                 FoldError::Store(error) => Attempt::Store { error, found: found.clone(), retry_count },
@@ -332,7 +338,7 @@ impl Bus {
             decided_on: version,
             append,
         };
-        let result = self.store.complete_command(&completed).await.map_err(|error| Attempt::Store {
+        let result = session.complete(&completed).await.map_err(|error| Attempt::Store {
             error,
             found,
             retry_count,
@@ -590,6 +596,11 @@ fn fold(
 
 fn panicked(decider: &dyn Decider, command: &NewCommand) -> SendError {
     SendError::Panicked { kind: decider.kind().to_string(), command: command.command_type.to_string() }
+}
+
+/// Whether the row's state can be read by this build as it stands.
+fn has_current_snapshot(decider: &dyn Decider, row: &AggregateRow) -> bool {
+    row.snapshot.as_ref().is_some_and(|snapshot| snapshot.version == decider.snapshot_version())
 }
 
 fn decide(

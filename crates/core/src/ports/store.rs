@@ -775,6 +775,9 @@ pub trait Store: Send + Sync + 'static {
     /// Reads an aggregate and a command in one round trip.
     async fn load(&self, aggregate: &AggregateKey, command: Option<&CommandId>) -> StoreResult<Loaded>;
 
+    /// Sets a connection aside for one command, so that loading and writing do not each have to get one.
+    async fn command_session(&self) -> StoreResult<Box<dyn CommandSession>>;
+
     /// Writes the whole effect of a command in one transaction: aggregate, events, history, outbox rows and the
     /// command's COMPLETED row, or none of them (P1).
     ///
@@ -951,6 +954,20 @@ pub trait Store: Send + Sync + 'static {
 
     /// The living channels, by name.
     async fn channels(&self) -> StoreResult<Vec<ChannelRow>>;
+}
+
+/// A connection that is set aside for one command. Nothing is open on it between the two calls.
+#[async_trait]
+pub trait CommandSession: Send {
+    /// As [`Store::load`].
+    async fn load(&mut self, aggregate: &AggregateKey, command: &CommandId) -> StoreResult<Loaded>;
+
+    /// Gives the connection back early. Must be called before asking the store for anything else in between:
+    /// callers that each hold a connection and wait for another would wait for ever.
+    fn release(&mut self);
+
+    /// As [`Store::complete_command`].
+    async fn complete(&mut self, completed: &CompletedCommand) -> StoreResult<CommandResult>;
 }
 
 /// An open transaction of the store. Dropped without a commit, it is rolled back.

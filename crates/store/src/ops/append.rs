@@ -7,6 +7,7 @@
 use towpath_core::ids::{CommandId, Version};
 use towpath_core::ports::store::{Append, Appended, CommandRecord, Expected, StoreError, StoreResult};
 
+use crate::dialect::Dialect;
 use crate::rows::{
     aggregate_changes, aggregate_values, command_values, event_values, gated_insert_sql, insert_sql,
     outbox_values, state_event_values,
@@ -38,8 +39,8 @@ pub(crate) async fn append_with_command(
 }
 
 /// Whether [`append_with_command`] needs a transaction around it.
-pub(crate) fn is_one_statement(session: &Session<'_>, append: &Append) -> bool {
-    session.dialect().nests_writes() && append.expected != Expected::Any
+pub(crate) fn is_one_statement(dialect: Dialect, append: &Append) -> bool {
+    dialect.nests_writes() && append.expected != Expected::Any
 }
 
 async fn write(
@@ -49,7 +50,7 @@ async fn write(
 ) -> StoreResult<Appended> {
     check(append)?;
     let count = append.events.len() as u64;
-    if is_one_statement(session, append) {
+    if is_one_statement(session.dialect(), append) {
         let base = base_version(append.expected);
         let (gate_sql, gate_values) = advance_sql(append, base + count);
         write_nested(session, append, record, base, format!("{gate_sql} RETURNING 1 AS one"), gate_values)

@@ -45,13 +45,11 @@ pub struct KillChild {
 pub async fn a_process_killed_between_any_two_statements_leaves_no_harm(fixture: &impl StoreFixture) {
     let store = fixture.store().await;
     for kill_at in 0..=MOST_STATEMENTS {
-        let t0 = std::time::Instant::now();
         let seed = Uuid::now_v7().to_string();
         let end = match fixture.kill_child() {
             Some(child) => run_child(&child, kill_at, &seed).await,
             None => run_in_process(fixture, kill_at, &seed).await,
         };
-        let t1 = t0.elapsed();
         let workload = Workload::new(&seed);
         if let End::Finished { statements } = end {
             workload.check_done(&*store).await;
@@ -59,12 +57,9 @@ pub async fn a_process_killed_between_any_two_statements_leaves_no_harm(fixture:
             return;
         }
         workload.check_cut_off(&*store).await;
-        let t2 = t0.elapsed();
         let rest = in_time("the rest of the workload", workload.run(&*store)).await;
         rest.unwrap_or_else(|error| panic!("killed before statement {kill_at}, the rest failed: {error:?}"));
-        let t3 = t0.elapsed();
         workload.check_done(&*store).await;
-        eprintln!("{kill_at}: child {t1:?} audit {t2:?} rest {t3:?} done {:?}", t0.elapsed());
     }
     panic!("the workload was still killed at statement {MOST_STATEMENTS}");
 }

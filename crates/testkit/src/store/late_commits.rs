@@ -127,6 +127,7 @@ async fn others_wait(
         assert_eq!(loaded.aggregate, None, "nothing is committed while the first writer is at it");
     }
     assert_eq!(in_time("reading the head", reader.head()).await.expect("head"), 0);
+    assert_eq!(in_time("claiming", claim(&*reader, channel, moment(9))).await, []);
     match end {
         End::Commit => tx.commit().await.expect("commit late"),
         End::Rollback => tx.rollback().await.expect("roll back late"),

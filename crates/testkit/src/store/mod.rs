@@ -34,6 +34,7 @@ pub mod races;
 pub mod reads;
 pub mod round_trips;
 pub mod sequencing;
+pub mod sessions;
 pub mod statuses;
 pub mod timers;
 pub mod waiting;
@@ -156,6 +157,11 @@ macro_rules! store_conformance {
                 a_recorded_command_has_no_second_effect,
                 a_command_that_changes_nothing_is_recorded_completed,
                 command_counts_follow_the_statuses;
+            sessions:
+                a_session_loads_and_completes_as_the_store_does,
+                a_session_holds_nothing_between_its_calls,
+                many_sessions_at_once_all_get_their_turn,
+                a_session_costs_no_extra_round_trips;
             payloads:
                 payloads_survive_to_the_letter,
                 large_payloads_survive,

@@ -395,6 +395,21 @@ impl StoreTx for MemoryTx {
     }
 }
 
+struct MemorySession(MemoryStore);
+
+#[async_trait]
+impl CommandSession for MemorySession {
+    async fn load(&mut self, aggregate: &AggregateKey, command: &CommandId) -> StoreResult<Loaded> {
+        self.0.load(aggregate, Some(command)).await
+    }
+
+    fn release(&mut self) {}
+
+    async fn complete(&mut self, completed: &CompletedCommand) -> StoreResult<CommandResult> {
+        self.0.complete_command(completed).await
+    }
+}
+
 #[async_trait]
 impl Store for MemoryStore {
     fn promises(&self) -> StorePromises {
@@ -446,6 +461,10 @@ impl Store for MemoryStore {
             aggregate: tables.aggregates.get(aggregate).cloned(),
             command: command.and_then(|id| tables.commands.get(id).cloned()),
         })
+    }
+
+    async fn command_session(&self) -> StoreResult<Box<dyn CommandSession>> {
+        Ok(Box::new(MemorySession(Self::new(Arc::clone(&self.database), Arc::clone(&self.probe)))))
     }
 
     async fn complete_command(&self, completed: &CompletedCommand) -> StoreResult<CommandResult> {

@@ -164,12 +164,19 @@ async fn measure(scratch: &Scratch, flags: &WriteFlags) -> Result<Report, Failur
     progress.set_message("filling");
     ByHand::prepare(&raw, &accounts).await.map_err(|error| Failure::unreachable(error.to_string()))?;
     fill(app.store(), &accounts).await?;
-    analyze(&raw).await;
     progress.inc(1);
 
     let bare = ByHand { store: raw.clone(), with_outbox: false };
     let by_hand = ByHand { store: raw.clone(), with_outbox: true };
     let turn = Duration::from_secs(flags.seconds);
+    // A turn that does not count: statements are prepared, tables have rows, and the planner knows them as its own
+    // daemon would let it know after a while.
+    for contender in [bare.clone(), by_hand.clone()] {
+        rate(flags.connections, turn / 2, &accounts, move |id| bare_once(contender.clone(), id)).await?;
+    }
+    let contender = app.clone();
+    rate(flags.connections, turn / 2, &accounts, move |id| towpath_once(contender.clone(), id)).await?;
+    analyze(&raw).await;
     let (mut bare_rates, mut by_hand_rates, mut towpath_rates) = (Vec::new(), Vec::new(), Vec::new());
     let mut commands = 0;
     for _ in 0..flags.turns {
@@ -349,7 +356,7 @@ fn deposits(account: &str, expected: Expected, count: u64, total: u64) -> Result
     })
 }
 
-/// Lets the planner know the tables, as its own daemon would after a while.
+/// Lets the planner know the tables.
 async fn analyze(raw: &SqlStore) {
     use towpath::sqlx::Executor;
     if let Some(pool) = raw.postgres_pool() {
