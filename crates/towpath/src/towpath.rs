@@ -57,6 +57,7 @@ pub struct Builder {
     instance: Option<String>,
     pace: Pace,
     migrate: bool,
+    workers: bool,
     flaws: Vec<RegistrationFlaw>,
     invalid: Vec<InvalidId>,
 }
@@ -135,6 +136,7 @@ impl Towpath {
             instance: None,
             pace: Pace::default(),
             migrate: true,
+            workers: true,
             flaws: Vec::new(),
             invalid: Vec::new(),
         }
@@ -373,6 +375,12 @@ impl Builder {
         self
     }
 
+    /// Send and read only: commands for later and retries are left to other instances.
+    pub fn without_workers(mut self) -> Self {
+        self.workers = false;
+        self
+    }
+
     /// Connects, migrates and starts the background services.
     ///
     /// # Errors
@@ -403,7 +411,11 @@ impl Builder {
             retries: self.retries,
         };
         let wake = Wake::default();
-        let services = runner::start(bus.clone(), wake.clone(), instance.clone(), self.pace).await?;
+        let services = if self.workers {
+            runner::start(bus.clone(), wake.clone(), instance.clone(), self.pace).await?
+        } else {
+            Vec::new()
+        };
         tracing::info!(store = %url, %broker, %instance, "towpath started");
         Ok(Towpath { bus, store, broker, instance, wake, services: Arc::new(Mutex::new(services)) })
     }

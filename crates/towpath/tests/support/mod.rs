@@ -1,0 +1,208 @@
+//! What the tests of the command bus share: a small shop and a fresh database on each server.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
+#![allow(dead_code, unreachable_pub, reason = "not every test file uses all of it")]
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use towpath::retry::{ErrorClass, RetryPolicy};
+use towpath::{Aggregate, Builder, Context, Machine, Refusal, Scratch, Towpath};
+
+/// An order, the usual one.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Order {
+    pub sku: Option<String>,
+    pub notes: u32,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum OrderCommand {
+    #[serde(rename = "order.place")]
+    Place { sku: String },
+    #[serde(rename = "order.note")]
+    Note,
+    /// Decides that nothing happens.
+    #[serde(rename = "order.glance")]
+    Glance,
+    #[serde(rename = "order.ship")]
+    Ship,
+    /// Says no for a reason that may pass.
+    #[serde(rename = "order.dawdle")]
+    Dawdle,
+    /// A bug.
+    #[serde(rename = "order.break")]
+    Break,
+    /// Produces an event that the machine does not allow in this state.
+    #[serde(rename = "order.jump")]
+    Jump,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub enum OrderEvent {
+    #[serde(rename = "order.placed")]
+    Placed { sku: String },
+    #[serde(rename = "order.noted")]
+    Noted,
+    #[serde(rename = "order.shipped")]
+    Shipped,
+}
+
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub enum OrderRefusal {
+    #[error("the order was placed already")]
+    AlreadyPlaced,
+    #[error("there is nothing to ship")]
+    NothingToShip,
+    #[error("not now")]
+    NotNow,
+}
+
+impl Refusal for OrderRefusal {
+    fn code(&self) -> &'static str {
+        match self {
+            Self::AlreadyPlaced => "already-placed",
+            Self::NothingToShip => "nothing-to-ship",
+            Self::NotNow => "not-now",
+        }
+    }
+
+    fn class(&self) -> ErrorClass {
+        match self {
+            Self::NotNow => ErrorClass::Transient,
+            Self::NothingToShip => ErrorClass::NotFound,
+            Self::AlreadyPlaced => ErrorClass::Validation,
+        }
+    }
+}
+
+impl Aggregate for Order {
+    const KIND: &'static str = "order";
+    type Command = OrderCommand;
+    type Event = OrderEvent;
+    type Refusal = OrderRefusal;
+
+    fn decide(&self, command: OrderCommand, _: &Context) -> Result<Vec<OrderEvent>, OrderRefusal> {
+        match command {
+            OrderCommand::Place { .. } if self.sku.is_some() => Err(OrderRefusal::AlreadyPlaced),
+            OrderCommand::Place { sku } => Ok(vec![OrderEvent::Placed { sku }]),
+            OrderCommand::Note => Ok(vec![OrderEvent::Noted]),
+            OrderCommand::Glance => Ok(vec![]),
+            OrderCommand::Ship if self.sku.is_none() => Err(OrderRefusal::NothingToShip),
+            OrderCommand::Ship | OrderCommand::Jump => Ok(vec![OrderEvent::Shipped]),
+            OrderCommand::Dawdle => Err(OrderRefusal::NotNow),
+            OrderCommand::Break => panic!("a bug in decide, on purpose"),
+        }
+    }
+
+    fn evolve(self, event: &OrderEvent) -> Self {
+        match event {
+            OrderEvent::Placed { sku } => Order { sku: Some(sku.clone()), ..self },
+            OrderEvent::Noted => Order { notes: self.notes + 1, ..self },
+            OrderEvent::Shipped => self,
+        }
+    }
+
+    fn machine() -> Option<Machine> {
+        Some(
+            Machine::named("order")
+                .starts("order.placed", "placed")
+                .state("placed")
+                .terminal("shipped")
+                .transition("placed", "order.shipped", "shipped")
+                .stays("order.noted"),
+        )
+    }
+
+    fn pairings() -> &'static [(&'static str, &'static str)] {
+        &[("order.place", "order.placed"), ("order.ship", "order.shipped"), ("order.note", "order.noted")]
+    }
+}
+
+/// A scratch database that is removed with the test.
+pub struct Fresh(Option<Scratch>);
+
+impl Fresh {
+    pub async fn on(server: &str) -> Self {
+        Self(Some(Scratch::make(&server_url(server)).await.expect("a scratch database")))
+    }
+
+    pub fn url(&self) -> &str {
+        self.0.as_ref().unwrap().url()
+    }
+
+    /// A builder on this database, with retries and scans that suit a test.
+    pub fn builder(&self) -> Builder {
+        Towpath::builder()
+            .store(self.url())
+            .aggregate::<Order>()
+            .channel("orders", ["order.*"])
+            .scan(Duration::from_millis(20))
+            .command_retries(RetryPolicy::Fixed(vec![Duration::from_millis(30); 3]))
+    }
+
+    pub async fn app(&self) -> Towpath {
+        self.builder().start().await.expect("start")
+    }
+}
+
+impl Drop for Fresh {
+    fn drop(&mut self) {
+        let Some(scratch) = self.0.take() else { return };
+        let cleaner = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let _ = runtime.block_on(scratch.remove());
+        });
+        let _ = cleaner.join();
+    }
+}
+
+fn server_url(server: &str) -> String {
+    let variable = match server {
+        "sqlite" => return format!("sqlite://{}", std::env::temp_dir().join("towpath.db").display()),
+        "postgres" => "TOWPATH_TEST_POSTGRES_URL",
+        _ => "TOWPATH_TEST_MYSQL_URL",
+    };
+    std::env::var(variable).unwrap_or_else(|_| {
+        panic!(
+            "{variable} is not set: run `cargo xtask test`, or `eval \"$(cargo xtask services env)\"` first"
+        )
+    })
+}
+
+/// Waits until a question is answered with `Some`, for at most ten seconds.
+pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut ask: impl FnMut() -> F) -> T {
+    let waiting = async {
+        loop {
+            if let Some(answer) = ask().await {
+                return answer;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    match tokio::time::timeout(Duration::from_secs(10), waiting).await {
+        Ok(answer) => answer,
+        Err(_) => panic!("{what} did not come about within ten seconds"),
+    }
+}
+
+/// Makes a test of each function, on each database.
+#[macro_export]
+macro_rules! on_every_database {
+    ($($case:ident),+ $(,)?) => {
+        on_every_database!(@database sqlite, $($case),+);
+        on_every_database!(@database postgres, $($case),+);
+        on_every_database!(@database mysql, $($case),+);
+    };
+    (@database $database:ident, $($case:ident),+) => {
+        mod $database {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+                async fn $case() {
+                    let fresh = super::support::Fresh::on(stringify!($database)).await;
+                    super::$case(&fresh).await;
+                }
+            )+
+        }
+    };
+}
