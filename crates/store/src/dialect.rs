@@ -1,6 +1,7 @@
 //! What the three databases say differently, in one place.
 
 use crate::schema::{Column, ColumnKind, Index, Only, Table};
+use crate::sql::Value;
 
 /// Which database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,9 +88,36 @@ impl Dialect {
         say!(self, format!("excluded.{column}"), format!("excluded.{column}"), format!("VALUES({column})"))
     }
 
-    /// Whether sets of keys are joined as tables.
-    pub(crate) fn has_key_tables(self) -> bool {
-        say!(self, false, false, true)
+    /// `column` is in a set that is one parameter; none where sets cannot be bound.
+    pub(crate) fn one_of_parameter(self, column: &str) -> Option<String> {
+        say!(
+            self,
+            None,
+            Some(format!("{column} = ANY(?)")),
+            Some(format!("{column} IN (SELECT chosen.chosen_key FROM {} AS chosen)", mysql_set()))
+        )
+    }
+
+    /// A set of numbers as that parameter.
+    pub(crate) fn set_parameter(self, numbers: Vec<i64>) -> Value<'static> {
+        if say!(self, false, true, false) {
+            return Value::Longs(numbers);
+        }
+        let list: Vec<String> = numbers.iter().map(i64::to_string).collect();
+        Value::from(format!("[{}]", list.join(",")))
+    }
+
+    /// A table joined behind a set of its keys; none where the planner looks keys up by itself.
+    pub(crate) fn key_table(self, table: &str, key: &str) -> Option<String> {
+        say!(
+            self,
+            None,
+            None,
+            Some(format!(
+                "{} AS chosen STRAIGHT_JOIN {table} ON {table}.{key} = chosen.chosen_key",
+                mysql_set()
+            ))
+        )
     }
 
     /// The type name that makes a parameter a 64-bit number in an expression.
@@ -227,6 +255,11 @@ impl Dialect {
             ColumnKind::Int => say!(self, "INTEGER", "integer", "INT").to_owned(),
         }
     }
+}
+
+/// A JSON list as a table of numbers.
+fn mysql_set() -> &'static str {
+    "JSON_TABLE(?, '$[*]' COLUMNS (chosen_key BIGINT PATH '$'))"
 }
 
 /// MySQL's form of an index: inside the table's statement, over a generated column if it is partial.

@@ -292,6 +292,7 @@ pub(crate) fn read_command(row: &Row, prefix: &str) -> StoreResult<Option<Comman
         }
         _ => None,
     };
+    let status = stored::<CommandStatus>(row, &name("status"))?;
     let result = match row.long_or_null(&name("aggregate_version"))? {
         Some(version) => Some(CommandResult {
             aggregate_version: version.cast_unsigned(),
@@ -318,12 +319,13 @@ pub(crate) fn read_command(row: &Row, prefix: &str) -> StoreResult<Option<Comman
                 tenant_id: row.text_or_null(&name("tenant_id"))?.map(TenantId::from_stored),
             },
         },
-        status: stored::<CommandStatus>(row, &name("status"))?,
+        status,
         status_changed_at: row.time(&name("status_changed_at"))?,
         status_reason: row.text_or_null(&name("status_reason"))?,
         status_message: row.text_or_null(&name("status_message"))?,
         retry_count: row.small(&name("retry_count"))?,
-        next_retry_at: row.time_or_null(&name("next_retry_at"))?,
+        // For a PENDING command the column says when a worker may take it, which is no retry.
+        next_retry_at: row.time_or_null(&name("next_retry_at"))?.filter(|_| status == CommandStatus::Failed),
         claim,
         started_at: row.time_or_null(&name("started_at"))?,
         finished_at: row.time_or_null(&name("finished_at"))?,

@@ -201,37 +201,35 @@ impl<'c> Session<'c> {
         }
     }
 
-    /// `column` is one of these numbers: one parameter on PostgreSQL, digits in the text elsewhere (digits cannot be
-    /// misread). Its placeholder stands where the condition stands, so it must be asked for in that order.
+    /// `column` is one of these numbers. The set is one parameter (SQLite, which has no sets, gets digits in the text),
+    /// so that the text and its prepared statement stay the same for sets of any size. Its placeholder stands where
+    /// the condition stands: values before it must be bound first.
     pub(crate) fn one_of(&self, column: &str, numbers: Vec<i64>, values: &mut Vec<Value<'_>>) -> String {
-        if self.dialect().nests_writes() {
-            values.push(Value::Longs(numbers));
-            return format!("{column} = ANY(?)");
+        let dialect = self.dialect();
+        if let Some(condition) = dialect.one_of_parameter(column) {
+            values.push(dialect.set_parameter(numbers));
+            return condition;
         }
         let list: Vec<String> = numbers.iter().map(i64::to_string).collect();
         if list.is_empty() { "1 = 0".to_owned() } else { format!("{column} IN ({})", list.join(",")) }
     }
 
-    /// Rows of a table chosen by a set of keys, for an UPDATE, a DELETE or the FROM of a SELECT. The values of what
-    /// stands before the condition must be bound first.
+    /// Rows of a table chosen by a set of keys, for the FROM of a SELECT. The values of what stands before it must be
+    /// bound first.
     ///
     /// On a small table MySQL would rather read all of it than look keys up, and so wait for rows that others have
     /// inserted and not committed. There the keys are a table of their own that is read first, and each row is
     /// looked up by its key.
-    pub(crate) fn choose(
+    pub(crate) fn choose_from(
         &self,
         table: &'static str,
         key: &'static str,
         keys: Vec<i64>,
         values: &mut Vec<Value<'_>>,
     ) -> Chosen {
-        if self.dialect().has_key_tables() {
-            let list: Vec<String> = keys.iter().map(i64::to_string).collect();
-            let target = format!(
-                "JSON_TABLE('[{}]', '$[*]' COLUMNS (chosen_key BIGINT PATH '$')) AS chosen \
-                 STRAIGHT_JOIN {table} ON {table}.{key} = chosen.chosen_key",
-                list.join(",")
-            );
+        let dialect = self.dialect();
+        if let Some(target) = dialect.key_table(table, key) {
+            values.push(dialect.set_parameter(keys));
             return Chosen {
                 delete: format!("DELETE {table} FROM {target}"),
                 target,
@@ -243,6 +241,21 @@ impl<'c> Session<'c> {
             delete: format!("DELETE FROM {table}"),
             condition: self.one_of(key, keys, values),
         }
+    }
+
+    /// The same for an UPDATE, whose table stands before the values it sets. Those must be bound already.
+    pub(crate) fn choose_for_update(
+        &self,
+        table: &'static str,
+        key: &'static str,
+        keys: Vec<i64>,
+        values: &mut Vec<Value<'_>>,
+    ) -> Chosen {
+        let mut chosen_values = Vec::new();
+        let chosen = self.choose_from(table, key, keys, &mut chosen_values);
+        let at = if self.dialect().key_table(table, key).is_some() { 0 } else { values.len() };
+        values.splice(at..at, chosen_values);
+        chosen
     }
 
     /// Runs a statement written with `?` and answers how many rows it touched.

@@ -330,6 +330,11 @@ impl Store for SqlStore {
     }
 
     async fn migrate(&self) -> StoreResult<Vec<u32>> {
+        // Mostly there is nothing to do, and then no lock is needed: an instance can start beside a long writer.
+        match self.ready().await {
+            Err(StoreError::NotMigrated { .. }) => {}
+            ready => return ready.map(|()| Vec::new()),
+        }
         if self.dialect().transactional_ddl() {
             let mut transaction = self.transaction().await?;
             if let Some(lock) = self.dialect().migration_lock() {

@@ -33,7 +33,8 @@ pub struct StorePromises {
     pub concurrent_writers: bool,
     /// Several hosts may share it.
     pub many_hosts: bool,
-    /// A whole command is one statement: one round trip after the load.
+    /// A whole new command is one statement: one round trip after the load. One that was recorded before (a retry, a
+    /// claimed one) takes a transaction.
     pub single_statement_write: bool,
     /// Uniqueness among the living is a partial unique index; elsewhere a generated column does it.
     pub partial_unique_index: bool,
@@ -68,6 +69,16 @@ pub enum StoreError {
         lease: LeaseName,
         /// The epoch the writer believed to hold.
         epoch: u64,
+    },
+    /// An append with more rows than fit into one statement on every database. Nothing was written.
+    #[error("{events} events in one append bind {values} values; at most {limit} are accepted")]
+    AppendTooLarge {
+        /// How many events.
+        events: usize,
+        /// How many values they bind, with their history and outbox rows.
+        values: usize,
+        /// How many are accepted.
+        limit: usize,
     },
     /// A living thing of that name exists.
     #[error("{what} {name} exists already")]
@@ -154,7 +165,9 @@ impl StoreError {
             }
             Self::Contention(_) | Self::Unavailable(_) | Self::Full(_) => ErrorClass::Transient,
             Self::Missing { .. } => ErrorClass::NotFound,
-            Self::NameTaken { .. } | Self::UnknownStatus { .. } => ErrorClass::Validation,
+            Self::NameTaken { .. } | Self::UnknownStatus { .. } | Self::AppendTooLarge { .. } => {
+                ErrorClass::Validation
+            }
             Self::DuplicateEvent(_)
             | Self::Fenced { .. }
             | Self::BadUrl(_)
@@ -173,6 +186,7 @@ impl StoreError {
             Self::DuplicateEvent(_) => "duplicate-event",
             Self::CommandTaken(_) => "command-taken",
             Self::Fenced { .. } => "fenced",
+            Self::AppendTooLarge { .. } => "append-too-large",
             Self::NameTaken { .. } => "name-taken",
             Self::Missing { .. } => "missing",
             Self::UnknownStatus { .. } => "unknown-status",
@@ -200,6 +214,9 @@ impl StoreError {
             Self::CommandTaken(_) => "Another instance runs this command; ask for its status.",
             Self::Fenced { .. } => {
                 "Another instance has taken over; stop this work and acquire the lease again."
+            }
+            Self::AppendTooLarge { .. } => {
+                "Decide fewer events per command: several commands, or one event with a list."
             }
             Self::NameTaken { .. } => "Choose another name, or remove the living one first.",
             Self::Missing { .. } => "Check the name; listings show what exists.",

@@ -253,10 +253,7 @@ fn check(append: &Append) -> StoreResult<()> {
         + columns(&AGGREGATES)
         + columns(&COMMAND_BOX);
     if values > MAX_VALUES {
-        let count = append.events.len();
-        return refuse(format!(
-            "{count} events in one append bind {values} values; at most {MAX_VALUES} fit into one statement"
-        ));
+        return Err(StoreError::AppendTooLarge { events: append.events.len(), values, limit: MAX_VALUES });
     }
     Ok(())
 }

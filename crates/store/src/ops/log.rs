@@ -37,7 +37,7 @@ pub(crate) async fn sequence(
     };
 
     let mut numbered = values![head];
-    let chosen = session.choose("event_pending", "pending_id", taken.clone(), &mut numbered);
+    let chosen = session.choose_from("event_pending", "pending_id", taken.clone(), &mut numbered);
     let sql = format!(
         "INSERT INTO event_positions (position, event_id) \
          SELECT CAST(? AS {}) + ROW_NUMBER() OVER (ORDER BY pending_id), event_id FROM {} WHERE {}",
@@ -51,7 +51,7 @@ pub(crate) async fn sequence(
     }
 
     let mut gone = values![];
-    let chosen = session.choose("event_pending", "pending_id", taken, &mut gone);
+    let chosen = session.choose_from("event_pending", "pending_id", taken, &mut gone);
     session.execute("log.take", &format!("{} WHERE {}", chosen.delete, chosen.condition), gone).await?;
     let head = head + count;
     session

@@ -101,7 +101,8 @@ pub(crate) async fn park_behind(
         return Ok(());
     }
     let mut changed = values![claim.now];
-    let Chosen { target, condition, .. } = session.choose("event_outbox", "outbox_id", rows, &mut changed);
+    let Chosen { target, condition, .. } =
+        session.choose_for_update("event_outbox", "outbox_id", rows, &mut changed);
     let sql = format!("UPDATE {target} SET parked_at = ? WHERE {condition} AND parked_at IS NULL");
     session.execute("outbox.park", &sql, changed).await?;
     Ok(())
@@ -121,7 +122,7 @@ pub(crate) async fn record(
         let status = step(OutboxStatus::New, OutboxStep::Confirm)?;
         let mut changed = values![status.as_str(), now];
         let Chosen { target, condition, .. } =
-            session.choose("event_outbox", "outbox_id", sent.clone(), &mut changed);
+            session.choose_for_update("event_outbox", "outbox_id", sent.clone(), &mut changed);
         let sql = format!(
             "UPDATE {target} SET status = ?, status_changed_at = ?, status_reason = NULL, status_message = NULL, \
              next_retry_at = NULL WHERE {condition} AND status IN ('NEW', 'RETRY')"
@@ -148,7 +149,7 @@ pub(crate) async fn record(
         };
         let status = step(OutboxStatus::New, next)?;
         let mut changed = values![status.as_str(), now, reason.as_str(), message.as_str(), due_at];
-        let Chosen { target, condition, .. } = session.choose(
+        let Chosen { target, condition, .. } = session.choose_for_update(
             "event_outbox",
             "outbox_id",
             ids_of(results, |other| other == outcome),
@@ -180,7 +181,7 @@ pub(crate) async fn reopen(
     let status = step(OutboxStatus::Failed, OutboxStep::Reopen)?;
     let mut changed = values![status.as_str(), now, now];
     let Chosen { target, condition, .. } =
-        session.choose("event_outbox", "outbox_id", ids.clone(), &mut changed);
+        session.choose_for_update("event_outbox", "outbox_id", ids.clone(), &mut changed);
     let sql = format!(
         "UPDATE {target} SET status = ?, status_changed_at = ?, status_reason = 'reopened', \
          status_message = NULL, next_retry_at = ?, retry_count = 0 WHERE {condition} AND status = 'FAILED'"
