@@ -94,6 +94,7 @@ pub use registry::Registry;
 pub use send::{Accepted, Send};
 pub use towpath::{Builder, StartError, Towpath, View};
 
+pub use towpath_broker::{BadBrokerUrl, BrokerUrl};
 pub use towpath_core::aggregate::{Aggregate, Context, Reason, Refusal};
 pub use towpath_core::envelope::{ChangeContext, EventEnvelope, RecordedEvent};
 pub use towpath_core::flow;
@@ -105,3 +106,8 @@ pub use towpath_core::payload::Payload;
 pub use towpath_core::ports;
 pub use towpath_core::retry;
 pub use towpath_store::{JoinTransaction, Scratch, SqlStore, StoreOptions, StoreUrl, sqlx};
+
+/// The README's programs are run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -1,8 +1,9 @@
 //! `towpath serve`: the server.
 
-use towpath::Towpath;
+use towpath::{BrokerUrl, StoreUrl, Towpath};
 
 use super::config::ServeFlags;
+use super::migrate::failure;
 use super::{Failure, output};
 use crate::http;
 
@@ -15,6 +16,10 @@ pub(crate) async fn serve(flags: ServeFlags) -> Result<(), Failure> {
             config.listen
         )));
     }
+    // What is written wrong is told before anything is touched.
+    StoreUrl::parse(&config.store).map_err(|error| failure(&error))?;
+    BrokerUrl::parse(&config.broker)
+        .map_err(|error| Failure::usage(format!("{error} [{}]\n{}", error.code(), error.next_step())))?;
     start_log();
     // The address first: a second server on the same port should not touch the database at all.
     let listener = tokio::net::TcpListener::bind(config.listen)
