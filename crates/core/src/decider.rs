@@ -388,3 +388,130 @@ impl<A: Aggregate> Decider for TypedDecider<A> {
         Payload::from_value(&state).map_err(|source| self.unwritable(source))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::Machine;
+    use serde::{Deserialize, Serialize};
+
+    #[derive(Debug, Default, Serialize, Deserialize)]
+    struct Lamp {
+        on: bool,
+    }
+
+    #[derive(Serialize, Deserialize)]
+    enum LampCommand {
+        #[serde(rename = "lamp.light")]
+        Light,
+    }
+
+    #[derive(Serialize, Deserialize)]
+    enum LampEvent {
+        #[serde(rename = "lamp.lit")]
+        Lit,
+    }
+
+    impl Aggregate for Lamp {
+        const KIND: &'static str = "lamp";
+        type Command = LampCommand;
+        type Event = LampEvent;
+        type Refusal = std::convert::Infallible;
+
+        fn decide(&self, _: LampCommand, _: &Context) -> Result<Vec<LampEvent>, Self::Refusal> {
+            Ok(if self.on { vec![] } else { vec![LampEvent::Lit] })
+        }
+
+        fn evolve(self, _: &LampEvent) -> Self {
+            Lamp { on: true }
+        }
+
+        fn machine() -> Option<Machine> {
+            Some(Machine::named("lamp").starts("lamp.lit", "on").terminal("on"))
+        }
+
+        fn pairings() -> &'static [(&'static str, &'static str)] {
+            &[("lamp.light", "lamp.lit")]
+        }
+    }
+
+    /// An aggregate like the lamp, with one thing changed.
+    macro_rules! faulty_lamp {
+        ($name:ident, $event_name:literal, $machine:expr, $pairings:expr) => {
+            #[derive(Debug, Default, Serialize, Deserialize)]
+            struct $name;
+            const _: () = {
+                #[derive(Serialize, Deserialize)]
+                pub enum Happened {
+                    #[serde(rename = $event_name)]
+                    It,
+                }
+                impl Aggregate for $name {
+                    const KIND: &'static str = "faulty";
+                    type Command = LampCommand;
+                    type Event = Happened;
+                    type Refusal = std::convert::Infallible;
+                    fn decide(&self, _: LampCommand, _: &Context) -> Result<Vec<Happened>, Self::Refusal> {
+                        Ok(vec![Happened::It])
+                    }
+                    fn evolve(self, _: &Happened) -> Self {
+                        self
+                    }
+                    fn machine() -> Option<Machine> {
+                        $machine
+                    }
+                    fn pairings() -> &'static [(&'static str, &'static str)] {
+                        $pairings
+                    }
+                }
+            };
+        };
+    }
+
+    faulty_lamp!(Unrenamed, "It", None, &[]);
+    faulty_lamp!(Mismatched, "lamp.dimmed", None, &[("lamp.light", "lamp.dimmed")]);
+    faulty_lamp!(Misspelt, "lamp.dimmed", None, &[("lamp.light", "lamp.lit")]);
+    faulty_lamp!(
+        DeadEnd,
+        "lamp.dimmed",
+        Some(Machine::named("lamp").starts("lamp.dimmed", "dim").state("dim")),
+        &[]
+    );
+
+    fn context() -> Context {
+        Context { now: chrono::DateTime::UNIX_EPOCH, version: 0, actor_id: None, tenant_id: None }
+    }
+
+    #[test]
+    fn a_name_a_pairing_or_a_machine_that_breaks_its_rule_does_not_register() {
+        assert!(matches!(TypedDecider::<Unrenamed>::register(), Err(RegistrationFlaw::Name { .. })));
+        assert!(matches!(TypedDecider::<Mismatched>::register(), Err(RegistrationFlaw::Pairing { .. })));
+        assert!(matches!(
+            TypedDecider::<Misspelt>::register(),
+            Err(RegistrationFlaw::UnknownInPairing { .. })
+        ));
+        assert!(matches!(TypedDecider::<DeadEnd>::register(), Err(RegistrationFlaw::Machine { .. })));
+        assert!(TypedDecider::<Lamp>::register().is_ok());
+    }
+
+    #[test]
+    fn deciding_and_folding_agree() {
+        let decider = TypedDecider::<Lamp>::register().unwrap();
+        let decision =
+            decider.decide(&Current::default(), "lamp.light", &Payload::empty(), &context()).unwrap();
+        assert_eq!(decision.events[0].moves.as_ref().unwrap().to, "on");
+        let events: Vec<_> =
+            decision.events.iter().map(|event| (event.event_type.as_str(), &event.payload)).collect();
+        assert_eq!(decider.fold(None, &events).unwrap(), decision.snapshot);
+        assert_eq!(decider.result_event("lamp.light").unwrap().as_str(), "lamp.lit");
+    }
+
+    #[test]
+    fn a_stored_state_of_another_shape_is_told_and_not_guessed() {
+        let decider = TypedDecider::<Lamp>::register().unwrap();
+        let strange = Payload::from_text(r#"{"colour":"red"}"#).unwrap();
+        let current = Current { snapshot: Some(&strange), state: Some("on") };
+        let error = decider.decide(&current, "lamp.light", &Payload::empty(), &context()).unwrap_err();
+        assert_eq!((error.code(), error.class()), ("corrupt", ErrorClass::Unrecoverable));
+    }
+}
