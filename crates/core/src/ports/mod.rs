@@ -1,5 +1,6 @@
 //! Ports: what the core needs from the outside. Adapters implement them; they may change between versions.
 
+pub mod broker;
 pub mod clock;
 pub mod probe;
 pub mod store;

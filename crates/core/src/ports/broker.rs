@@ -1,0 +1,317 @@
+//! The broker: one contract for every way a fact leaves the database.
+//!
+//! Order of this file: promises and errors; topology (what must exist on the broker); publishing; receiving; and at
+//! the end the two traits.
+
+use std::fmt;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+
+use crate::ports::store::BoxError;
+use crate::retry::ErrorClass;
+
+/// Shorthand for what broker operations answer.
+pub type BrokerResult<T> = Result<T, BrokerError>;
+
+/// What an adapter promises beyond the contract, as data: the conformance suite picks its cases by it and the
+/// support table in the documentation is printed from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct BrokerPromises {
+    /// The broker, as people write it.
+    pub broker: &'static str,
+    /// A message that no queue wants is told to its publisher.
+    pub tells_unroutable: bool,
+    /// A queue can hold messages back for a time and then route them elsewhere.
+    pub delays: bool,
+    /// A rejected message goes to a dead-letter queue of the broker's own.
+    pub dead_letters: bool,
+    /// Messages with one key come in the order they were published, even with several receivers.
+    pub ordered_by_key: bool,
+    /// Confirmed messages survive a restart of the broker.
+    pub durable: bool,
+}
+
+/// A fault or a refusal of the broker.
+#[derive(Debug, thiserror::Error)]
+pub enum BrokerError {
+    /// It cannot be reached or does not answer.
+    #[error("the broker cannot be reached")]
+    Unavailable(#[source] BoxError),
+    /// Something exists on the broker with other properties than declared.
+    #[error("{what} {name} exists on the broker with other properties: {difference}")]
+    Mismatch {
+        /// An exchange or a queue.
+        what: &'static str,
+        /// Its name.
+        name: String,
+        /// Which argument differs and how, in the broker's words.
+        difference: String,
+    },
+    /// Something that must exist does not.
+    #[error("there is no {what} {name} on the broker")]
+    Missing {
+        /// An exchange or a queue.
+        what: &'static str,
+        /// Its name.
+        name: String,
+    },
+    /// The broker knows us and says no.
+    #[error("the broker denies access")]
+    Denied(#[source] BoxError),
+    /// Anything else the broker says.
+    #[error("the broker refused {operation}")]
+    Refused {
+        /// What was asked of it.
+        operation: &'static str,
+        /// What it said.
+        #[source]
+        source: BoxError,
+    },
+}
+
+impl BrokerError {
+    /// How a retry decision sees it.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::Unavailable(_) => ErrorClass::Transient,
+            Self::Denied(_) => ErrorClass::Denied,
+            Self::Missing { .. } => ErrorClass::NotFound,
+            Self::Mismatch { .. } | Self::Refused { .. } => ErrorClass::Unrecoverable,
+        }
+    }
+
+    /// A stable code; each has a section in the documentation.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Unavailable(_) => "broker-unavailable",
+            Self::Mismatch { .. } => "topology-mismatch",
+            Self::Missing { .. } => "topology-missing",
+            Self::Denied(_) => "broker-denied",
+            Self::Refused { .. } => "broker-refused",
+        }
+    }
+
+    /// What a person can do about it.
+    pub fn next_step(&self) -> &'static str {
+        match self {
+            Self::Unavailable(_) => {
+                "Check that the broker runs and the URL is right; nothing is lost meanwhile."
+            }
+            Self::Mismatch { .. } => {
+                "Change the declaration to what exists, or remove the queue or exchange once it is empty."
+            }
+            Self::Missing { .. } => "Declare it in the topology, or create it on the broker.",
+            Self::Denied(_) => "Check user, password, virtual host and permissions.",
+            Self::Refused { .. } => "The cause below is the broker's own message.",
+        }
+    }
+}
+
+/// What must exist on the broker. Declaring it again changes nothing.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Topology {
+    /// Where messages are published to.
+    pub exchanges: Vec<Exchange>,
+    /// Where messages wait.
+    pub queues: Vec<Queue>,
+    /// Which go from where to where.
+    pub bindings: Vec<Binding>,
+}
+
+/// An exchange (on Kafka: a topic).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Exchange {
+    /// Its name.
+    pub name: String,
+    /// How it routes.
+    pub kind: ExchangeKind,
+}
+
+/// How an exchange routes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ExchangeKind {
+    /// By patterns over the routing key.
+    Topic,
+    /// By the exact routing key.
+    Direct,
+    /// To every queue.
+    Fanout,
+}
+
+/// A durable queue.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Queue {
+    /// Its name.
+    pub name: String,
+    /// Its arguments, such as `x-dead-letter-exchange`.
+    pub arguments: Vec<(String, Argument)>,
+}
+
+/// The value of a queue's argument.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum Argument {
+    /// A text.
+    Text(String),
+    /// A number.
+    Number(i64),
+    /// A switch.
+    Switch(bool),
+}
+
+/// A queue takes what an exchange routes by a key.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Binding {
+    /// The queue.
+    pub queue: String,
+    /// The exchange.
+    pub exchange: String,
+    /// The key or pattern.
+    pub routing_key: String,
+}
+
+/// Where a message goes.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
+pub struct Destination {
+    /// The exchange (on Kafka: the topic).
+    pub exchange: String,
+    /// The routing key.
+    pub routing_key: String,
+}
+
+impl fmt::Display for Destination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.exchange, self.routing_key)
+    }
+}
+
+/// A message on its way out. Identity, type and time travel as properties, so that a receiver need not parse the
+/// body.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Message {
+    /// Where to.
+    pub destination: Destination,
+    /// The event's id: the key of every de-duplication.
+    pub message_id: String,
+    /// The event's type.
+    pub message_type: String,
+    /// Messages with the same key keep their order: the aggregate.
+    pub key: String,
+    /// When the event happened.
+    pub occurred_at: DateTime<Utc>,
+    /// What the body is.
+    pub content_type: String,
+    /// More properties.
+    pub headers: Vec<(String, String)>,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+/// How publishing one message ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Published {
+    /// The broker has it and has said so.
+    Confirmed,
+    /// The broker took it and found no queue for it.
+    Unroutable {
+        /// The broker's words.
+        reason: String,
+    },
+    /// The broker said no.
+    Refused {
+        /// The broker's words.
+        reason: String,
+    },
+    /// No word came back: it may or may not be there. Publishing it again is safe, receivers de-duplicate.
+    Unknown {
+        /// What was seen.
+        reason: String,
+    },
+}
+
+/// What to receive.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Subscription {
+    /// From which queue (on Kafka: topic).
+    pub queue: String,
+    /// As whom: receivers of one group share the messages.
+    pub group: String,
+    /// How many unsettled messages at most.
+    pub prefetch: u16,
+}
+
+/// A message that has arrived and is not settled yet.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Received {
+    /// What settles it.
+    pub tag: DeliveryTag,
+    /// From which queue.
+    pub queue: String,
+    /// Its id, if the publisher gave one.
+    pub message_id: Option<String>,
+    /// Its type, if the publisher gave one.
+    pub message_type: Option<String>,
+    /// When it happened, if the publisher said so.
+    pub occurred_at: Option<DateTime<Utc>>,
+    /// Where it was published to.
+    pub destination: Destination,
+    /// Its other properties, as texts.
+    pub headers: Vec<(String, String)>,
+    /// Whether the broker has delivered it before.
+    pub redelivered: bool,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+/// Settles one received message, on the subscription it came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DeliveryTag(pub u64);
+
+/// How a received message is settled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Settlement {
+    /// Done with it.
+    Acknowledge,
+    /// Deliver it again.
+    Requeue,
+    /// Never deliver it again; where the broker has a dead-letter queue, it goes there.
+    Reject,
+}
+
+/// The broker contract. The conformance suite in the test kit is its meaning.
+#[async_trait]
+pub trait Broker: Send + Sync + 'static {
+    /// What this adapter promises beyond the contract.
+    fn promises(&self) -> BrokerPromises;
+
+    /// Whether the broker answers.
+    async fn ready(&self) -> BrokerResult<()>;
+
+    /// Makes sure that a topology exists. `Mismatch` says which argument of what differs.
+    async fn declare(&self, topology: &Topology) -> BrokerResult<()>;
+
+    /// Publishes messages in order and answers one outcome for each, in the same order. Confirms are pipelined: the
+    /// whole batch is sent before the first is waited for. Never waits longer than `patience` in all: what is not
+    /// confirmed by then is `Unknown`.
+    async fn publish(&self, messages: &[Message], patience: Duration) -> Vec<Published>;
+
+    /// Begins to receive.
+    async fn subscribe(&self, subscription: &Subscription) -> BrokerResult<Box<dyn Deliveries>>;
+
+    /// Ends all connections. What was received and not settled is delivered again.
+    async fn close(&self);
+}
+
+/// Messages as they arrive. Dropped, what is unsettled is delivered again.
+#[async_trait]
+pub trait Deliveries: Send + Sync {
+    /// The next message; waits for one. `Unavailable` when the connection is gone: subscribe again.
+    async fn next(&self) -> BrokerResult<Received>;
+
+    /// Settles a message. Settling one that was lost with its connection does nothing: it is delivered again.
+    async fn settle(&self, tag: DeliveryTag, settlement: Settlement) -> BrokerResult<()>;
+}
