@@ -14,9 +14,9 @@ use towpath_core::lifecycle::{CommandStatus, OutboxStatus};
 use towpath_core::ports::probe::{NoProbe, Probe};
 use towpath_core::ports::store::{
     Append, Appended, ChannelRow, CommandRecord, CommandResult, CommandSession, CompletedCommand, Counts,
-    Disabled, FailedCommand, Flow, Found, InboxEntry, InboxFailure, InboxMark, LeaseGrant, Loaded,
-    NewCommand, NewTimer, OutboxClaim, OutboxItem, OutboxResult, OutboxRow, Sequenced, StateEvent, Store,
-    StoreError, StorePromises, StoreResult, StoreTx, Timer, TimerOutcome,
+    Disabled, FailedCommand, Flow, Found, InboxEntry, InboxFailure, InboxMark, LeaseGrant, LeaseStanding,
+    Loaded, NewCommand, NewTimer, OutboxClaim, OutboxItem, OutboxResult, OutboxRow, Sequenced, StateEvent,
+    Store, StoreError, StorePromises, StoreResult, StoreTx, Timer, TimerOutcome,
 };
 use uuid::Uuid;
 
@@ -515,6 +515,14 @@ impl Store for SqlStore {
         for_: Duration,
     ) -> StoreResult<Option<LeaseGrant>> {
         transacting!(self, ops::leases::acquire, lease, holder, for_)
+    }
+
+    async fn renew_leases(&self, grants: &[LeaseGrant], for_: Duration) -> StoreResult<Vec<LeaseGrant>> {
+        transacting!(self, ops::leases::renew_all, grants, for_)
+    }
+
+    async fn leases(&self, prefix: &str) -> StoreResult<Vec<LeaseStanding>> {
+        reading!(self, ops::leases::list, prefix)
     }
 
     async fn renew_lease(&self, grant: &LeaseGrant, for_: Duration) -> StoreResult<()> {

@@ -635,6 +635,19 @@ pub struct LeaseGrant {
     pub epoch: u64,
 }
 
+/// A lease as it stands: who holds it, and whether that has run out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeaseStanding {
+    /// Which lease.
+    pub lease: LeaseName,
+    /// Who took it last.
+    pub holder: InstanceId,
+    /// In which epoch.
+    pub epoch: u64,
+    /// Whether it still lives, by the database's clock.
+    pub live: bool,
+}
+
 /// Whether a delivery is the first of its (event, handler).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InboxMark {
@@ -909,6 +922,13 @@ pub trait Store: Send + Sync + 'static {
         holder: &InstanceId,
         for_: Duration,
     ) -> StoreResult<Option<LeaseGrant>>;
+
+    /// Keeps many leases longer, in one statement, and answers those that are still held. The others have changed
+    /// hands.
+    async fn renew_leases(&self, grants: &[LeaseGrant], for_: Duration) -> StoreResult<Vec<LeaseGrant>>;
+
+    /// The leases whose names begin with a text, by name.
+    async fn leases(&self, prefix: &str) -> StoreResult<Vec<LeaseStanding>>;
 
     /// Keeps a lease longer. `Fenced` when it has changed hands.
     async fn renew_lease(&self, grant: &LeaseGrant, for_: Duration) -> StoreResult<()>;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use towpath_core::ids::{InstanceId, LeaseName};
-use towpath_core::ports::store::{LeaseGrant, StoreError, StoreResult};
+use towpath_core::ports::store::{LeaseGrant, LeaseStanding, StoreError, StoreResult};
 
 use crate::rows::insert_sql;
 use crate::schema::LEASES;
@@ -60,6 +60,62 @@ pub(crate) async fn renew(
         0 => Err(fenced(grant)),
         _ => Ok(()),
     }
+}
+
+/// Keeps those that are still held. Runs in a transaction.
+pub(crate) async fn renew_all(
+    session: &mut Session<'_>,
+    grants: &[LeaseGrant],
+    duration: Duration,
+) -> StoreResult<Vec<LeaseGrant>> {
+    if grants.is_empty() {
+        return Ok(Vec::new());
+    }
+    let marks = vec!["?"; grants.len()].join(", ");
+    let names = || grants.iter().flat_map(|grant| values![grant.lease.as_str()]);
+    let sql = format!(
+        "SELECT lease_name, epoch FROM leases WHERE lease_name IN ({marks}) ORDER BY lease_name {}",
+        session.dialect().for_update()
+    );
+    let mut held = Vec::new();
+    for row in session.rows("lease.held", &sql, names().collect()).await? {
+        let (name, epoch) = (row.text("lease_name")?, row.count("epoch")?);
+        held.extend(
+            grants.iter().filter(|grant| grant.lease.as_str() == name && grant.epoch == epoch).cloned(),
+        );
+    }
+    if held.is_empty() {
+        return Ok(held);
+    }
+    let marks = vec!["?"; held.len()].join(", ");
+    let (now, until) = (session.dialect().now(), session.dialect().now_plus_parameter());
+    let sql =
+        format!("UPDATE leases SET renewed_at = {now}, expires_at = {until} WHERE lease_name IN ({marks})");
+    let mut renewed = values![micros(duration)];
+    renewed.extend(held.iter().flat_map(|grant| values![grant.lease.as_str()]));
+    session.execute("lease.renew_all", &sql, renewed).await?;
+    Ok(held)
+}
+
+pub(crate) async fn list(session: &mut Session<'_>, prefix: &str) -> StoreResult<Vec<LeaseStanding>> {
+    // Between the prefix and the prefix with its last character raised: an index serves that on every database, and
+    // nothing in the prefix has to be escaped as it would have to be for LIKE.
+    let sql = format!(
+        "SELECT lease_name, holder_id, epoch, CASE WHEN expires_at > {} THEN 1 ELSE 0 END AS live \
+         FROM leases WHERE lease_name >= ? AND lease_name < ? ORDER BY lease_name",
+        session.dialect().now()
+    );
+    let end = format!("{prefix}{}", char::MAX);
+    let mut standings = Vec::new();
+    for row in session.rows("lease.list", &sql, values![prefix, end]).await? {
+        standings.push(LeaseStanding {
+            lease: LeaseName::from_stored(row.text("lease_name")?),
+            holder: InstanceId::from_stored(row.text("holder_id")?),
+            epoch: row.count("epoch")?,
+            live: row.long("live")? == 1,
+        });
+    }
+    Ok(standings)
 }
 
 pub(crate) async fn release(session: &mut Session<'_>, grant: &LeaseGrant) -> StoreResult<()> {

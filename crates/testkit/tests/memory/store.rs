@@ -877,6 +877,41 @@ impl Store for MemoryStore {
         Ok(Some(LeaseGrant { lease: lease.clone(), epoch: row.epoch }))
     }
 
+    async fn renew_leases(&self, grants: &[LeaseGrant], for_: Duration) -> StoreResult<Vec<LeaseGrant>> {
+        self.probe.before("renew_leases");
+        let _turn = self.database.turn().await;
+        let mut tables = self.database.tables();
+        let held: Vec<LeaseGrant> =
+            grants.iter().filter(|grant| tables.check_lease(grant).is_ok()).cloned().collect();
+        for grant in &held {
+            if let Some(row) = tables.leases.get_mut(&grant.lease) {
+                row.until = Instant::now() + for_;
+            }
+        }
+        Ok(held)
+    }
+
+    async fn leases(&self, prefix: &str) -> StoreResult<Vec<LeaseStanding>> {
+        self.probe.before("leases");
+        let tables = self.database.tables();
+        let mut standings: Vec<LeaseStanding> = tables
+            .leases
+            .iter()
+            .filter(|(lease, _)| lease.as_str().starts_with(prefix))
+            .filter_map(|(lease, row)| {
+                let holder = row.holder.clone()?;
+                Some(LeaseStanding {
+                    lease: lease.clone(),
+                    holder,
+                    epoch: row.epoch,
+                    live: row.until > Instant::now(),
+                })
+            })
+            .collect();
+        standings.sort_by(|one, other| one.lease.cmp(&other.lease));
+        Ok(standings)
+    }
+
     async fn renew_lease(&self, grant: &LeaseGrant, for_: Duration) -> StoreResult<()> {
         self.probe.before("renew_lease");
         let _turn = self.database.turn().await;
