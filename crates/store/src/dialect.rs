@@ -150,6 +150,12 @@ impl Dialect {
         )
     }
 
+    /// Lets an insert of an existing key do nothing, where an error would end the transaction. MySQL's goes on, and
+    /// the caller sees the error.
+    pub(crate) fn ignoring_duplicates(self) -> &'static str {
+        say!(self, "ON CONFLICT DO NOTHING", "ON CONFLICT DO NOTHING", "")
+    }
+
     /// Whether an upsert that changes nothing reports no row. MySQL reports found rows, so its answer is ambiguous.
     pub(crate) fn reports_upserts_plainly(self) -> bool {
         say!(self, true, true, false)

@@ -517,6 +517,15 @@ impl Store for SqlStore {
         transacting!(self, ops::leases::acquire, lease, holder, for_)
     }
 
+    async fn acquire_leases(
+        &self,
+        leases: &[LeaseName],
+        holder: &InstanceId,
+        for_: Duration,
+    ) -> StoreResult<Vec<LeaseGrant>> {
+        transacting!(self, ops::leases::acquire_all, leases, holder, for_)
+    }
+
     async fn renew_leases(&self, grants: &[LeaseGrant], for_: Duration) -> StoreResult<Vec<LeaseGrant>> {
         transacting!(self, ops::leases::renew_all, grants, for_)
     }

@@ -923,6 +923,14 @@ pub trait Store: Send + Sync + 'static {
         for_: Duration,
     ) -> StoreResult<Option<LeaseGrant>>;
 
+    /// Takes those of many leases that are free, have run out, or are the holder's own, in one transaction.
+    async fn acquire_leases(
+        &self,
+        leases: &[LeaseName],
+        holder: &InstanceId,
+        for_: Duration,
+    ) -> StoreResult<Vec<LeaseGrant>>;
+
     /// Keeps many leases longer, in one statement, and answers those that are still held. The others have changed
     /// hands.
     async fn renew_leases(&self, grants: &[LeaseGrant], for_: Duration) -> StoreResult<Vec<LeaseGrant>>;

@@ -24,13 +24,16 @@ pub(crate) async fn acquire(
         session.dialect().for_update()
     );
     let Some(row) = session.row("lease.read", &sql, values![lease.as_str()]).await? else {
-        let sql =
-            insert_sql(&LEASES, 1).replace("?, ?, ?, ?, ?, ?", &format!("?, ?, 1, {now}, {now}, {until}"));
+        let sql = format!(
+            "{} {}",
+            insert_sql(&LEASES, 1).replace("?, ?, ?, ?, ?, ?", &format!("?, ?, 1, {now}, {now}, {until}")),
+            session.dialect().ignoring_duplicates()
+        );
         let inserted = values![lease.as_str(), holder.as_str(), micros];
         return match session.execute("lease.insert", &sql, inserted).await {
-            Ok(_) => Ok(Some(LeaseGrant { lease: lease.clone(), epoch: 1 })),
             // Somebody was quicker by a moment: the lease is theirs.
-            Err(SqlFault::Unique { .. }) => Ok(None),
+            Ok(0) | Err(SqlFault::Unique { .. }) => Ok(None),
+            Ok(_) => Ok(Some(LeaseGrant { lease: lease.clone(), epoch: 1 })),
             Err(fault) => Err(fault.into()),
         };
     };
@@ -44,6 +47,20 @@ pub(crate) async fn acquire(
     );
     session.execute("lease.take", &sql, values![holder.as_str(), epoch, micros, lease.as_str()]).await?;
     Ok(Some(LeaseGrant { lease: lease.clone(), epoch }))
+}
+
+/// Takes what can be had of many. Runs in a transaction of its own.
+pub(crate) async fn acquire_all(
+    session: &mut Session<'_>,
+    leases: &[LeaseName],
+    holder: &InstanceId,
+    duration: Duration,
+) -> StoreResult<Vec<LeaseGrant>> {
+    let mut granted = Vec::new();
+    for lease in leases {
+        granted.extend(acquire(session, lease, holder, duration).await?);
+    }
+    Ok(granted)
 }
 
 pub(crate) async fn renew(

@@ -877,6 +877,19 @@ impl Store for MemoryStore {
         Ok(Some(LeaseGrant { lease: lease.clone(), epoch: row.epoch }))
     }
 
+    async fn acquire_leases(
+        &self,
+        leases: &[LeaseName],
+        holder: &InstanceId,
+        for_: Duration,
+    ) -> StoreResult<Vec<LeaseGrant>> {
+        let mut granted = Vec::new();
+        for lease in leases {
+            granted.extend(self.acquire_lease(lease, holder, for_).await?);
+        }
+        Ok(granted)
+    }
+
     async fn renew_leases(&self, grants: &[LeaseGrant], for_: Duration) -> StoreResult<Vec<LeaseGrant>> {
         self.probe.before("renew_leases");
         let _turn = self.database.turn().await;
