@@ -26,6 +26,7 @@ use towpath_core::retry::{ErrorClass, RetryDecision, RetryPolicy};
 use uuid::Uuid;
 
 use crate::registry::Registry;
+use crate::service::Wake;
 
 /// How often a command is decided anew because somebody else was quicker, before it is recorded as failed. Each
 /// round that is lost was won by another writer of the same aggregate, so this is reached only under a storm.
@@ -225,6 +226,8 @@ pub(crate) struct Bus {
     pub(crate) registry: Arc<Registry>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) retries: RetryPolicy,
+    /// Wakes what follows a commit: the sequencer first.
+    pub(crate) committed: Wake,
 }
 
 impl Bus {
@@ -343,6 +346,9 @@ impl Bus {
             found,
             retry_count,
         })?;
+        if completed.append.is_some() {
+            self.committed.wake();
+        }
         let events = completed.append.map_or_else(Vec::new, |append| envelopes(append, version));
         Ok(receipt(completed.command, result, events, false))
     }

@@ -82,9 +82,11 @@
 
 mod bus;
 mod clock;
+mod leases;
 mod registry;
 mod runner;
 mod send;
+mod sequencer;
 mod service;
 mod towpath;
 

@@ -15,7 +15,7 @@ use towpath_core::ports::store::NewCommand;
 use uuid::Uuid;
 
 use crate::bus::{Bus, Incoming, Receipt, SendError};
-use crate::runner::Wake;
+use crate::service::Wake;
 
 /// A command about to be sent. Await it for its [`Receipt`].
 ///

@@ -4,8 +4,10 @@
 //! dropping it tells it to stop without waiting.
 
 use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
 /// A running background service.
@@ -18,6 +20,26 @@ pub(crate) struct Service {
 /// The side of the service that is told to stop.
 #[derive(Clone)]
 pub(crate) struct Stopping(watch::Receiver<bool>);
+
+/// Wakes a service of this process before its next look.
+#[derive(Clone, Default)]
+pub(crate) struct Wake(Arc<Notify>);
+
+impl Wake {
+    /// Wakes it now, or at the moment it goes to rest.
+    pub(crate) fn wake(&self) {
+        self.0.notify_one();
+    }
+}
+
+/// Rests until woken, until the time is over, or until told to stop.
+pub(crate) async fn rest(wake: &Wake, at_most: Duration, stopping: &mut Stopping) {
+    tokio::select! {
+        () = stopping.asked() => {}
+        () = wake.0.notified() => {}
+        () = tokio::time::sleep(at_most) => {}
+    }
+}
 
 impl Service {
     /// Starts a service.

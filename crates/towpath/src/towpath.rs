@@ -24,10 +24,11 @@ use uuid::Uuid;
 
 use crate::bus::{Bus, FoldError, SendError};
 use crate::clock::SystemClock;
+use crate::leases;
 use crate::registry::Registry;
-use crate::runner::{self, Pace, Wake};
 use crate::send::Send;
-use crate::service::Service;
+use crate::service::{Service, Wake};
+use crate::{runner, sequencer};
 
 /// The store when none is configured.
 const DEFAULT_STORE: &str = "sqlite://data/towpath.db";
@@ -55,7 +56,8 @@ pub struct Builder {
     clock: Arc<dyn Clock>,
     retries: RetryPolicy,
     instance: Option<String>,
-    pace: Pace,
+    lease: Duration,
+    scan: Duration,
     migrate: bool,
     workers: bool,
     flaws: Vec<RegistrationFlaw>,
@@ -134,7 +136,8 @@ impl Towpath {
             clock: Arc::new(SystemClock),
             retries: RetryPolicy::genesis_command(),
             instance: None,
-            pace: Pace::default(),
+            lease: Duration::from_secs(15),
+            scan: Duration::from_secs(1),
             migrate: true,
             workers: true,
             flaws: Vec::new(),
@@ -359,13 +362,13 @@ impl Builder {
 
     /// How long an instance may be silent before others take over its work. Default: 15 seconds.
     pub fn lease(mut self, duration: Duration) -> Self {
-        self.pace.lease = duration;
+        self.lease = duration;
         self
     }
 
     /// How often due work is looked for without being woken. Default: every second.
     pub fn scan(mut self, interval: Duration) -> Self {
-        self.pace.scan = interval;
+        self.scan = interval;
         self
     }
 
@@ -409,13 +412,17 @@ impl Builder {
             registry: Arc::new(self.registry),
             clock: self.clock,
             retries: self.retries,
+            committed: Wake::default(),
         };
         let wake = Wake::default();
-        let services = if self.workers {
-            runner::start(bus.clone(), wake.clone(), instance.clone(), self.pace).await?
-        } else {
-            Vec::new()
-        };
+        let mut services = Vec::new();
+        if self.workers {
+            let (keeper, held) = leases::start(bus.clone(), instance.clone(), self.lease).await?;
+            services.push(runner::start(bus.clone(), held.clone(), wake.clone(), self.scan));
+            services.push(sequencer::start(bus.clone(), held, bus.committed.clone(), self.scan));
+            // Stopped last: the others finish what they have begun while the leases still live.
+            services.push(keeper);
+        }
         tracing::info!(store = %url, %broker, %instance, "towpath started");
         Ok(Towpath { bus, store, broker, instance, wake, services: Arc::new(Mutex::new(services)) })
     }

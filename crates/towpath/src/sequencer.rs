@@ -1,0 +1,57 @@
+//! The sequencer: gives committed events their positions.
+//!
+//! One instance does it at a time, under the sequencer's lease. It is woken by commits of its own process and looks
+//! by itself for those of others.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+use towpath_core::ports::store::{StoreError, StoreResult};
+
+use crate::bus::{Bus, with_causes};
+use crate::leases::Held;
+use crate::service::{Service, Stopping, Wake, rest};
+
+/// How many events get their position in one transaction.
+const BATCH: u32 = 1000;
+
+/// Starts the service.
+pub(crate) fn start(bus: Bus, held: watch::Receiver<Held>, wake: Wake, scan: Duration) -> Service {
+    Service::start("sequencer", move |stopping| run(bus, held, wake, scan, stopping))
+}
+
+async fn run(bus: Bus, held: watch::Receiver<Held>, wake: Wake, scan: Duration, mut stopping: Stopping) {
+    let mut taken_up_to = 0;
+    while !stopping.is_asked() {
+        if let Err(error) = drain(&bus, &held, &mut taken_up_to).await {
+            match error {
+                // Somebody else is the sequencer now; the keeper will find out.
+                StoreError::Fenced { .. } => taken_up_to = 0,
+                error => {
+                    tracing::warn!(
+                        code = error.code(),
+                        cause = with_causes(&error),
+                        "could not give positions"
+                    );
+                }
+            }
+        }
+        rest(&wake, scan, &mut stopping).await;
+    }
+}
+
+/// Gives positions until nothing is left.
+async fn drain(bus: &Bus, held: &watch::Receiver<Held>, taken_up_to: &mut u64) -> StoreResult<()> {
+    let Some(grant) = held.borrow().sequencer.clone() else { return Ok(()) };
+    loop {
+        let done = bus.store.sequence(&grant, *taken_up_to, BATCH).await?;
+        *taken_up_to = done.taken_up_to;
+        if done.count < u64::from(BATCH) {
+            break;
+        }
+    }
+    // The hint keeps the look short while deleted rows cannot be cleaned; an event that committed late is behind it,
+    // so every round ends with a look from the beginning.
+    bus.store.sequence(&grant, 0, BATCH).await?;
+    Ok(())
+}

@@ -1,0 +1,78 @@
+//! The background services on each database: the sequencer, and taking over from an instance that is gone.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
+
+#[macro_use]
+mod support;
+
+use std::time::Duration;
+
+use support::{Fresh, Order, OrderCommand, eventually};
+use towpath::ports::store::Store;
+
+on_every_database!(
+    committed_events_get_positions_without_gaps,
+    one_of_two_instances_gives_positions_and_the_other_takes_over,
+    a_stopped_app_holds_nothing,
+);
+
+async fn committed_events_get_positions_without_gaps(fresh: &Fresh) {
+    let app = fresh.app().await;
+    let mut calls = tokio::task::JoinSet::new();
+    for writer in 0..4 {
+        let app = app.clone();
+        calls.spawn(async move {
+            let id = format!("o-{writer}");
+            app.send::<Order>(&id, OrderCommand::Place { sku: "book".to_owned() }).await.unwrap();
+            for _ in 0..9 {
+                app.send::<Order>(&id, OrderCommand::Note).await.unwrap();
+            }
+        });
+    }
+    calls.join_all().await;
+    eventually("forty positions", || async { (app.store().head().await.unwrap() == 40).then_some(()) }).await;
+    let events = app.store().events_between(1, 40).await.unwrap();
+    assert_eq!(
+        events.iter().map(|event| event.position).collect::<Vec<_>>(),
+        (1..=40).map(Some).collect::<Vec<_>>()
+    );
+    for writer in 0..4 {
+        let of_one =
+            events.iter().filter(|event| event.envelope.aggregate.id.as_str() == format!("o-{writer}"));
+        let versions: Vec<u64> = of_one.map(|event| event.envelope.aggregate_version).collect();
+        assert_eq!(versions, (1..=10).collect::<Vec<_>>(), "in version order");
+    }
+    app.stop().await;
+}
+
+async fn one_of_two_instances_gives_positions_and_the_other_takes_over(fresh: &Fresh) {
+    let first = fresh.builder().lease(Duration::from_millis(300)).start().await.unwrap();
+    let second = fresh.builder().lease(Duration::from_millis(300)).start().await.unwrap();
+    let holder = |app: &towpath::Towpath| {
+        let app = app.clone();
+        async move { app.store().leases("sequencer").await.unwrap().pop().map(|lease| (lease.holder, lease.live)) }
+    };
+    assert_eq!(holder(&second).await, Some((first.instance().clone(), true)));
+    first.stop().await;
+    // Nothing was committed by the second yet: it must find out by itself that the place is free.
+    eventually("the second is the sequencer", || async {
+        holder(&second).await.filter(|holder| *holder == (second.instance().clone(), true))
+    })
+    .await;
+    second.send::<Order>("o-1", OrderCommand::Place { sku: "book".to_owned() }).await.unwrap();
+    eventually("a position", || async { (second.store().head().await.unwrap() == 1).then_some(()) }).await;
+    second.stop().await;
+}
+
+async fn a_stopped_app_holds_nothing(fresh: &Fresh) {
+    let app = fresh.app().await;
+    let watching = fresh.builder().without_workers().start().await.unwrap();
+    assert!(!watching.store().leases("").await.unwrap().is_empty());
+    app.stop().await;
+    app.stop().await;
+    assert!(
+        watching.store().leases("").await.unwrap().iter().all(|lease| !lease.live),
+        "all were given back"
+    );
+    watching.stop().await;
+}
