@@ -85,6 +85,12 @@ pub trait Aggregate: Default + Serialize + DeserializeOwned + Send + Sync + 'sta
         &[]
     }
 
+    /// Pairs whose names follow no common rule, taken as they stand: `Command.Hive.Service.Create` with
+    /// `service.creation.requested`. Both names must exist.
+    fn irregular_pairings() -> &'static [(&'static str, &'static str)] {
+        &[]
+    }
+
     /// Why a fact changed the state: a stable code and a text for people, kept with the state.
     fn reason(_event: &Self::Event) -> Option<Reason> {
         None

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::marker::PhantomData;
 
 use crate::aggregate::{Aggregate, Context, Reason, Refusal};
-use crate::ids::{AggregateKind, InvalidId};
+use crate::ids::{AggregateKind, InvalidId, StateName};
 use crate::machine::{CheckedMachine, IllegalTransition, MachineFlaws, Step};
 use crate::name::{CommandName, EventName, InvalidName, Pairing, PairingMismatch};
 use crate::payload::{InvalidPayload, Payload};
@@ -46,6 +46,16 @@ pub trait Decider: Send + Sync {
 
     /// Applies events to a state (none is the state before the first event).
     fn fold(&self, snapshot: Option<&Payload>, events: &[(&str, &Payload)]) -> Result<Payload, DecideError>;
+
+    /// The state of the machine after these events, from a state on. What has happened has happened: an event that
+    /// the machine of today would not allow changes nothing.
+    fn machine_state_after(&self, from: Option<String>, events: &[&str]) -> Option<String> {
+        let machine = self.machine()?;
+        events.iter().fold(from, |state, event| match machine.step(state.as_deref(), event) {
+            Ok(Step::Moves { to }) => Some(to.to_owned()),
+            Ok(Step::Stays) | Err(_) => state,
+        })
+    }
 }
 
 /// What is known of an aggregate when a command is decided.
@@ -226,6 +236,15 @@ pub enum RegistrationFlaw {
         #[source]
         source: MachineFlaws,
     },
+    /// A state of the machine cannot be stored under its name.
+    #[error("the machine of {kind} has a state that cannot be stored")]
+    State {
+        /// The kind.
+        kind: String,
+        /// What is wrong with the name.
+        #[source]
+        source: InvalidId,
+    },
     /// Two aggregates claim the same name.
     #[error("{what} {name} is registered twice")]
     Twice {
@@ -266,7 +285,9 @@ impl<A: Aggregate> TypedDecider<A> {
         let events = event_names.iter().filter_map(|name| events_by_name.get(name).cloned()).collect();
 
         let mut results = HashMap::new();
-        for (command, event) in A::pairings() {
+        let regular = A::pairings().iter().map(|pair| (pair, true));
+        let irregular = A::irregular_pairings().iter().map(|pair| (pair, false));
+        for ((command, event), follows_the_rule) in regular.chain(irregular) {
             let unknown = |missing| RegistrationFlaw::UnknownInPairing {
                 kind: A::KIND.to_owned(),
                 command: (*command).to_owned(),
@@ -276,8 +297,10 @@ impl<A: Aggregate> TypedDecider<A> {
             let command_name =
                 commands.iter().find(|name| name.as_str() == *command).ok_or_else(|| unknown("command"))?;
             let event_name = events_by_name.get(event).ok_or_else(|| unknown("event"))?;
-            Pairing::check(command_name, event_name)
-                .map_err(|source| RegistrationFlaw::Pairing { kind: A::KIND.to_owned(), source })?;
+            if follows_the_rule {
+                Pairing::check(command_name, event_name)
+                    .map_err(|source| RegistrationFlaw::Pairing { kind: A::KIND.to_owned(), source })?;
+            }
             results.insert((*command).to_owned(), event_name.clone());
         }
 
@@ -285,6 +308,10 @@ impl<A: Aggregate> TypedDecider<A> {
             .map(|machine| machine.check(event_names))
             .transpose()
             .map_err(|source| RegistrationFlaw::Machine { kind: A::KIND.to_owned(), source })?;
+        for state in machine.iter().flat_map(CheckedMachine::states) {
+            StateName::new(&state.name)
+                .map_err(|source| RegistrationFlaw::State { kind: A::KIND.to_owned(), source })?;
+        }
 
         Ok(Self { kind, commands, events, events_by_name, results, machine, aggregate: PhantomData })
     }
@@ -442,7 +469,7 @@ mod tests {
             struct $name;
             const _: () = {
                 #[derive(Serialize, Deserialize)]
-                pub enum Happened {
+                pub(super) enum Happened {
                     #[serde(rename = $event_name)]
                     It,
                 }

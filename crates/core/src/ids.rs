@@ -119,6 +119,10 @@ text_id!(
     AggregateId, "aggregate id", 128
 );
 text_id!(
+    /// A state of a machine, as it is stored.
+    StateName, "state", 64
+);
+text_id!(
     /// The identity of a command: sending the same one again gives the same answer and no second effect.
     CommandId, "command id", 128
 );

@@ -79,6 +79,12 @@ impl Payload {
         self.0.get()
     }
 
+    /// Whether two payloads say the same, whatever the order of their keys and the white space between them.
+    pub fn means_the_same_as(&self, other: &Self) -> bool {
+        let tree = |payload: &Self| serde_json::from_str::<serde_json::Value>(payload.as_text()).ok();
+        self == other || tree(self).is_some_and(|value| Some(value) == tree(other))
+    }
+
     /// Reads the payload as a value; `type_name` is for the error message.
     pub fn read<T: DeserializeOwned>(&self, type_name: &str) -> Result<T, InvalidPayload> {
         serde_json::from_str(self.as_text())

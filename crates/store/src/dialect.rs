@@ -140,13 +140,14 @@ impl Dialect {
         say!(self, true, true, false)
     }
 
-    /// Makes instances that migrate at the same time take turns. SQLite's write transaction does that by itself.
+    /// Makes instances that migrate at the same time take turns, inside the migration's transaction. SQLite's write
+    /// transaction does that by itself.
     pub(crate) fn migration_lock(self) -> Option<&'static str> {
         say!(
             self,
             None,
             Some("SELECT pg_advisory_xact_lock(hashtextextended('towpath_migrate.' || current_schema(), 0))"),
-            Some("DO GET_LOCK(CONCAT('towpath_migrate.', DATABASE()), 60)")
+            None
         )
     }
 
@@ -194,8 +195,11 @@ impl Dialect {
             if table.hot { " WITH (fillfactor = 70)" } else { "" },
             " ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
         );
+        // Only where a step may have to be repeated: elsewhere a table of that name is somebody else's, and taking it for
+        // ours would be worse than refusing.
+        let if_not_exists = say!(self, "", "", "IF NOT EXISTS ");
         let mut statements =
-            vec![format!("CREATE TABLE IF NOT EXISTS {} (\n  {}\n){tail}", table.name, lines.join(",\n  "))];
+            vec![format!("CREATE TABLE {if_not_exists}{} (\n  {}\n){tail}", table.name, lines.join(",\n  "))];
         if !say!(self, false, false, true) {
             for index in table.indexes {
                 let unique = if index.unique { "UNIQUE " } else { "" };
@@ -205,7 +209,7 @@ impl Dialect {
                     Only::Where { condition, .. } => format!(" WHERE {condition}"),
                 };
                 statements.push(format!(
-                    "CREATE {unique}INDEX IF NOT EXISTS {} ON {} ({}){condition}",
+                    "CREATE {unique}INDEX {} ON {} ({}){condition}",
                     index.name,
                     table.name,
                     index.columns.join(", ")
@@ -311,9 +315,10 @@ mod tests {
     #[test]
     fn uniqueness_among_the_living_is_partial_or_generated() {
         let postgres = Dialect::Postgres.create_table(&CHANNELS).join(";");
-        assert!(postgres.contains(
-            "UNIQUE INDEX IF NOT EXISTS channels_living_name ON channels (name) WHERE deleted_at IS NULL"
-        ));
+        assert!(
+            postgres
+                .contains("UNIQUE INDEX channels_living_name ON channels (name) WHERE deleted_at IS NULL")
+        );
         let mysql = Dialect::MySql.create_table(&CHANNELS).join(";");
         assert!(
             mysql.contains("living_name VARCHAR(64) AS (CASE WHEN deleted_at IS NULL THEN name END) VIRTUAL")

@@ -18,7 +18,7 @@ use towpath_core::ports::store::{
 };
 
 use crate::schema::Table;
-use crate::sql::{Row, Value, unreadable, values};
+use crate::sql::{Row, Value, code, readable, unreadable, values};
 
 /// `a.version AS a_version, …` for all columns of a table, so that two tables fit in one row.
 pub(crate) fn select_list(table: &Table, alias: &str, prefix: &str) -> String {
@@ -65,8 +65,8 @@ pub(crate) fn aggregate_values(append: &Append, version: Version) -> Vec<Value<'
         append.snapshot.as_ref().map(|snapshot| i64::from(snapshot.version)),
         last.map(|change| change.to.as_str()),
         last.map(|_| at),
-        last.and_then(|change| change.reason.as_deref()),
-        last.and_then(|change| change.message.as_deref()),
+        last.and_then(|change| change.reason.as_deref()).map(code),
+        last.and_then(|change| change.message.as_deref()).map(readable),
         None::<&str>,
         None::<chrono::DateTime<chrono::Utc>>,
         None::<&str>,
@@ -90,8 +90,8 @@ pub(crate) fn aggregate_changes(append: &Append) -> (Vec<&'static str>, Vec<Valu
         changed.extend(values![
             change.to.as_str(),
             append.context.occurred_at,
-            change.reason.as_deref(),
-            change.message.as_deref()
+            change.reason.as_deref().map(code),
+            change.message.as_deref().map(readable)
         ]);
     }
     (columns, changed)
@@ -189,8 +189,8 @@ pub(crate) fn state_event_values<'a>(
         event.event_id.0,
         change.from.as_deref(),
         change.to.as_str(),
-        change.reason.as_deref(),
-        change.message.as_deref(),
+        change.reason.as_deref().map(code),
+        change.message.as_deref().map(readable),
         text!(context.actor_id),
         text!(context.request_id),
         text!(context.trace_id),
@@ -270,8 +270,8 @@ pub(crate) fn command_values(record: &CommandRecord) -> Vec<Value<'_>> {
         context.occurred_at,
         record.status.as_str(),
         record.status_changed_at,
-        record.status_reason.as_deref(),
-        record.status_message.as_deref(),
+        record.status_reason.as_deref().map(code),
+        record.status_message.as_deref().map(readable),
         record.retry_count,
         record.next_retry_at,
         record.claim.as_ref().map(|claim| claim.lease.as_str()),

@@ -39,6 +39,12 @@ impl From<String> for Value<'_> {
     }
 }
 
+impl From<Option<String>> for Value<'_> {
+    fn from(text: Option<String>) -> Self {
+        Self::Text(text.map(Cow::Owned))
+    }
+}
+
 impl From<i64> for Value<'_> {
     fn from(number: i64) -> Self {
         Self::Long(Some(number))
@@ -93,6 +99,27 @@ macro_rules! values {
     ($($value:expr),* $(,)?) => { vec![$($crate::sql::Value::from($value)),*] };
 }
 pub(crate) use values;
+
+/// A text for people, as every database can keep it: without control characters (PostgreSQL has no NUL) and not
+/// longer than a column (MySQL's TEXT) or a reader can bear. It may quote what somebody sent.
+pub(crate) fn readable(text: &str) -> String {
+    const MOST_CHARACTERS: usize = 4000;
+    let cleaned = text.chars().map(|character| match character {
+        '\n' | '\t' => character,
+        character if character.is_control() => char::REPLACEMENT_CHARACTER,
+        character => character,
+    });
+    let mut kept: String = cleaned.take(MOST_CHARACTERS).collect();
+    if kept.len() < text.len() && text.chars().nth(MOST_CHARACTERS).is_some() {
+        kept.push('…');
+    }
+    kept
+}
+
+/// A stable code, cut to what its column holds. Codes are short; only one made from input could be longer.
+pub(crate) fn code(text: &str) -> String {
+    readable(text).chars().take(128).collect()
+}
 
 /// How a statement failed: the two ways that operations expect, and all others.
 #[derive(Debug)]
@@ -487,8 +514,11 @@ fn fault_kind(error: &dyn sqlx::error::DatabaseError) -> FaultKind {
             "40001" | "40P01" | "55P03" => FaultKind::Contention,
             // disk_full, out_of_memory
             "53100" | "53200" => FaultKind::Full,
-            // too_many_connections, admin_shutdown, crash_shutdown, cannot_connect_now, read-only standby
-            "53300" | "57P01" | "57P02" | "57P03" | "25006" => FaultKind::Unavailable,
+            // query_canceled (statement_timeout), statement_completion_unknown
+            "57014" | "40003" => FaultKind::Contention,
+            // too_many_connections, admin_shutdown, crash_shutdown, cannot_connect_now, idle session and idle
+            // transaction timeouts, read-only standby
+            "53300" | "57P01" | "57P02" | "57P03" | "57P05" | "25P03" | "25006" => FaultKind::Unavailable,
             "42P01" => FaultKind::NoSuchTable,
             code if code.starts_with("08") => FaultKind::Unavailable,
             _ => FaultKind::Other,
@@ -497,12 +527,15 @@ fn fault_kind(error: &dyn sqlx::error::DatabaseError) -> FaultKind {
     #[cfg(feature = "mysql")]
     if let Some(mysql) = error.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>() {
         return match mysql.number() {
-            // deadlock, lock wait timeout, record changed since last read
-            1213 | 1205 | 1020 => FaultKind::Contention,
+            // deadlock, lock wait timeout, record changed since last read, query interrupted or timed out
+            1213 | 1205 | 1020 | 1317 | 1969 | 3024 => FaultKind::Contention,
             // table full, disk full, cannot write
             1114 | 1021 | 3 => FaultKind::Full,
-            // too many connections, shutdown, connection killed, gone away, read-only
-            1040 | 1053 | 1203 | 1927 | 2006 | 2013 | 1290 => FaultKind::Unavailable,
+            // too many connections, cluster not ready, shutdown, network errors, connection killed, gone away, idle
+            // connection closed, read-only
+            1040 | 1047 | 1053 | 1158..=1161 | 1203 | 1290 | 1927 | 2006 | 2013 | 4031 => {
+                FaultKind::Unavailable
+            }
             1146 => FaultKind::NoSuchTable,
             _ => FaultKind::Other,
         };

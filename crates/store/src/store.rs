@@ -70,7 +70,7 @@ impl SqlStore {
     pub async fn connect_with(url: &StoreUrl, options: StoreOptions) -> StoreResult<Self> {
         let pool = match url {
             #[cfg(feature = "sqlite")]
-            StoreUrl::Sqlite { path } => connect_sqlite(path, &options).await?,
+            StoreUrl::Sqlite { path } => connect_sqlite_patiently(path, &options).await?,
             #[cfg(feature = "postgres")]
             StoreUrl::Postgres { url } => connect_postgres(url, &options).await?,
             #[cfg(feature = "mysql")]
@@ -99,7 +99,7 @@ impl SqlStore {
         transaction: &mut impl JoinTransaction,
         append: &Append,
     ) -> StoreResult<Appended> {
-        ops::append::append(&mut transaction.as_session(self.probe.as_ref()), append).await
+        ops::append::append_tx(&mut transaction.as_session(self.probe.as_ref()), append).await
     }
 
     /// Marks a delivery as handled inside the application's own transaction.
@@ -132,7 +132,8 @@ impl SqlStore {
         ops::timers::cancel(&mut transaction.as_session(self.probe.as_ref()), timer_id, now).await
     }
 
-    /// The pool, for the application's own tables. SQLite's is the one that writes.
+    /// The pool, for the application's own tables: the one connection that writes. Whoever holds a transaction of it
+    /// must not await a command meanwhile: that would wait for the same connection.
     #[cfg(feature = "sqlite")]
     pub fn sqlite_pool(&self) -> Option<&sqlx::SqlitePool> {
         match &self.pool {
@@ -217,8 +218,17 @@ impl SqlStore {
             Pool::Sqlite { writer, .. } => writer.begin_with("BEGIN IMMEDIATE").await.map(Inner::Sqlite),
             #[cfg(feature = "postgres")]
             Pool::Postgres(pool) => pool.begin().await.map(Inner::Postgres),
+            // sqlx notes that a MySQL transaction is open only when BEGIN was answered: a caller that is dropped
+            // while it waits would give the connection back with a transaction open on it. In a task of its own
+            // the call runs to its end, and what it opened is rolled back.
             #[cfg(feature = "mysql")]
-            Pool::MySql(pool) => pool.begin().await.map(Inner::MySql),
+            Pool::MySql(pool) => {
+                let pool = pool.clone();
+                match tokio::spawn(async move { pool.begin().await }).await {
+                    Ok(begun) => begun.map(Inner::MySql),
+                    Err(error) => return Err(StoreError::Unavailable(error.into())),
+                }
+            }
         };
         Ok(OpenTransaction {
             inner: inner.map_err(|error| classify("begin", error))?,
@@ -347,11 +357,13 @@ impl Store for SqlStore {
         // MySQL's named lock belongs to the connection and is freed when that ends, even by a kill.
         let mut connection = self.connection(Purpose::Write).await?;
         let mut session = connection.session();
-        if let Some(lock) = self.dialect().migration_lock() {
-            session.plain("migrate.lock", lock).await?;
+        let lock = "SELECT GET_LOCK(CONCAT('towpath.', MD5(DATABASE())), 60) AS granted";
+        let granted = session.row("migrate.lock", lock, Vec::new()).await?;
+        if granted.map(|row| row.long_or_null("granted")).transpose()?.flatten() != Some(1) {
+            return Err(StoreError::Contention("another instance has been migrating for a minute".into()));
         }
         let applied = crate::migrate::apply(&mut session).await;
-        session.plain("migrate.unlock", "DO RELEASE_LOCK(CONCAT('towpath_migrate.', DATABASE()))").await?;
+        session.plain("migrate.unlock", "DO RELEASE_LOCK(CONCAT('towpath.', MD5(DATABASE())))").await?;
         applied
     }
 
@@ -399,17 +411,36 @@ impl Store for SqlStore {
         }
     }
 
+    async fn requeue_command(
+        &self,
+        command_id: &CommandId,
+        retry_count: u32,
+        now: DateTime<Utc>,
+    ) -> StoreResult<bool> {
+        writing_once!(self, ops::commands::requeue, command_id, retry_count, now)
+    }
+
     async fn claim_commands(
         &self,
         lease: &LeaseGrant,
+        command_types: &[&str],
         now: DateTime<Utc>,
         limit: u32,
     ) -> StoreResult<Vec<CommandRecord>> {
-        transacting!(self, ops::commands::claim, lease, now, limit)
+        transacting!(self, ops::commands::claim, lease, command_types, now, limit)
     }
 
-    async fn recover_commands(&self, now: DateTime<Utc>) -> StoreResult<u64> {
-        writing_once!(self, ops::commands::recover, now)
+    async fn return_commands(
+        &self,
+        grant: &LeaseGrant,
+        command_ids: &[CommandId],
+        now: DateTime<Utc>,
+    ) -> StoreResult<u64> {
+        writing_once!(self, ops::commands::give_back, grant, command_ids, now)
+    }
+
+    async fn recover_commands(&self, now: DateTime<Utc>, most: u32) -> StoreResult<u64> {
+        transacting!(self, ops::commands::recover, now, most)
     }
 
     async fn command(&self, command_id: &CommandId) -> StoreResult<Option<CommandRecord>> {
@@ -456,8 +487,8 @@ impl Store for SqlStore {
         writing_once!(self, ops::reads::add_status_value, tenant, value)
     }
 
-    async fn sequence(&self, lease: &LeaseGrant, after: u64, limit: u32) -> StoreResult<Sequenced> {
-        transacting!(self, ops::log::sequence, lease, after, limit)
+    async fn sequence(&self, lease: &LeaseGrant, limit: u32) -> StoreResult<Sequenced> {
+        transacting!(self, ops::log::sequence, lease, limit)
     }
 
     async fn head(&self) -> StoreResult<Position> {
@@ -469,20 +500,16 @@ impl Store for SqlStore {
     }
 
     async fn claim_outbox(&self, claim: &OutboxClaim<'_>) -> StoreResult<Vec<OutboxItem>> {
-        let wanted = claim.limit as usize;
-        let mut items = Vec::new();
-        let mut claim = claim.clone();
+        // Always from the beginning, and only what one look has seen at once: a row that commits late has a lower
+        // number than rows that were seen before it, and later rows of its lane must not pass it.
         loop {
-            let look = reading!(self, ops::outbox::look, &claim)?;
+            let look = reading!(self, ops::outbox::look, claim)?;
             if !look.behind.is_empty() {
-                transacting!(self, ops::outbox::park_behind, &claim, &look.behind)?;
+                transacting!(self, ops::outbox::park_behind, claim, &look.behind)?;
             }
-            items.extend(look.ready);
-            claim.after = look.up_to;
-            if look.exhausted || items.len() >= wanted {
-                return Ok(items);
+            if !look.ready.is_empty() || look.behind.is_empty() {
+                return Ok(look.ready);
             }
-            claim.limit = u32::try_from(wanted - items.len()).unwrap_or(u32::MAX);
         }
     }
 
@@ -641,6 +668,21 @@ impl CommandSession for SqlCommandSession {
     }
 }
 
+/// Two processes that open a new file at once both switch it to WAL, and SQLite does not let the second wait: it is
+/// told "locked" and has to try again.
+#[cfg(feature = "sqlite")]
+async fn connect_sqlite_patiently(path: &str, options: &StoreOptions) -> StoreResult<Pool> {
+    let deadline = tokio::time::Instant::now() + options.acquire_timeout;
+    loop {
+        match connect_sqlite(path, options).await {
+            Err(StoreError::Contention(_)) if tokio::time::Instant::now() < deadline => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            connected => return connected,
+        }
+    }
+}
+
 #[cfg(feature = "sqlite")]
 async fn connect_sqlite(path: &str, options: &StoreOptions) -> StoreResult<Pool> {
     use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
@@ -676,6 +718,14 @@ async fn connect_sqlite(path: &str, options: &StoreOptions) -> StoreResult<Pool>
     Ok(Pool::Sqlite { writer, readers })
 }
 
+/// How long a statement waits for a lock on PostgreSQL.
+#[cfg(feature = "postgres")]
+const LOCK_TIMEOUT_MILLIS: &str = "5000";
+
+/// How long a transaction may sleep on PostgreSQL.
+#[cfg(feature = "postgres")]
+const IDLE_TRANSACTION_MILLIS: &str = "60000";
+
 #[cfg(feature = "postgres")]
 async fn connect_postgres(url: &str, options: &StoreOptions) -> StoreResult<Pool> {
     use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -688,7 +738,12 @@ async fn connect_postgres(url: &str, options: &StoreOptions) -> StoreResult<Pool
         // A dead connection shows itself at its first statement, which is answered as "unavailable" and may be
         // repeated; asking every time would cost a round trip per command.
         .test_before_acquire(false)
-        .connect_with(connect.application_name("towpath"))
+        // Whoever waits for a lock longer than this gives way and is run again, and whoever sleeps inside a transaction
+        // is thrown out of it: neither may stall the others for ever.
+        .connect_with(connect.application_name("towpath").options([
+            ("lock_timeout", LOCK_TIMEOUT_MILLIS),
+            ("idle_in_transaction_session_timeout", IDLE_TRANSACTION_MILLIS),
+        ]))
         .await
         .map_err(|error| classify("connect", error))?;
     Ok(Pool::Postgres(pool))
@@ -708,9 +763,16 @@ async fn connect_mysql(url: &str, options: &StoreOptions) -> StoreResult<Pool> {
             Box::pin(async move {
                 // Gap locks of the default level would make unrelated writers wait for each other and deadlock;
                 // nothing here depends on them.
-                sqlx::raw_sql("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-                    .execute(connection)
-                    .await?;
+                // Strict mode refuses what a column cannot hold instead of cutting it off silently.
+                sqlx::raw_sql(
+                    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
+                     SET SESSION innodb_lock_wait_timeout = 5; \
+                     SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_TRANS_TABLES')",
+                )
+                .execute(&mut *connection)
+                .await?;
+                // MariaDB throws out whoever sleeps inside a transaction; MySQL does not know the variable.
+                let _ = sqlx::raw_sql("SET SESSION idle_transaction_timeout = 60").execute(connection).await;
                 Ok(())
             })
         })

@@ -70,7 +70,7 @@ impl OpenTransaction {
 #[async_trait]
 impl StoreTx for OpenTransaction {
     async fn append(&mut self, append: &Append) -> StoreResult<Appended> {
-        ops::append::append(&mut self.session(), append).await
+        ops::append::append_tx(&mut self.session(), append).await
     }
 
     async fn mark_inbox(

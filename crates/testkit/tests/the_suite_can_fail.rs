@@ -24,7 +24,7 @@ macro_rules! broken {
 broken! {
     a_conflict_leaves_outbox_rows: ConflictLeavesOutboxRows => appends::a_version_conflict_writes_nothing;
     the_sequencer_has_a_cursor: SequencerHasACursor => late_commits::a_late_commit_is_neither_skipped_nor_lost;
-    the_sequencer_has_a_cursor_with_hints: SequencerHasACursor => late_commits::a_late_commit_is_found_when_the_hint_goes_back_to_zero;
+    the_sequencer_has_a_cursor_beside_a_successor: SequencerHasACursor => late_commits::a_late_commit_keeps_its_place_before_its_successors;
     a_claim_has_a_cursor: ClaimHasACursor => late_commits::a_late_commit_is_neither_skipped_nor_lost;
     the_sequencer_waits_for_open_transactions: SequencerWaitsForOpenTransactions => late_commits::a_late_commit_is_neither_skipped_nor_lost;
     a_rollback_leaves_a_position: RollbackLeavesAPosition => late_commits::a_late_rollback_leaves_no_gap;

@@ -32,8 +32,9 @@ use crate::service::Wake;
 /// round that is lost was won by another writer of the same aggregate, so this is reached only under a storm.
 const MAX_ROUNDS: u32 = 50;
 
-/// How often a lost connection is tried again inside one call: pools hand out dead connections after a restart.
-const MAX_RECONNECTS: u32 = 3;
+/// How long a lost connection is tried again inside one call. After a restart of the database a pool hands out its
+/// dead connections one by one.
+const RECONNECT_FOR: Duration = Duration::from_secs(3);
 
 /// How many events are read at a time when a state has to be folded anew.
 const FOLD_PAGE: u32 = 500;
@@ -238,36 +239,43 @@ impl Bus {
             return Err(SendError::UnknownCommand(name.to_owned()));
         };
         let started_at = self.clock.now();
+        let give_up_at = tokio::time::Instant::now() + RECONNECT_FOR;
         let mut lost_rounds = 0;
         let mut reconnects = 0;
         loop {
             let mut command = incoming.command.clone();
-            match self.attempt(decider.as_ref(), &incoming, &mut command, started_at).await {
+            let failure = match self.attempt(decider.as_ref(), &incoming, &mut command, started_at).await {
                 Ok(receipt) => return Ok(receipt),
                 Err(Attempt::Answer(error)) => return Err(error),
-                Err(Attempt::Refused { error, found, retry_count }) => {
-                    return Err(self.record_refusal(command, found, retry_count, started_at, error).await);
+                Err(Attempt::Failed(failure)) => failure,
+            };
+            match &failure.error {
+                SendError::Store(StoreError::Unavailable(_)) => {
+                    if tokio::time::Instant::now() >= give_up_at {
+                        return Err(failure.error);
+                    }
+                    reconnects += 1;
+                    tokio::time::sleep(pause(reconnects).max(Duration::from_millis(5))).await;
+                    continue;
                 }
-                Err(Attempt::Store { error, found, retry_count }) => match error.class() {
-                    ErrorClass::Conflict | ErrorClass::Transient
-                        if !matches!(error, StoreError::Unavailable(_) | StoreError::Full(_)) =>
-                    {
-                        lost_rounds += 1;
-                        if lost_rounds >= MAX_ROUNDS {
-                            return Err(self
-                                .record_fault(command, found, retry_count, started_at, error)
-                                .await);
-                        }
-                        tokio::time::sleep(round_pause(lost_rounds)).await;
-                    }
-                    ErrorClass::Transient
-                        if matches!(error, StoreError::Unavailable(_)) && reconnects < MAX_RECONNECTS =>
-                    {
-                        reconnects += 1;
-                        tokio::time::sleep(round_pause(reconnects)).await;
-                    }
-                    _ => return Err(self.record_fault(command, found, retry_count, started_at, error).await),
-                },
+                // There is nowhere to record it.
+                SendError::Store(StoreError::Full(_)) => return Err(failure.error),
+                // Another instance has it: what it writes is the record.
+                SendError::Store(StoreError::Fenced { .. }) => {
+                    return Err(SendError::StillProcessing(command.command_id));
+                }
+                SendError::Store(error) if is_lost_round(error) && lost_rounds < MAX_ROUNDS => {
+                    lost_rounds += 1;
+                    tokio::time::sleep(pause(lost_rounds)).await;
+                    continue;
+                }
+                _ => {}
+            }
+            match self.record(command, failure, started_at, incoming.expected_version.is_some()).await {
+                Ok(error) => return Err(error),
+                // Somebody else has ended this very command meanwhile: its record is the answer.
+                Err(Taken) if lost_rounds < MAX_ROUNDS => lost_rounds += 1,
+                Err(Taken) => return Err(SendError::StillProcessing(incoming.command.command_id.clone())),
             }
         }
     }
@@ -280,7 +288,10 @@ impl Bus {
         command: &mut NewCommand,
         started_at: DateTime<Utc>,
     ) -> Result<Receipt, Attempt> {
-        let unloaded = |error| Attempt::Store { error, found: Found::Nowhere, retry_count: 0 };
+        let unloaded = |error| {
+            let error = SendError::Store(error);
+            Attempt::Failed(Failure { error, found: Found::Nowhere, retry_count: 0 })
+        };
         let mut session = self.store.command_session().await.map_err(unloaded)?;
         let loaded = session.load(&command.aggregate, &command.command_id).await.map_err(unloaded)?;
 
@@ -302,7 +313,7 @@ impl Bus {
         };
         let row = loaded.aggregate;
         let version = row.as_ref().map_or(0, |row| row.version);
-        let refused = |error| Attempt::Refused { error, found: found.clone(), retry_count };
+        let refused = |error| Attempt::Failed(Failure { error, found: found.clone(), retry_count });
         if let Some(expected) = incoming.expected_version.filter(|expected| *expected != version) {
             let aggregate = command.aggregate.clone();
             return Err(refused(SendError::VersionMismatch { aggregate, expected, actual: version }));
@@ -312,17 +323,16 @@ impl Bus {
         if row.as_ref().is_some_and(|row| !has_current_snapshot(decider, row)) {
             session.release();
         }
-        let snapshot =
-            self.current_snapshot(decider, command, row.as_ref()).await.map_err(|error| match error {
-                FoldError::Store(error) => Attempt::Store { error, found: found.clone(), retry_count },
+        let (snapshot, state) =
+            self.current_state(decider, command, row.as_ref()).await.map_err(|error| match error {
+                FoldError::Store(error) => refused(SendError::Store(error)),
                 FoldError::Panicked => refused(panicked(decider, command)),
                 FoldError::Decide(source) => refused(SendError::Undecidable {
                     aggregate: command.aggregate.clone(),
                     source: Box::new(source),
                 }),
             })?;
-        let current =
-            Current { snapshot: snapshot.as_ref(), state: row.as_ref().and_then(|row| row.state.as_deref()) };
+        let current = Current { snapshot: snapshot.as_ref(), state: state.as_deref() };
         let context = Context {
             now,
             version,
@@ -341,11 +351,7 @@ impl Bus {
             decided_on: version,
             append,
         };
-        let result = session.complete(&completed).await.map_err(|error| Attempt::Store {
-            error,
-            found,
-            retry_count,
-        })?;
+        let result = session.complete(&completed).await.map_err(|error| refused(SendError::Store(error)))?;
         if completed.append.is_some() {
             self.committed.wake();
         }
@@ -364,6 +370,10 @@ impl Bus {
                 Ok(receipt) => Ok(Standing::Answered(receipt)),
                 Err(error) => Err(Attempt::Answer(SendError::Store(error))),
             },
+            // Claimed by us once, but no longer: whoever took it over has ended it, and it is not ours to run again.
+            CommandStatus::Failed if incoming.claim.is_some() => {
+                Err(Attempt::Answer(SendError::StillProcessing(command_id())))
+            }
             CommandStatus::Failed => Ok(Standing::Run(Found::Failed { retry_count: record.retry_count })),
             CommandStatus::Processing if record.claim.is_some() && incoming.claim == record.claim => {
                 Ok(Standing::Run(incoming.claim.clone().map_or(Found::Nowhere, Found::Claimed)))
@@ -388,29 +398,33 @@ impl Bus {
     }
 
     /// The state to decide on: the row's own, or folded anew when the row has none of this build's form.
-    async fn current_snapshot(
+    async fn current_state(
         &self,
         decider: &dyn Decider,
         command: &NewCommand,
         row: Option<&AggregateRow>,
-    ) -> Result<Option<Payload>, FoldError> {
-        let Some(row) = row else { return Ok(None) };
+    ) -> Result<(Option<Payload>, Option<String>), FoldError> {
+        let Some(row) = row else { return Ok((None, None)) };
         match &row.snapshot {
             Some(snapshot) if snapshot.version == decider.snapshot_version() => {
-                Ok(Some(snapshot.data.clone()))
+                Ok((Some(snapshot.data.clone()), row.state.clone()))
             }
-            _ => self.fold_anew(decider, &command.aggregate, row.version).await.map(Some),
+            _ => {
+                let (snapshot, state) = self.fold_anew(decider, &command.aggregate, row.version).await?;
+                Ok((Some(snapshot), state))
+            }
         }
     }
 
-    /// Folds an aggregate's events up to a version.
+    /// Folds an aggregate's events up to a version: its state, and the state of its machine.
     pub(crate) async fn fold_anew(
         &self,
         decider: &dyn Decider,
         aggregate: &AggregateKey,
         up_to: Version,
-    ) -> Result<Payload, FoldError> {
-        let mut state: Option<Payload> = None;
+    ) -> Result<(Payload, Option<String>), FoldError> {
+        let mut snapshot: Option<Payload> = None;
+        let mut state: Option<String> = None;
         let mut folded = 0;
         while folded < up_to {
             let page = self.store.events_of(aggregate, folded, FOLD_PAGE).await.map_err(FoldError::Store)?;
@@ -424,11 +438,13 @@ impl Bus {
                 break;
             }
             folded += events.len() as u64;
-            state = Some(fold(decider, state.as_ref(), &events)?);
+            let names: Vec<&str> = events.iter().map(|(name, _)| *name).collect();
+            state = decider.machine_state_after(state, &names);
+            snapshot = Some(fold(decider, snapshot.as_ref(), &events)?);
         }
-        match state {
-            Some(state) => Ok(state),
-            None => fold(decider, None, &[]),
+        match snapshot {
+            Some(snapshot) => Ok((snapshot, state)),
+            None => fold(decider, None, &[]).map(|snapshot| (snapshot, state)),
         }
     }
 
@@ -478,51 +494,20 @@ impl Bus {
         }
     }
 
-    /// Records a "no" and answers it.
-    async fn record_refusal(
+    /// Records a failure, in a transaction of its own, and gives back the error to answer. That it cannot be written
+    /// must not hide why the command failed, so that is only logged.
+    async fn record(
         &self,
         command: NewCommand,
-        found: Found,
-        retry_count: u32,
+        failure: Failure,
         started_at: DateTime<Utc>,
-        error: SendError,
-    ) -> SendError {
+        expects_a_version: bool,
+    ) -> Result<SendError, Taken> {
+        let Failure { error, found, retry_count } = failure;
         let failed_at = self.clock.now();
         let decision = self.retries.decide(error.class(), retry_count + 1, random_unit());
-        let (retry_count, next_retry_at) = schedule(decision, retry_count, failed_at);
-        let failed = FailedCommand {
-            command,
-            found,
-            started_at,
-            failed_at,
-            reason: error.code().to_owned(),
-            message: with_causes(&error),
-            retry_count,
-            next_retry_at,
-        };
-        self.record(&failed).await;
-        error
-    }
-
-    /// Records a fault and answers it.
-    async fn record_fault(
-        &self,
-        command: NewCommand,
-        found: Found,
-        retry_count: u32,
-        started_at: DateTime<Utc>,
-        error: StoreError,
-    ) -> SendError {
-        if matches!(error, StoreError::Unavailable(_) | StoreError::Full(_)) {
-            // There is nowhere to record it, and whether it took effect is not known.
-            return SendError::Store(error);
-        }
-        if matches!(error, StoreError::Fenced { .. } | StoreError::CommandTaken(_)) {
-            // Another instance has it: what it writes is the record.
-            return SendError::StillProcessing(command.command_id);
-        }
-        let failed_at = self.clock.now();
-        let decision = self.retries.decide(error.class(), retry_count + 1, random_unit());
+        // What the sender expected of the version is not recorded, so nobody else may run it.
+        let decision = Some(decision).filter(|_| !expects_a_version);
         let (retry_count, retry_at) = schedule(decision, retry_count, failed_at);
         let command_id = command.command_id.clone();
         let failed = FailedCommand {
@@ -535,34 +520,45 @@ impl Bus {
             retry_count,
             next_retry_at: retry_at,
         };
-        let recorded = self.record(&failed).await;
-        if recorded {
-            SendError::Failed { command_id, retry_at, source: error }
-        } else {
-            SendError::Store(error)
-        }
-    }
-
-    /// Writes the FAILED row, in a transaction of its own. That it cannot be written must not hide why the command
-    /// failed, so it is only logged.
-    async fn record(&self, failed: &FailedCommand) -> bool {
-        match self.store.fail_command(failed).await {
-            Ok(()) => true,
-            Err(
-                StoreError::DuplicateCommand(_) | StoreError::CommandTaken(_) | StoreError::Fenced { .. },
-            ) => false,
-            Err(error) => {
-                let command_id = failed.command.command_id.as_str();
+        match self.store.fail_command(&failed).await {
+            Ok(()) => Ok(match error {
+                SendError::Store(source) => SendError::Failed { command_id, retry_at, source },
+                error => error,
+            }),
+            Err(StoreError::DuplicateCommand(_) | StoreError::CommandTaken(_)) => Err(Taken),
+            Err(StoreError::Fenced { .. }) => Ok(SendError::StillProcessing(command_id)),
+            Err(unrecorded) => {
                 tracing::warn!(
-                    command_id,
-                    code = error.code(),
-                    cause = with_causes(&error),
+                    %command_id,
+                    code = unrecorded.code(),
+                    cause = with_causes(&unrecorded),
                     "could not record a failed command"
                 );
-                false
+                Ok(if failed.found == Found::Nowhere { error } else { SendError::Store(unrecorded) })
             }
         }
     }
+}
+
+/// Somebody else has ended the command.
+struct Taken;
+
+/// Why an attempt led to nothing, and how the command was found.
+struct Failure {
+    error: SendError,
+    found: Found,
+    retry_count: u32,
+}
+
+/// Whether the store says that others were quicker: the command is decided anew.
+fn is_lost_round(error: &StoreError) -> bool {
+    matches!(
+        error,
+        StoreError::VersionConflict { .. }
+            | StoreError::DuplicateCommand(_)
+            | StoreError::CommandTaken(_)
+            | StoreError::Contention(_)
+    )
 }
 
 /// How a recorded command stands to one that is sent.
@@ -577,10 +573,8 @@ enum Standing {
 enum Attempt {
     /// This is the answer; nothing is to be recorded.
     Answer(SendError),
-    /// The command was decided against; that is recorded.
-    Refused { error: SendError, found: Found, retry_count: u32 },
-    /// The store got in the way.
-    Store { error: StoreError, found: Found, retry_count: u32 },
+    /// Decided against, or the store got in the way.
+    Failed(Failure),
 }
 
 pub(crate) enum FoldError {
@@ -670,18 +664,22 @@ fn envelopes(append: Append, base: Version) -> Vec<EventEnvelope> {
 }
 
 /// The retry count and the due time that follow from a retry decision.
-fn schedule(decision: RetryDecision, retry_count: u32, now: DateTime<Utc>) -> (u32, Option<DateTime<Utc>>) {
+fn schedule(
+    decision: Option<RetryDecision>,
+    retry_count: u32,
+    now: DateTime<Utc>,
+) -> (u32, Option<DateTime<Utc>>) {
     match decision {
-        RetryDecision::RetryAfter(delay) => {
+        Some(RetryDecision::RetryAfter(delay)) => {
             let at = chrono::Duration::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay));
             (retry_count + 1, at)
         }
-        RetryDecision::GiveUp(_) => (retry_count, None),
+        Some(RetryDecision::GiveUp(_)) | None => (retry_count, None),
     }
 }
 
 /// A short, growing, uneven pause: writers that collided should not collide again.
-fn round_pause(round: u32) -> Duration {
+fn pause(round: u32) -> Duration {
     let ceiling = 1_u64 << round.min(6);
     Duration::from_micros((random_unit() * (ceiling * 500) as f64) as u64)
 }

@@ -50,6 +50,11 @@ impl Registry {
         self.by_command.get(command)
     }
 
+    /// The commands that can be decided here.
+    pub fn command_types(&self) -> Vec<&str> {
+        self.by_command.keys().map(String::as_str).collect()
+    }
+
     /// The decider of a kind of aggregate.
     pub fn decider_of_kind(&self, kind: &str) -> Option<&Arc<dyn Decider>> {
         self.by_kind.get(kind)

@@ -8,14 +8,18 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use towpath_core::ids::CommandId;
 use towpath_core::ports::store::{CommandRecord, LeaseGrant, StoreResult};
 
 use crate::bus::{Bus, Incoming, SendError, with_causes};
 use crate::leases::Held;
 use crate::service::{Service, Stopping, Wake, rest};
 
-/// How many commands are taken at a time.
+/// How many commands run at a time.
 const BATCH: u32 = 32;
+
+/// How often a command may take down its holder before it is given up.
+const MOST_RECOVERIES: u32 = 3;
 
 /// Starts the service.
 pub(crate) fn start(bus: Bus, held: watch::Receiver<Held>, wake: Wake, scan: Duration) -> Service {
@@ -23,15 +27,27 @@ pub(crate) fn start(bus: Bus, held: watch::Receiver<Held>, wake: Wake, scan: Dur
 }
 
 async fn run(bus: Bus, held: watch::Receiver<Held>, wake: Wake, scan: Duration, mut stopping: Stopping) {
+    let mut running = JoinSet::new();
+    // Commands that were claimed and could not be ended: owed back, under the grant they were claimed with.
+    let mut owed: Vec<(LeaseGrant, CommandId)> = Vec::new();
     while !stopping.is_asked() {
+        while let Some(ended) = running.try_join_next() {
+            settle(ended, &mut owed);
+        }
+        give_back(&bus, &mut owed).await;
+        let free = BATCH.saturating_sub(u32::try_from(running.len()).unwrap_or(BATCH));
         let grant = held.borrow().instance.clone();
         let taken = match &grant {
-            Some(grant) => take(&bus, grant).await,
-            None => Ok(Vec::new()),
+            Some(grant) if free > 0 => take(&bus, grant, free).await,
+            _ => Ok(Vec::new()),
         };
         match (grant, taken) {
-            (Some(grant), Ok(commands)) if !commands.is_empty() => run_all(&bus, &grant, commands).await,
-            (_, Ok(_)) => rest(&wake, scan, &mut stopping).await,
+            (Some(grant), Ok(commands)) if !commands.is_empty() => {
+                for record in commands {
+                    running.spawn(run_one(bus.clone(), grant.clone(), record));
+                }
+            }
+            (_, Ok(_)) => rest_beside(&mut running, &mut owed, &wake, scan, &mut stopping).await,
             (_, Err(error)) => {
                 tracing::warn!(
                     code = error.code(),
@@ -42,34 +58,82 @@ async fn run(bus: Bus, held: watch::Receiver<Held>, wake: Wake, scan: Duration, 
             }
         }
     }
+    while let Some(ended) = running.join_next().await {
+        settle(ended, &mut owed);
+    }
+    give_back(&bus, &mut owed).await;
 }
 
 /// Puts back what lost its holder, then takes what is due.
-async fn take(bus: &Bus, grant: &LeaseGrant) -> StoreResult<Vec<CommandRecord>> {
+async fn take(bus: &Bus, grant: &LeaseGrant, limit: u32) -> StoreResult<Vec<CommandRecord>> {
     let now = bus.clock.now();
-    let recovered = bus.store.recover_commands(now).await?;
+    let recovered = bus.store.recover_commands(now, MOST_RECOVERIES).await?;
     if recovered > 0 {
         tracing::info!(recovered, "put commands back whose holder is gone");
     }
-    bus.store.claim_commands(grant, now, BATCH).await
+    bus.store.claim_commands(grant, &bus.registry.command_types(), now, limit).await
 }
 
-async fn run_all(bus: &Bus, grant: &LeaseGrant, commands: Vec<CommandRecord>) {
-    let mut running = JoinSet::new();
-    for record in commands {
-        let bus = bus.clone();
-        let incoming =
-            Incoming { command: record.command, expected_version: None, claim: Some(grant.clone()) };
-        running.spawn(async move {
-            let command_id = incoming.command.command_id.clone();
-            match bus.run(incoming).await {
-                Ok(_) => {}
-                Err(error @ (SendError::Store(_) | SendError::Failed { .. } | SendError::StillProcessing(_))) => {
-                    tracing::warn!(%command_id, code = error.code(), cause = with_causes(&error), "a command did not end");
-                }
-                Err(error) => tracing::info!(%command_id, code = error.code(), "a command was refused"),
-            }
-        });
+/// Runs one command; answers what is owed back when it could not be ended.
+async fn run_one(bus: Bus, grant: LeaseGrant, record: CommandRecord) -> Option<(LeaseGrant, CommandId)> {
+    let command_id = record.command.command_id.clone();
+    let incoming = Incoming { command: record.command, expected_version: None, claim: Some(grant.clone()) };
+    match bus.run(incoming).await {
+        Ok(_) => None,
+        Err(error @ (SendError::Store(_) | SendError::UnknownCommand(_))) => {
+            tracing::warn!(%command_id, code = error.code(), cause = with_causes(&error), "a command could not be ended");
+            Some((grant, command_id))
+        }
+        Err(error @ SendError::Failed { .. }) => {
+            tracing::warn!(%command_id, code = error.code(), cause = with_causes(&error), "a command failed");
+            None
+        }
+        Err(error) => {
+            tracing::info!(%command_id, code = error.code(), "a command was refused");
+            None
+        }
     }
-    while running.join_next().await.is_some() {}
+}
+
+type Ended = Result<Option<(LeaseGrant, CommandId)>, tokio::task::JoinError>;
+
+fn settle(ended: Ended, owed: &mut Vec<(LeaseGrant, CommandId)>) {
+    match ended {
+        Ok(back) => owed.extend(back),
+        // `decide` and `evolve` are guarded, so this is a bug of ours; the command is recovered when this instance's
+        // lease ends.
+        Err(error) => tracing::error!(%error, "running a command panicked"),
+    }
+}
+
+/// Gives owed commands back; what cannot be given back now is owed on. Under a lost grant they are recovered anyway.
+async fn give_back(bus: &Bus, owed: &mut Vec<(LeaseGrant, CommandId)>) {
+    while let Some((grant, _)) = owed.first().cloned() {
+        let ids: Vec<CommandId> =
+            owed.iter().filter(|(other, _)| *other == grant).map(|(_, id)| id.clone()).collect();
+        match bus.store.return_commands(&grant, &ids, bus.clock.now()).await {
+            Ok(_) => owed.retain(|(other, _)| *other != grant),
+            Err(error) => {
+                tracing::warn!(code = error.code(), "could not give commands back; trying again");
+                return;
+            }
+        }
+    }
+}
+
+/// Rests until there is something to look at: a wake, a command that ended, the time, or the end.
+async fn rest_beside(
+    running: &mut JoinSet<Option<(LeaseGrant, CommandId)>>,
+    owed: &mut Vec<(LeaseGrant, CommandId)>,
+    wake: &Wake,
+    scan: Duration,
+    stopping: &mut Stopping,
+) {
+    if running.is_empty() {
+        return rest(wake, scan, stopping).await;
+    }
+    tokio::select! {
+        Some(ended) = running.join_next() => settle(ended, owed),
+        () = rest(wake, scan, stopping) => {}
+    }
 }

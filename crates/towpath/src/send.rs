@@ -158,6 +158,18 @@ impl<'a> Send<'a> {
                 wake.wake();
                 Ok(accepted)
             }
+            // Sent again after it failed: it is run again.
+            Ok(Some(record)) if command.is_same_as(&record) && record.status == CommandStatus::Failed => {
+                let now = bus.clock.now();
+                let requeued = bus.store.requeue_command(&command.command_id, record.retry_count, now).await;
+                match requeued {
+                    Ok(_) => {
+                        wake.wake();
+                        Ok(accepted)
+                    }
+                    Err(error) => Err(SendError::Store(error)),
+                }
+            }
             Ok(Some(record)) if command.is_same_as(&record) => {
                 Ok(Accepted { status: record.status, ..accepted })
             }

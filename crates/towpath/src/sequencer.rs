@@ -21,12 +21,11 @@ pub(crate) fn start(bus: Bus, held: watch::Receiver<Held>, wake: Wake, scan: Dur
 }
 
 async fn run(bus: Bus, held: watch::Receiver<Held>, wake: Wake, scan: Duration, mut stopping: Stopping) {
-    let mut taken_up_to = 0;
     while !stopping.is_asked() {
-        if let Err(error) = drain(&bus, &held, &mut taken_up_to).await {
+        if let Err(error) = drain(&bus, &held).await {
             match error {
                 // Somebody else is the sequencer now; the keeper will find out.
-                StoreError::Fenced { .. } => taken_up_to = 0,
+                StoreError::Fenced { .. } => {}
                 error => {
                     tracing::warn!(
                         code = error.code(),
@@ -41,17 +40,8 @@ async fn run(bus: Bus, held: watch::Receiver<Held>, wake: Wake, scan: Duration, 
 }
 
 /// Gives positions until nothing is left.
-async fn drain(bus: &Bus, held: &watch::Receiver<Held>, taken_up_to: &mut u64) -> StoreResult<()> {
+async fn drain(bus: &Bus, held: &watch::Receiver<Held>) -> StoreResult<()> {
     let Some(grant) = held.borrow().sequencer.clone() else { return Ok(()) };
-    loop {
-        let done = bus.store.sequence(&grant, *taken_up_to, BATCH).await?;
-        *taken_up_to = done.taken_up_to;
-        if done.count < u64::from(BATCH) {
-            break;
-        }
-    }
-    // The hint keeps the look short while deleted rows cannot be cleaned; an event that committed late is behind it,
-    // so every round ends with a look from the beginning.
-    bus.store.sequence(&grant, 0, BATCH).await?;
+    while bus.store.sequence(&grant, BATCH).await?.count == u64::from(BATCH) {}
     Ok(())
 }

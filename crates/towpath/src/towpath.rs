@@ -185,8 +185,8 @@ impl Towpath {
             return Ok(None);
         };
         let current = row.snapshot.as_ref().filter(|snapshot| snapshot.version == A::SNAPSHOT_VERSION);
-        let state = match (current, self.bus.registry.decider_of_kind(A::KIND)) {
-            (Some(snapshot), _) => snapshot.data.clone(),
+        let (snapshot, state) = match (current, self.bus.registry.decider_of_kind(A::KIND)) {
+            (Some(snapshot), _) => (snapshot.data.clone(), row.state.clone()),
             (None, None) => return Err(SendError::UnknownAggregate(A::KIND.to_owned())),
             (None, Some(decider)) => self.bus.fold_anew(decider.as_ref(), &key, row.version).await.map_err(
                 |error| match error {
@@ -200,10 +200,10 @@ impl Towpath {
                 },
             )?,
         };
-        let value = state
+        let value = snapshot
             .read::<A>(A::KIND)
             .map_err(|source| SendError::InvalidPayload { command: A::KIND.to_owned(), source })?;
-        Ok(Some(View { value, version: row.version, state: row.state }))
+        Ok(Some(View { value, version: row.version, state }))
     }
 
     /// The row of an aggregate of any kind.

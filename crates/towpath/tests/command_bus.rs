@@ -34,6 +34,11 @@ on_every_database!(
     a_stalled_instance_cannot_finish_what_was_taken_over,
     correlation_and_causation_are_carried_without_asking,
     a_row_without_a_current_snapshot_is_folded_from_its_events,
+    a_failed_command_sent_again_for_later_is_run,
+    a_refusal_that_quotes_input_is_recorded,
+    what_expects_a_version_is_never_retried_behind_its_senders_back,
+    an_instance_that_does_not_know_a_command_leaves_it_alone,
+    an_instance_whose_claim_was_ended_by_another_does_not_run_it_again,
 );
 
 fn place(sku: &str) -> OrderCommand {
@@ -287,7 +292,7 @@ async fn claimed_by_the_dead(app: &Towpath, instance: &str, command_id: &str) {
     app.send::<Order>("o-1", place("book")).once(command_id).later().await.unwrap();
     let taken = app
         .store()
-        .claim_commands(&grant, chrono::Utc::now() + chrono::Duration::seconds(5), 10)
+        .claim_commands(&grant, &["order.place"], chrono::Utc::now() + chrono::Duration::seconds(5), 10)
         .await
         .unwrap();
     assert_eq!(taken.len(), 1);
@@ -316,7 +321,7 @@ async fn a_stalled_instance_cannot_finish_what_was_taken_over(fresh: &Fresh) {
     let grant = app.store().acquire_lease(&lease, &holder, Duration::ZERO).await.unwrap().unwrap();
     app.send::<Order>("o-1", place("book")).once("c-1").later().await.unwrap();
     let later = chrono::Utc::now() + chrono::Duration::seconds(5);
-    let taken = app.store().claim_commands(&grant, later, 10).await.unwrap();
+    let taken = app.store().claim_commands(&grant, &["order.place"], later, 10).await.unwrap();
     let restarted = fresh.builder().start().await.unwrap();
     ended(&restarted, "c-1", CommandStatus::Completed).await;
     // The stalled one wakes up and writes what it had decided.
@@ -395,5 +400,64 @@ async fn a_row_without_a_current_snapshot_is_folded_from_its_events(fresh: &Fres
     app.send::<Order>("o-1", OrderCommand::Note).await.unwrap();
     let row = app.aggregate(&key("o-1")).await.unwrap().unwrap();
     assert_eq!(row.snapshot.unwrap().data.as_text(), r#"{"sku":"book","notes":621}"#);
+    app.stop().await;
+}
+
+async fn a_failed_command_sent_again_for_later_is_run(fresh: &Fresh) {
+    let app = fresh.app().await;
+    app.send::<Order>("o-1", OrderCommand::Ship).once("c-1").await.unwrap_err();
+    app.send::<Order>("o-1", place("book")).await.unwrap();
+    let accepted = app.send::<Order>("o-1", OrderCommand::Ship).once("c-1").later().await.unwrap();
+    assert_eq!(accepted.status, CommandStatus::Pending);
+    ended(&app, "c-1", CommandStatus::Completed).await;
+    app.stop().await;
+}
+
+async fn a_refusal_that_quotes_input_is_recorded(fresh: &Fresh) {
+    let app = fresh.app().await;
+    let hostile = format!(r#"{{"sku":["\u0000{}"]}}"#, "x".repeat(100_000));
+    let error = app.send_named("order.place", "o-1", hostile).once("c-1").await.unwrap_err();
+    assert_eq!(error.code(), "invalid-payload");
+    assert_eq!(record(&app, "c-1").await.unwrap().status, CommandStatus::Failed);
+    app.stop().await;
+}
+
+async fn what_expects_a_version_is_never_retried_behind_its_senders_back(fresh: &Fresh) {
+    let app = resting(fresh).await;
+    let error = app.send::<Order>("o-1", OrderCommand::Dawdle).expecting(0).once("c-1").await.unwrap_err();
+    assert_eq!(error.code(), "not-now");
+    let record = record(&app, "c-1").await.unwrap();
+    assert_eq!((record.status, record.next_retry_at), (CommandStatus::Failed, None));
+    app.stop().await;
+}
+
+async fn an_instance_that_does_not_know_a_command_leaves_it_alone(fresh: &Fresh) {
+    let app = resting(fresh).await;
+    // A server without this application's aggregates, on the same database.
+    let stranger =
+        Towpath::builder().store(fresh.url()).scan(Duration::from_millis(5)).start().await.unwrap();
+    app.send::<Order>("o-1", place("book")).once("c-1").later().await.unwrap();
+    // It has looked at least once when the position of this event is given: both rest equally long.
+    app.send::<Order>("o-2", place("pen")).await.unwrap();
+    eventually("the stranger works", || async { (app.store().head().await.unwrap() == 1).then_some(()) })
+        .await;
+    assert_eq!(record(&app, "c-1").await.unwrap().status, CommandStatus::Pending);
+    let worker = fresh.app().await;
+    ended(&app, "c-1", CommandStatus::Completed).await;
+    for app in [worker, stranger, app] {
+        app.stop().await;
+    }
+}
+
+async fn an_instance_whose_claim_was_ended_by_another_does_not_run_it_again(fresh: &Fresh) {
+    let app = resting(fresh).await;
+    claimed_by_the_dead(&app, "worker-1", "c-1").await;
+    // Another life of the same instance ends it; the stale one would find it FAILED and must not run it.
+    app.send::<Order>("o-1", place("book")).await.unwrap();
+    let restarted = fresh.builder().instance("worker-1").start().await.unwrap();
+    let record = ended(&restarted, "c-1", CommandStatus::Failed).await;
+    assert_eq!(record.status_reason.as_deref(), Some("already-placed"));
+    assert_eq!(record.retry_count, 1, "the recovery counts");
+    restarted.stop().await;
     app.stop().await;
 }

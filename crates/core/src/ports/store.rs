@@ -353,7 +353,7 @@ impl NewCommand {
     pub fn is_same_as(&self, record: &CommandRecord) -> bool {
         self.command_type == record.command.command_type
             && self.aggregate == record.command.aggregate
-            && self.payload == record.command.payload
+            && self.payload.means_the_same_as(&record.command.payload)
     }
 }
 
@@ -526,8 +526,6 @@ pub struct Sequenced {
     pub count: u64,
     /// The last position given so far.
     pub head: Position,
-    /// A hint for the next call: pending rows up to here were taken. See [`Store::sequence`].
-    pub taken_up_to: u64,
 }
 
 /// Which outbox rows to take.
@@ -539,9 +537,6 @@ pub struct OutboxClaim<'a> {
     pub partitions: &'a [u16],
     /// How many at most.
     pub limit: u32,
-    /// Rows up to this one need not be looked at: a hint that keeps a scan short while dead rows cannot be
-    /// cleaned. Correctness never depends on it, because callers pass 0 regularly.
-    pub after: u64,
     /// What is due.
     pub now: DateTime<Utc>,
 }
@@ -655,6 +650,8 @@ pub enum InboxMark {
     First,
     /// It was made before: acknowledge and do nothing.
     Duplicate,
+    /// It was given up and waits for an operator: acknowledge and do nothing.
+    Dead,
 }
 
 /// Where a delivery is.
@@ -821,17 +818,37 @@ pub trait Store: Send + Sync + 'static {
     /// Records a command as PENDING, for a worker to run. Answers the record that was there before, if any.
     async fn accept_command(&self, command: &NewCommand) -> StoreResult<Option<CommandRecord>>;
 
-    /// Takes commands that are due (PENDING, or FAILED with a retry due) and marks them PROCESSING under a lease.
+    /// Puts a FAILED command back to PENDING, due at once, if it has still been retried so often. Answers whether.
+    async fn requeue_command(
+        &self,
+        command_id: &CommandId,
+        retry_count: u32,
+        now: DateTime<Utc>,
+    ) -> StoreResult<bool>;
+
+    /// Takes commands of these types that are due (PENDING, or FAILED with a retry due) and marks them PROCESSING
+    /// under a lease. Types that this instance does not know stay for one that does.
     async fn claim_commands(
         &self,
         lease: &LeaseGrant,
+        command_types: &[&str],
         now: DateTime<Utc>,
         limit: u32,
     ) -> StoreResult<Vec<CommandRecord>>;
 
+    /// Puts commands back to PENDING that were claimed under this grant and could not be ended: the holder lives on,
+    /// so nobody else would.
+    async fn return_commands(
+        &self,
+        grant: &LeaseGrant,
+        command_ids: &[CommandId],
+        now: DateTime<Utc>,
+    ) -> StoreResult<u64>;
+
     /// Puts commands back to PENDING whose holder is gone: its lease has a higher epoch by now, was released, or
-    /// has run out. A holder that merely slept is refused by its epoch when it tries to finish (P7).
-    async fn recover_commands(&self, now: DateTime<Utc>) -> StoreResult<u64>;
+    /// has run out. A holder that merely slept is refused by its epoch when it tries to finish (P7). Each recovery
+    /// counts as a retry: a command that has taken down its holder more than `most` times ends FAILED instead.
+    async fn recover_commands(&self, now: DateTime<Utc>, most: u32) -> StoreResult<u64>;
 
     /// One command.
     async fn command(&self, command_id: &CommandId) -> StoreResult<Option<CommandRecord>>;
@@ -876,10 +893,7 @@ pub trait Store: Send + Sync + 'static {
 
     /// Gives committed events without a position the next ones: gapless, in order per aggregate (P5). Fenced by
     /// the lease, and safe even with two callers at once.
-    ///
-    /// `after` is a hint: pending rows up to it are not looked at. Callers pass `taken_up_to` of the last run for
-    /// speed and 0 regularly, because a transaction may commit late with a lower number.
-    async fn sequence(&self, lease: &LeaseGrant, after: u64, limit: u32) -> StoreResult<Sequenced>;
+    async fn sequence(&self, lease: &LeaseGrant, limit: u32) -> StoreResult<Sequenced>;
 
     /// The last position given. Equals the number of positioned events (N1).
     async fn head(&self) -> StoreResult<Position>;

@@ -16,7 +16,7 @@ use config::ServeFlags;
 
 /// A backbone on which every state change becomes a fact, and every fact arrives.
 #[derive(Parser)]
-#[command(name = "towpath", version, about, subcommand_negates_reqs = true)]
+#[command(name = "towpath", version, about, args_conflicts_with_subcommands = true)]
 struct Arguments {
     #[command(subcommand)]
     command: Option<Command>,

@@ -22,6 +22,28 @@ use crate::sql::{Session, SqlFault, Value, values};
 const MAX_VALUES: usize = 32_000;
 
 /// Appends inside the caller's transaction.
+///
+/// Where several statements do it, a savepoint takes the first ones back when a later one is refused: a caller that
+/// takes the refusal for an answer and commits must not leave a version without its event.
+pub(crate) async fn append_tx(session: &mut Session<'_>, append: &Append) -> StoreResult<Appended> {
+    if session.dialect().nests_writes() {
+        return write(session, append, None).await;
+    }
+    session.plain("savepoint", "SAVEPOINT towpath_append").await?;
+    match write(session, append, None).await {
+        Ok(appended) => {
+            session.plain("savepoint.release", "RELEASE SAVEPOINT towpath_append").await?;
+            Ok(appended)
+        }
+        Err(error) => {
+            // After a deadlock the database has taken back the whole transaction, and the savepoint with it.
+            let _ = session.plain("savepoint.rollback", "ROLLBACK TO SAVEPOINT towpath_append").await;
+            Err(error)
+        }
+    }
+}
+
+/// Appends inside a transaction that is rolled back when this is refused.
 pub(crate) async fn append(session: &mut Session<'_>, append: &Append) -> StoreResult<Appended> {
     write(session, append, None).await
 }
@@ -52,10 +74,11 @@ async fn write(
     let count = append.events.len() as u64;
     if is_one_statement(session.dialect(), append) {
         let base = base_version(append.expected);
-        let (gate_sql, gate_values) = advance_sql(append, base + count);
+        let version = base.checked_add(count).ok_or_else(|| conflict(append))?;
+        let (gate_sql, gate_values) = advance_sql(append, version);
         write_nested(session, append, record, base, format!("{gate_sql} RETURNING 1 AS one"), gate_values)
             .await?;
-        return Ok(Appended { version: base + count });
+        return Ok(Appended { version });
     }
     let version = advance(session, append, count).await?;
     let base = version - count;
@@ -194,10 +217,11 @@ fn advance_sql(append: &Append, version: Version) -> (String, Vec<Value<'_>>) {
 async fn advance(session: &mut Session<'_>, append: &Append, count: u64) -> StoreResult<Version> {
     match append.expected {
         Expected::Exactly(expected) => {
-            let (sql, values) = advance_sql(append, expected + count);
+            let version = expected.checked_add(count).ok_or_else(|| conflict(append))?;
+            let (sql, values) = advance_sql(append, version);
             match session.execute("append.aggregates", &sql, values).await? {
                 0 => Err(conflict(append)),
-                _ => Ok(expected + count),
+                _ => Ok(version),
             }
         }
         Expected::New => {

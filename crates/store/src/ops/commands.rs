@@ -37,22 +37,17 @@ pub(crate) async fn complete_found(
     done: &CompletedCommand,
 ) -> StoreResult<CommandResult> {
     let mut result = CommandResult { aggregate_version: done.decided_on, event_count: 0 };
-    if let Found::Claimed(grant) = &done.found {
-        fence(session, std::slice::from_ref(grant)).await?;
-    }
     if let Some(facts) = &done.append {
         result.event_count = u32::try_from(facts.events.len()).unwrap_or(u32::MAX);
         result.aggregate_version = append(session, facts).await?.version;
     }
     update_found(session, &completed_record(done, result)?, &done.found).await?;
+    fence_claim(session, &done.found).await?;
     Ok(result)
 }
 
 /// Records a failure. Runs in a transaction.
 pub(crate) async fn fail(session: &mut Session<'_>, failed: &FailedCommand) -> StoreResult<()> {
-    if let Found::Claimed(grant) = &failed.found {
-        fence(session, std::slice::from_ref(grant)).await?;
-    }
     let record = CommandRecord {
         command: failed.command.clone(),
         status: step(CommandStatus::Processing, CommandStep::Fail)?,
@@ -68,7 +63,10 @@ pub(crate) async fn fail(session: &mut Session<'_>, failed: &FailedCommand) -> S
     };
     match failed.found {
         Found::Nowhere => insert(session, &record).await,
-        Found::Failed { .. } | Found::Claimed(_) => update_found(session, &record, &failed.found).await,
+        Found::Failed { .. } | Found::Claimed(_) => {
+            update_found(session, &record, &failed.found).await?;
+            fence_claim(session, &failed.found).await
+        }
     }
 }
 
@@ -90,21 +88,42 @@ pub(crate) async fn accept(session: &mut Session<'_>, command: &NewCommand) -> S
     insert(session, &record).await
 }
 
+/// Puts a FAILED command back, if it is still as it was found.
+pub(crate) async fn requeue(
+    session: &mut Session<'_>,
+    command_id: &CommandId,
+    retry_count: u32,
+    now: DateTime<Utc>,
+) -> StoreResult<bool> {
+    let pending = step(CommandStatus::Failed, CommandStep::Requeue)?;
+    let sql = "UPDATE command_box SET status = ?, status_changed_at = ?, status_reason = 'sent-again', \
+         next_retry_at = ? WHERE command_id = ? AND status = 'FAILED' AND retry_count = ?";
+    let changed = values![pending.as_str(), now, now, command_id.as_str(), retry_count];
+    Ok(session.execute("commands.requeue", sql, changed).await? == 1)
+}
+
 /// Takes commands that are due. Runs in a transaction.
 pub(crate) async fn claim(
     session: &mut Session<'_>,
     grant: &LeaseGrant,
+    command_types: &[&str],
     now: DateTime<Utc>,
     limit: u32,
 ) -> StoreResult<Vec<CommandRecord>> {
-    fence(session, std::slice::from_ref(grant)).await?;
+    if command_types.is_empty() {
+        return Ok(Vec::new());
+    }
+    let marks = vec!["?"; command_types.len()].join(", ");
     let sql = format!(
-        "SELECT {} FROM command_box c WHERE c.next_retry_at <= ? ORDER BY c.next_retry_at LIMIT {limit} {}",
+        "SELECT {} FROM command_box c WHERE c.next_retry_at <= ? AND c.command_type IN ({marks}) \
+         ORDER BY c.next_retry_at LIMIT {limit} {}",
         select_list(&COMMAND_BOX, "c", ""),
         session.dialect().for_update_skip_locked()
     );
+    let mut wanted = values![now];
+    wanted.extend(command_types.iter().flat_map(|name| values![*name]));
     let mut taken = Vec::new();
-    for row in session.rows("commands.due", &sql, values![now]).await? {
+    for row in session.rows("commands.due", &sql, wanted).await? {
         if let Some(mut record) = read_command(&row, "")? {
             record.status = step(record.status, CommandStep::Claim)?;
             record.status_changed_at = now;
@@ -117,28 +136,73 @@ pub(crate) async fn claim(
     if taken.is_empty() {
         return Ok(taken);
     }
-    let marks = vec!["?"; taken.len()].join(", ");
     let sql = format!(
         "UPDATE command_box SET status = ?, status_changed_at = ?, next_retry_at = NULL, claimed_by_id = ?, \
-         claimed_epoch = ?, started_at = ? WHERE command_id IN ({marks})"
+         claimed_epoch = ?, started_at = ? WHERE command_id IN ({})",
+        vec!["?"; taken.len()].join(", ")
     );
     let mut changed =
         values![CommandStatus::Processing.as_str(), now, grant.lease.as_str(), grant.epoch, now];
     changed.extend(taken.iter().flat_map(|record| values![record.command.command_id.as_str()]));
     session.execute("commands.claim", &sql, changed).await?;
+    fence(session, std::slice::from_ref(grant)).await?;
     Ok(taken)
 }
 
-/// Puts commands back whose holder is gone.
-pub(crate) async fn recover(session: &mut Session<'_>, now: DateTime<Utc>) -> StoreResult<u64> {
-    let recovered = step(CommandStatus::Processing, CommandStep::Recover)?;
+/// Puts back what this holder has claimed and could not end.
+pub(crate) async fn give_back(
+    session: &mut Session<'_>,
+    grant: &LeaseGrant,
+    command_ids: &[CommandId],
+    now: DateTime<Utc>,
+) -> StoreResult<u64> {
+    if command_ids.is_empty() {
+        return Ok(0);
+    }
+    let pending = step(CommandStatus::Processing, CommandStep::Recover)?;
     let sql = format!(
-        "UPDATE command_box SET status = ?, status_changed_at = ?, status_reason = 'holder-gone', next_retry_at = ?, \
-         claimed_by_id = NULL, claimed_epoch = NULL WHERE status = ? AND {}",
-        holder_is_gone(session, "command_box")
+        "UPDATE command_box SET status = ?, status_changed_at = ?, status_reason = 'given-back', next_retry_at = ?, \
+         claimed_by_id = NULL, claimed_epoch = NULL \
+         WHERE status = 'PROCESSING' AND claimed_by_id = ? AND claimed_epoch = ? AND command_id IN ({})",
+        vec!["?"; command_ids.len()].join(", ")
     );
-    let changed = values![recovered.as_str(), now, now, CommandStatus::Processing.as_str()];
-    Ok(session.execute("commands.recover", &sql, changed).await?)
+    let mut changed = values![pending.as_str(), now, now, grant.lease.as_str(), grant.epoch];
+    changed.extend(command_ids.iter().flat_map(|id| values![id.as_str()]));
+    Ok(session.execute("commands.give_back", &sql, changed).await?)
+}
+
+/// Puts commands back whose holder is gone. Runs in a transaction.
+///
+/// Rows that somebody has locked are passed over: a holder that sleeps inside its transaction must not stop the
+/// recovery of everything else.
+pub(crate) async fn recover(session: &mut Session<'_>, now: DateTime<Utc>, most: u32) -> StoreResult<u64> {
+    let sql = format!(
+        "SELECT command_id, retry_count FROM command_box WHERE status = 'PROCESSING' AND {} LIMIT 1000 {}",
+        holder_is_gone(session, "command_box"),
+        session.dialect().for_update_skip_locked()
+    );
+    let (mut again, mut never) = (Vec::new(), Vec::new());
+    for row in session.rows("commands.orphans", &sql, values![]).await? {
+        let id = row.text("command_id")?;
+        if row.small("retry_count")? < most { again.push(id) } else { never.push(id) }
+    }
+    let pending = step(CommandStatus::Processing, CommandStep::Recover)?;
+    let failed = step(CommandStatus::Processing, CommandStep::Fail)?;
+    for (ids, status, due_at) in [(&again, pending, Some(now)), (&never, failed, None)] {
+        if ids.is_empty() {
+            continue;
+        }
+        let sql = format!(
+            "UPDATE command_box SET status = ?, status_changed_at = ?, status_reason = 'holder-gone', \
+             next_retry_at = ?, retry_count = retry_count + 1, claimed_by_id = NULL, claimed_epoch = NULL \
+             WHERE command_id IN ({})",
+            vec!["?"; ids.len()].join(", ")
+        );
+        let mut changed = values![status.as_str(), now, due_at];
+        changed.extend(ids.iter().flat_map(|id| values![id.as_str()]));
+        session.execute("commands.recover", &sql, changed).await?;
+    }
+    Ok((again.len() + never.len()) as u64)
 }
 
 pub(crate) async fn find(
@@ -160,6 +224,15 @@ pub(crate) async fn counts(session: &mut Session<'_>) -> StoreResult<Counts<Comm
         counts.by_status.push((stored(&row, "status")?, row.count("rows_in")?));
     }
     Ok(counts)
+}
+
+/// Refuses the transaction unless the claim it ends was made under the newest grant. Asked last: the lock on the
+/// lease is held for a moment only, and never while this transaction waits for another one.
+async fn fence_claim(session: &mut Session<'_>, found: &Found) -> StoreResult<()> {
+    match found {
+        Found::Claimed(grant) => fence(session, std::slice::from_ref(grant)).await,
+        Found::Nowhere | Found::Failed { .. } => Ok(()),
+    }
 }
 
 async fn insert(session: &mut Session<'_>, record: &CommandRecord) -> StoreResult<()> {

@@ -7,7 +7,7 @@ use towpath_core::ports::store::{InboxEntry, InboxFailure, InboxMark, StoreResul
 
 use crate::rows::{insert_sql, read_inbox, select_list};
 use crate::schema::INBOX;
-use crate::sql::{Session, SqlFault, unreadable, values};
+use crate::sql::{Session, SqlFault, code, readable, unreadable, values};
 
 /// Marks a delivery as handled, inside the handler's transaction.
 ///
@@ -26,7 +26,7 @@ pub(crate) async fn mark(
     let touched = if session.dialect().reports_upserts_plainly() {
         let sql = format!(
             "{insert} ON CONFLICT (event_id, handler) DO UPDATE SET {again}, \
-             status_changed_at = excluded.status_changed_at WHERE inbox.status <> 'HANDLED'"
+             status_changed_at = excluded.status_changed_at WHERE inbox.status = 'RETRY'"
         );
         session.execute("inbox.mark", &sql, first).await?
     } else {
@@ -35,14 +35,21 @@ pub(crate) async fn mark(
             Err(SqlFault::Unique { .. }) => {
                 let sql = format!(
                     "UPDATE inbox SET {again}, status_changed_at = ? \
-                     WHERE event_id = ? AND handler = ? AND status <> 'HANDLED'"
+                     WHERE event_id = ? AND handler = ? AND status = 'RETRY'"
                 );
                 session.execute("inbox.remark", &sql, values![now, event_id.0, handler.as_str()]).await?
             }
             Err(fault) => return Err(fault.into()),
         }
     };
-    Ok(if touched == 0 { InboxMark::Duplicate } else { InboxMark::First })
+    if touched > 0 {
+        return Ok(InboxMark::First);
+    }
+    let entry = find(session, event_id, handler).await?;
+    Ok(match entry.map(|entry| entry.status) {
+        Some(InboxStatus::Dead) => InboxMark::Dead,
+        _ => InboxMark::Duplicate,
+    })
 }
 
 /// Counts a failure. Runs in a transaction.
@@ -52,16 +59,16 @@ pub(crate) async fn fail(session: &mut Session<'_>, failure: &InboxFailure<'_>) 
     let assignments: Vec<String> = ["status_changed_at", "status_reason", "status_message", "status"]
         .iter()
         .map(|column| {
-            // A delivery that was handled meanwhile stays handled. `status` itself comes last, because MySQL
+            // A delivery that was handled or given up meanwhile stays so. `status` itself comes last, because MySQL
             // evaluates the assignments one after the other.
             format!(
-                "{column} = CASE WHEN inbox.status = 'HANDLED' THEN inbox.{column} ELSE {} END",
+                "{column} = CASE WHEN inbox.status = 'RETRY' THEN {} ELSE inbox.{column} END",
                 dialect.inserted(column)
             )
         })
         .collect();
     let sql = format!(
-        "{} {} retry_count = inbox.retry_count + CASE WHEN inbox.status = 'HANDLED' THEN 0 ELSE 1 END, {}",
+        "{} {} retry_count = inbox.retry_count + CASE WHEN inbox.status = 'RETRY' THEN 1 ELSE 0 END, {}",
         insert_sql(&INBOX, 1),
         dialect.on_conflict("event_id, handler"),
         assignments.join(", ")
@@ -71,8 +78,8 @@ pub(crate) async fn fail(session: &mut Session<'_>, failure: &InboxFailure<'_>) 
         failure.handler.as_str(),
         status.as_str(),
         failure.failed_at,
-        failure.reason,
-        failure.message,
+        code(failure.reason),
+        readable(failure.message),
         1_u32
     ];
     session.execute("inbox.fail", &sql, failed).await?;

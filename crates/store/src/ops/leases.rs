@@ -5,8 +5,6 @@ use std::time::Duration;
 use towpath_core::ids::{InstanceId, LeaseName};
 use towpath_core::ports::store::{LeaseGrant, LeaseStanding, StoreError, StoreResult};
 
-use crate::rows::insert_sql;
-use crate::schema::LEASES;
 use crate::sql::{Session, SqlFault, values};
 
 /// Runs in a transaction of its own.
@@ -25,8 +23,8 @@ pub(crate) async fn acquire(
     );
     let Some(row) = session.row("lease.read", &sql, values![lease.as_str()]).await? else {
         let sql = format!(
-            "{} {}",
-            insert_sql(&LEASES, 1).replace("?, ?, ?, ?, ?, ?", &format!("?, ?, 1, {now}, {now}, {until}")),
+            "INSERT INTO leases (lease_name, holder_id, epoch, acquired_at, renewed_at, expires_at) \
+             VALUES (?, ?, 1, {now}, {now}, {until}) {}",
             session.dialect().ignoring_duplicates()
         );
         let inserted = values![lease.as_str(), holder.as_str(), micros];

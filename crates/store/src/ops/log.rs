@@ -16,25 +16,22 @@ use crate::sql::{Session, unreadable, values};
 pub(crate) async fn sequence(
     session: &mut Session<'_>,
     grant: &LeaseGrant,
-    after: u64,
     limit: u32,
 ) -> StoreResult<Sequenced> {
-    fence(session, std::slice::from_ref(grant)).await?;
     let sql =
         format!("SELECT last_position FROM log_head WHERE log_id = 1 {}", session.dialect().for_update());
     let head = session.row("log.head", &sql, values![]).await?;
     let head = head.ok_or_else(|| unreadable("log_head", "its row is missing"))?.count("last_position")?;
 
-    let sql = format!(
-        "SELECT pending_id FROM event_pending WHERE pending_id > ? ORDER BY pending_id LIMIT {limit}"
-    );
+    let sql = format!("SELECT pending_id FROM event_pending ORDER BY pending_id LIMIT {limit}");
     let mut taken = Vec::new();
-    for row in session.rows("log.pending", &sql, values![after]).await? {
+    for row in session.rows("log.pending", &sql, values![]).await? {
         taken.push(row.long("pending_id")?);
     }
-    let Some(last) = taken.last().copied() else {
-        return Ok(Sequenced { count: 0, head, taken_up_to: after });
-    };
+    if taken.is_empty() {
+        fence(session, std::slice::from_ref(grant)).await?;
+        return Ok(Sequenced { count: 0, head });
+    }
 
     let mut numbered = values![head];
     let chosen = session.choose_from("event_pending", "pending_id", taken.clone(), &mut numbered);
@@ -57,7 +54,9 @@ pub(crate) async fn sequence(
     session
         .execute("log.advance", "UPDATE log_head SET last_position = ? WHERE log_id = 1", values![head])
         .await?;
-    Ok(Sequenced { count, head, taken_up_to: last.cast_unsigned() })
+    // Asked last, so that the lock on the lease is held for a moment only.
+    fence(session, std::slice::from_ref(grant)).await?;
+    Ok(Sequenced { count, head })
 }
 
 pub(crate) async fn head(session: &mut Session<'_>) -> StoreResult<Position> {

@@ -4,6 +4,8 @@
 //! the head get `parked_at` when a claim comes across them, and so leave the index of ready rows: however long
 //! the queue behind a poisoned event is, nobody reads it again until the head is through.
 
+use std::collections::{BTreeSet, HashMap};
+
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{ChannelName, EventId, Lane};
 use towpath_core::lifecycle::{OutboxStatus, OutboxStep};
@@ -12,9 +14,9 @@ use towpath_core::ports::store::{
 };
 
 use crate::ops::leases::fence;
-use crate::rows::{read_event, read_outbox, select_list, stored};
-use crate::schema::{DOMAIN_EVENTS, EVENT_OUTBOX, Index};
-use crate::sql::{Chosen, Session, Value, unreadable, values};
+use crate::rows::{insert_sql, read_event, read_outbox, select_list, stored};
+use crate::schema::{DOMAIN_EVENTS, EVENT_OUTBOX, Index, PARKED_LANES};
+use crate::sql::{Chosen, Session, Value, code, readable, unreadable, values};
 
 /// What one look at the ready rows found.
 #[derive(Default)]
@@ -23,16 +25,12 @@ pub(crate) struct Look {
     pub(crate) ready: Vec<OutboxItem>,
     /// Rows whose lane waits for an earlier one: to be set aside with [`park_behind`].
     pub(crate) behind: Vec<OutboxItem>,
-    /// The last row looked at.
-    pub(crate) up_to: u64,
-    /// Whether there are no more.
-    pub(crate) exhausted: bool,
 }
 
 /// Looks at the next rows that are due. Reads only.
 pub(crate) async fn look(session: &mut Session<'_>, claim: &OutboxClaim<'_>) -> StoreResult<Look> {
     let (channel, condition) = session.dialect().partial(ready_index(), "o.");
-    let mut keys = values![claim.channel.as_str(), claim.after, claim.now];
+    let mut keys = values![claim.channel.as_str(), claim.now];
     // An instance that holds every partition need not name them.
     let partitions = if claim.partitions.len() >= usize::from(Lane::PARTITIONS) {
         String::new()
@@ -44,16 +42,13 @@ pub(crate) async fn look(session: &mut Session<'_>, claim: &OutboxClaim<'_>) -> 
         "SELECT o.outbox_id, o.lane, o.retry_count, o.status, p.head_outbox_id, p.due_at AS lane_due_at, {} \
          FROM event_outbox o JOIN domain_events e ON e.event_id = o.event_id \
          LEFT JOIN parked_lanes p ON p.channel = o.channel AND p.lane = o.lane \
-         WHERE {channel} = ?{condition} AND o.outbox_id > ? \
-         AND (o.next_retry_at IS NULL OR o.next_retry_at <= ?){partitions} \
+         WHERE {channel} = ?{condition} AND (o.next_retry_at IS NULL OR o.next_retry_at <= ?){partitions} \
          ORDER BY o.outbox_id LIMIT {}",
         select_list(&DOMAIN_EVENTS, "e", ""),
         claim.limit
     );
-    let mut look = Look { up_to: claim.after, ..Look::default() };
-    let rows = session.rows("outbox.look", &sql, keys).await?;
-    look.exhausted = rows.len() < claim.limit as usize;
-    for row in rows {
+    let mut look = Look::default();
+    for row in session.rows("outbox.look", &sql, keys).await? {
         let item = OutboxItem {
             outbox_id: row.count("outbox_id")?,
             lane: Lane::from_stored(row.long("lane")?),
@@ -61,7 +56,6 @@ pub(crate) async fn look(session: &mut Session<'_>, claim: &OutboxClaim<'_>) -> 
             status: stored(&row, "status")?,
             event: read_event(&row)?,
         };
-        look.up_to = item.outbox_id;
         match row.long_or_null("head_outbox_id")? {
             None => look.ready.push(item),
             Some(head) if head.cast_unsigned() != item.outbox_id => look.behind.push(item),
@@ -77,35 +71,52 @@ pub(crate) async fn look(session: &mut Session<'_>, claim: &OutboxClaim<'_>) -> 
 
 /// Sets rows aside whose lane waits. Runs in a transaction.
 ///
-/// The lanes are locked first, and only rows of lanes that are still parked are touched: otherwise a head that goes
-/// out at this very moment would unpark the others and leave these behind for ever.
+/// The lanes are locked first, and only rows behind the head that a lane has now are touched: whoever looked long ago
+/// must neither leave a row behind whose lane has gone on, nor set the new head aside.
 pub(crate) async fn park_behind(
     session: &mut Session<'_>,
     claim: &OutboxClaim<'_>,
     behind: &[OutboxItem],
 ) -> StoreResult<()> {
-    let mut keys = values![claim.channel.as_str()];
-    let lanes = behind.iter().map(|item| item.lane.to_stored()).collect();
-    let chosen = session.one_of("lane", lanes, &mut keys);
-    let sql = format!(
-        "SELECT lane FROM parked_lanes WHERE channel = ? AND {chosen} ORDER BY lane {}",
-        session.dialect().for_update()
-    );
-    let mut still_parked = std::collections::HashSet::new();
-    for row in session.rows("outbox.lanes", &sql, keys).await? {
-        still_parked.insert(Lane::from_stored(row.long("lane")?));
-    }
-    let rows = behind.iter().filter(|item| still_parked.contains(&item.lane));
-    let rows: Vec<i64> = rows.map(|item| item.outbox_id.cast_signed()).collect();
+    let heads = lock_heads(session, claim.channel, behind.iter().map(|item| item.lane)).await?;
+    let waits = |item: &&OutboxItem| heads.get(&item.lane).is_some_and(|head| *head < item.outbox_id);
+    let rows: Vec<i64> = behind.iter().filter(waits).map(|item| item.outbox_id.cast_signed()).collect();
+    set_aside(session, claim.now, rows).await
+}
+
+async fn set_aside(session: &mut Session<'_>, now: DateTime<Utc>, rows: Vec<i64>) -> StoreResult<()> {
     if rows.is_empty() {
         return Ok(());
     }
-    let mut changed = values![claim.now];
+    let mut changed = values![now];
     let Chosen { target, condition, .. } =
         session.choose_for_update("event_outbox", "outbox_id", rows, &mut changed);
-    let sql = format!("UPDATE {target} SET parked_at = ? WHERE {condition} AND parked_at IS NULL");
-    session.execute("outbox.park", &sql, changed).await?;
+    let sql = format!(
+        "UPDATE {target} SET parked_at = ? WHERE {condition} AND parked_at IS NULL AND status IN ('NEW', 'RETRY')"
+    );
+    session.execute("outbox.set_aside", &sql, changed).await?;
     Ok(())
+}
+
+/// Locks the lanes that are parked, and answers the row that each waits for.
+async fn lock_heads(
+    session: &mut Session<'_>,
+    channel: &ChannelName,
+    lanes: impl Iterator<Item = Lane>,
+) -> StoreResult<HashMap<Lane, u64>> {
+    let mut keys = values![];
+    let lanes = lanes.map(Lane::to_stored).collect::<BTreeSet<_>>().into_iter().collect();
+    let Chosen { target, condition, .. } = session.choose_from("parked_lanes", "lane", lanes, &mut keys);
+    keys.extend(values![channel.as_str()]);
+    let sql = format!(
+        "SELECT lane, head_outbox_id FROM {target} WHERE {condition} AND channel = ? ORDER BY lane {}",
+        session.dialect().for_update()
+    );
+    let mut heads = HashMap::new();
+    for row in session.rows("outbox.heads", &sql, keys).await? {
+        heads.insert(Lane::from_stored(row.long("lane")?), row.count("head_outbox_id")?);
+    }
+    Ok(heads)
 }
 
 /// Writes how publishing ended. Runs in a transaction.
@@ -116,59 +127,85 @@ pub(crate) async fn record(
     now: DateTime<Utc>,
     results: &[OutboxResult],
 ) -> StoreResult<()> {
-    fence(session, leases).await?;
-    let sent = ids_of(results, |outcome| *outcome == OutboxOutcome::Sent);
-    if !sent.is_empty() {
-        let status = step(OutboxStatus::New, OutboxStep::Confirm)?;
-        let mut changed = values![status.as_str(), now];
-        let Chosen { target, condition, .. } =
-            session.choose_for_update("event_outbox", "outbox_id", sent.clone(), &mut changed);
-        let sql = format!(
-            "UPDATE {target} SET status = ?, status_changed_at = ?, status_reason = NULL, status_message = NULL, \
-             next_retry_at = NULL WHERE {condition} AND status IN ('NEW', 'RETRY')"
-        );
-        session.execute("outbox.sent", &sql, changed).await?;
-        unpark_behind(session, channel, sent).await?;
+    // Of the failed rows of one lane only the earliest is what the lane waits for; the others, like all that come
+    // after it, are only set aside. Their own failure is not theirs: they should not have been sent before it.
+    let failed = results.iter().filter(|result| parks(&result.outcome));
+    let mut heads = lock_heads(session, channel, results.iter().map(|result| result.lane)).await?;
+    for result in failed.clone() {
+        let head = heads.entry(result.lane).or_insert(result.outbox_id);
+        *head = (*head).min(result.outbox_id);
     }
-    // Results of one batch mostly fail for one reason: each distinct outcome is one statement.
+    let is_head = |result: &OutboxResult| heads.get(&result.lane) == Some(&result.outbox_id);
+    let behind =
+        failed.filter(|result| !is_head(result)).map(|result| result.outbox_id.cast_signed()).collect();
+    set_aside(session, now, behind).await?;
+
+    let counted: Vec<&OutboxResult> =
+        results.iter().filter(|result| !parks(&result.outcome) || is_head(result)).collect();
+    // Results of one batch mostly end alike: each distinct outcome is one statement.
     let mut outcomes: Vec<&OutboxOutcome> = Vec::new();
-    for result in results {
-        if result.outcome != OutboxOutcome::Sent && !outcomes.contains(&&result.outcome) {
+    for result in &counted {
+        if !outcomes.contains(&&result.outcome) {
             outcomes.push(&result.outcome);
         }
     }
     for outcome in outcomes {
-        let (next, due_at, reason, message, park) = match outcome {
-            OutboxOutcome::Sent => continue,
-            OutboxOutcome::Retry { at, reason, message, park } => {
-                (OutboxStep::Postpone, Some(*at), reason, message, *park)
-            }
-            OutboxOutcome::Failed { reason, message, park } => {
-                (OutboxStep::GiveUp, None, reason, message, *park)
-            }
-        };
-        let status = step(OutboxStatus::New, next)?;
-        let mut changed = values![status.as_str(), now, reason.as_str(), message.as_str(), due_at];
-        let Chosen { target, condition, .. } = session.choose_for_update(
-            "event_outbox",
-            "outbox_id",
-            ids_of(results, |other| other == outcome),
-            &mut changed,
-        );
-        let sql = format!(
-            "UPDATE {target} SET status = ?, status_changed_at = ?, status_reason = ?, status_message = ?, \
-             next_retry_at = ?, retry_count = retry_count + 1 WHERE {condition} AND status IN ('NEW', 'RETRY')"
-        );
-        session.execute("outbox.failed", &sql, changed).await?;
-        if park {
-            let heads = results.iter().filter(|result| result.outcome == *outcome);
-            park_lanes(session, channel, now, due_at, heads).await?;
-        } else {
-            // Whoever waited for it waits no longer.
-            unpark_behind(session, channel, ids_of(results, |other| other == outcome)).await?;
-        }
+        let alike: Vec<&OutboxResult> =
+            counted.iter().filter(|result| result.outcome == *outcome).copied().collect();
+        record_alike(session, channel, now, outcome, &alike).await?;
     }
-    Ok(())
+    fence(session, leases).await
+}
+
+/// Writes one outcome for all the rows that ended so.
+async fn record_alike(
+    session: &mut Session<'_>,
+    channel: &ChannelName,
+    now: DateTime<Utc>,
+    outcome: &OutboxOutcome,
+    rows: &[&OutboxResult],
+) -> StoreResult<()> {
+    let (next, due_at, why, failures) = match outcome {
+        OutboxOutcome::Sent => (OutboxStep::Confirm, None, None, 0_u32),
+        OutboxOutcome::Retry { at, reason, message, .. } => {
+            (OutboxStep::Postpone, Some(*at), Some((reason, message)), 1)
+        }
+        OutboxOutcome::Failed { reason, message, .. } => {
+            (OutboxStep::GiveUp, None, Some((reason, message)), 1)
+        }
+    };
+    let status = step(OutboxStatus::New, next)?;
+    let ids: Vec<i64> = rows.iter().map(|row| row.outbox_id.cast_signed()).collect();
+    let mut changed = values![
+        status.as_str(),
+        now,
+        why.map(|(reason, _)| code(reason)),
+        why.map(|(_, message)| readable(message)),
+        due_at,
+        failures
+    ];
+    let Chosen { target, condition, .. } =
+        session.choose_for_update("event_outbox", "outbox_id", ids.clone(), &mut changed);
+    let sql = format!(
+        "UPDATE {target} SET status = ?, status_changed_at = ?, status_reason = ?, status_message = ?, \
+         next_retry_at = ?, retry_count = retry_count + ?, parked_at = NULL \
+         WHERE {condition} AND status IN ('NEW', 'RETRY')"
+    );
+    session.execute("outbox.record", &sql, changed).await?;
+    if parks(outcome) {
+        park_lanes(session, channel, now, due_at, rows).await
+    } else {
+        // Whoever waited for these waits no longer.
+        unpark_behind(session, channel, ids).await
+    }
+}
+
+/// Whether later rows of the lane wait for one that ended so.
+fn parks(outcome: &OutboxOutcome) -> bool {
+    match outcome {
+        OutboxOutcome::Sent => false,
+        OutboxOutcome::Retry { park, .. } | OutboxOutcome::Failed { park, .. } => *park,
+    }
 }
 
 /// Puts FAILED rows back. Runs in a transaction.
@@ -215,74 +252,58 @@ pub(crate) async fn counts(
 }
 
 /// Lets the rows behind these heads go on.
-async fn unpark_behind(session: &mut Session<'_>, channel: &ChannelName, sent: Vec<i64>) -> StoreResult<()> {
+async fn unpark_behind(session: &mut Session<'_>, channel: &ChannelName, heads: Vec<i64>) -> StoreResult<()> {
     let mut keys = values![channel.as_str()];
-    let chosen = session.one_of("head_outbox_id", sent, &mut keys);
+    let chosen = session.one_of("head_outbox_id", heads, &mut keys);
     let sql = format!(
         "SELECT lane FROM parked_lanes WHERE channel = ? AND {chosen} ORDER BY lane {}",
         session.dialect().for_update()
     );
     let mut lanes = Vec::new();
-    for row in session.rows("outbox.heads", &sql, keys).await? {
+    for row in session.rows("outbox.unparked", &sql, keys).await? {
         lanes.push(row.long("lane")?);
     }
     if lanes.is_empty() {
         return Ok(());
     }
-    let mut keys = values![channel.as_str()];
-    let chosen = session.one_of("lane", lanes.clone(), &mut keys);
-    session
-        .execute(
-            "outbox.unpark_lanes",
-            &format!("DELETE FROM parked_lanes WHERE channel = ? AND {chosen}"),
-            keys,
-        )
-        .await?;
-    let (parked_channel, condition) = session.dialect().partial(&EVENT_OUTBOX.indexes[2], "");
-    let mut keys = values![channel.as_str()];
-    let chosen = session.one_of("lane", lanes, &mut keys);
-    let sql = format!(
-        "UPDATE event_outbox SET parked_at = NULL WHERE {parked_channel} = ?{condition} AND {chosen}"
-    );
+    let mut keys = values![];
+    let chosen = session.choose_from("parked_lanes", "lane", lanes.clone(), &mut keys);
+    keys.extend(values![channel.as_str()]);
+    let sql = format!("{} WHERE {} AND channel = ?", chosen.delete, chosen.condition);
+    session.execute("outbox.unpark_lanes", &sql, keys).await?;
+    let (parked_channel, parked) = session.dialect().partial(&EVENT_OUTBOX.indexes[2], "");
+    let mut keys = values![];
+    let Chosen { target, condition, .. } =
+        session.choose_for_update("event_outbox", "lane", lanes, &mut keys);
+    keys.extend(values![channel.as_str()]);
+    let sql =
+        format!("UPDATE {target} SET parked_at = NULL WHERE {condition} AND {parked_channel} = ?{parked}");
     session.execute("outbox.unpark", &sql, keys).await?;
     Ok(())
 }
 
-/// Makes lanes wait for their failed rows.
+/// Makes lanes wait for these rows.
 async fn park_lanes(
     session: &mut Session<'_>,
     channel: &ChannelName,
     now: DateTime<Utc>,
     due_at: Option<DateTime<Utc>>,
-    heads: impl Iterator<Item = &OutboxResult>,
+    heads: &[&OutboxResult],
 ) -> StoreResult<()> {
-    let mut rows = Vec::new();
     let mut parked: Vec<Value<'_>> = Vec::new();
     for head in heads {
-        rows.push("(?, ?, ?, ?, ?)");
         parked.extend(values![channel.as_str(), head.lane.to_stored(), head.outbox_id, due_at, now]);
     }
     let dialect = session.dialect();
-    // Of two failed rows of one lane the earlier is the head: order is what parking is for.
     let sql = format!(
-        "INSERT INTO parked_lanes (channel, lane, head_outbox_id, due_at, parked_at) VALUES {} {} \
-         due_at = CASE WHEN {new_head} <= parked_lanes.head_outbox_id THEN {new_due} ELSE parked_lanes.due_at END, \
-         head_outbox_id = CASE WHEN {new_head} < parked_lanes.head_outbox_id THEN {new_head} ELSE parked_lanes.head_outbox_id END",
-        rows.join(", "),
+        "{} {} head_outbox_id = {}, due_at = {}",
+        insert_sql(&PARKED_LANES, heads.len()),
         dialect.on_conflict("channel, lane"),
-        new_head = dialect.inserted("head_outbox_id"),
-        new_due = dialect.inserted("due_at"),
+        dialect.inserted("head_outbox_id"),
+        dialect.inserted("due_at"),
     );
     session.execute("outbox.park_lanes", &sql, parked).await?;
     Ok(())
-}
-
-fn ids_of(results: &[OutboxResult], wanted: impl Fn(&OutboxOutcome) -> bool) -> Vec<i64> {
-    results
-        .iter()
-        .filter(|result| wanted(&result.outcome))
-        .map(|result| result.outbox_id.cast_signed())
-        .collect()
 }
 
 fn ready_index() -> &'static Index {

@@ -8,7 +8,7 @@ use uuid::Uuid;
 use crate::ops::leases::{fence, fenced, holder_is_gone};
 use crate::rows::{insert_sql, read_timer, select_list, timer_values};
 use crate::schema::TIMERS;
-use crate::sql::{Session, unreadable, values};
+use crate::sql::{Session, code, readable, unreadable, values};
 
 pub(crate) async fn schedule(session: &mut Session<'_>, timer: &NewTimer) -> StoreResult<()> {
     session.execute("timers.schedule", &insert_sql(&TIMERS, 1), timer_values(timer)).await?;
@@ -35,7 +35,6 @@ pub(crate) async fn claim(
     now: DateTime<Utc>,
     limit: u32,
 ) -> StoreResult<Vec<Timer>> {
-    fence(session, std::slice::from_ref(grant)).await?;
     let sql = format!(
         "UPDATE timers SET state = ?, state_changed_at = ?, state_reason = 'holder-gone', \
          claimed_by_id = NULL, claimed_epoch = NULL WHERE state = 'running' AND {}",
@@ -68,6 +67,7 @@ pub(crate) async fn claim(
     let mut changed = values![running.as_str(), now, now, grant.lease.as_str(), grant.epoch];
     changed.extend(taken.iter().flat_map(|timer| values![timer.timer.timer_id]));
     session.execute("timers.claim", &sql, changed).await?;
+    fence(session, std::slice::from_ref(grant)).await?;
     Ok(taken)
 }
 
@@ -79,7 +79,6 @@ pub(crate) async fn finish(
     outcome: &TimerOutcome,
     now: DateTime<Utc>,
 ) -> StoreResult<()> {
-    fence(session, std::slice::from_ref(grant)).await?;
     let (assignments, mut changed) = match outcome {
         TimerOutcome::Succeeded => {
             let state = step(TaskState::Running, TaskStep::Succeed)?;
@@ -87,7 +86,7 @@ pub(crate) async fn finish(
         }
         TimerOutcome::Failed { error_code, error_message, retry_at } => {
             let failed = step(TaskState::Running, TaskStep::Fail)?;
-            let failure = values![error_code.as_str(), error_message.as_str(), now];
+            let failure = values![code(error_code), readable(error_message), now];
             let (state, mut changed) = match retry_at {
                 None => (failed, values![failed.as_str(), now]),
                 Some(at) => {
@@ -111,7 +110,7 @@ pub(crate) async fn finish(
     changed.extend(values![now, timer_id, grant.lease.as_str(), grant.epoch]);
     match session.execute("timers.finish", &sql, changed).await? {
         0 => Err(fenced(grant)),
-        _ => Ok(()),
+        _ => fence(session, std::slice::from_ref(grant)).await,
     }
 }
 

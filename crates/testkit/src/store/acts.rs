@@ -79,7 +79,7 @@ pub async fn stale_and_fresh(store: &dyn Store) -> (LeaseGrant, LeaseGrant) {
 pub async fn sequence_all(store: &dyn Store, lease: &LeaseGrant) -> u64 {
     let mut total = 0;
     loop {
-        let sequenced = store.sequence(lease, 0, 100).await.expect("sequence");
+        let sequenced = store.sequence(lease, 100).await.expect("sequence");
         total += sequenced.count;
         if sequenced.count == 0 {
             return total;
@@ -110,7 +110,7 @@ pub fn all_partitions() -> Vec<u16> {
 /// Everything of a channel that is due.
 pub async fn claim(store: &dyn Store, channel: &ChannelName, now: DateTime<Utc>) -> Vec<OutboxItem> {
     let partitions = all_partitions();
-    let claim = OutboxClaim { channel, partitions: &partitions, limit: 10_000, after: 0, now };
+    let claim = OutboxClaim { channel, partitions: &partitions, limit: 10_000, now };
     store.claim_outbox(&claim).await.expect("claim outbox rows")
 }
 

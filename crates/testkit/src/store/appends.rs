@@ -320,3 +320,21 @@ pub async fn a_refused_append_takes_its_transaction_with_it(fixture: &impl Store
     tx.rollback().await.expect("roll back");
     Picture::read(&*store, &scope).await.assert_unchanged_since(&before, "a refused transaction");
 }
+
+/// A caller that takes a refusal for an answer and commits its own change leaves no version without its event.
+pub async fn a_refused_append_leaves_nothing_behind_when_its_transaction_commits(
+    fixture: &impl StoreFixture,
+) {
+    let store = fixture.store().await;
+    let first = OrderFacts::of_new_order().placed().append();
+    append(&*store, &first).await;
+    let mut second = OrderFacts::about(&first.aggregate, 1).paid().append();
+    second.events[0].event_id = first.events[0].event_id;
+    let mut tx = store.begin().await.expect("begin");
+    assert_refused!(tx.append(&second).await, StoreError::DuplicateEvent(_), "one id for two events");
+    // Where the refusal has ended the transaction, the commit says so or undoes everything: both are fine.
+    let _ = tx.commit().await;
+    let row = store.load(&first.aggregate, None).await.expect("load").aggregate.expect("it exists");
+    let events = store.events_of(&first.aggregate, 0, 10).await.expect("events_of");
+    assert_eq!((row.version, events.len()), (1, 1), "the version is the number of events");
+}

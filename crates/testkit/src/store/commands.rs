@@ -13,6 +13,7 @@ use towpath_core::ports::store::{
 use super::StoreFixture;
 use super::acts::{append, assert_refused, hold, hold_new_lease, stale_and_fresh, versions_of};
 use super::audit::{Picture, Scope};
+use super::facts::COMMAND_TYPES;
 use super::facts::{
     OrderFacts, completed, context, failed, full_context, instance, moment, new_channel, new_command_id,
     new_event_id, new_lease, new_order, payload, place,
@@ -120,8 +121,9 @@ pub async fn claimers_never_share_a_command(fixture: &impl StoreFixture) {
         claimers.push(async move {
             let mut claimed = Vec::new();
             loop {
-                let records =
-                    taking_turns(|| store.claim_commands(&lease, moment(1), 7)).await.expect("claim");
+                let records = taking_turns(|| store.claim_commands(&lease, COMMAND_TYPES, moment(1), 7))
+                    .await
+                    .expect("claim");
                 if records.is_empty() {
                     return claimed;
                 }
@@ -153,21 +155,25 @@ pub async fn only_commands_of_a_gone_holder_are_recovered(fixture: &impl StoreFi
     let commands = [place(&new_order()), place(&new_order())];
     for (command, lease) in commands.iter().zip([&first, &other]) {
         store.accept_command(command).await.expect("accept");
-        assert_eq!(store.claim_commands(lease, moment(1), 10).await.expect("claim").len(), 1);
+        assert_eq!(store.claim_commands(lease, COMMAND_TYPES, moment(1), 10).await.expect("claim").len(), 1);
     }
     let decades_later = Utc.timestamp_opt(2_082_758_400, 0).single().expect("a moment in 2036");
-    let recovered = store.recover_commands(decades_later).await.expect("recover");
+    let recovered = store.recover_commands(decades_later, 100).await.expect("recover");
     assert_eq!(recovered, 0, "leases live by the database's clock, and both live");
 
     let second = hold(&*store, &restarts, &instance("one")).await;
-    assert_eq!(store.recover_commands(moment(2)).await.expect("recover"), 1, "without waiting for anything");
-    assert_eq!(store.recover_commands(moment(2)).await.expect("recover"), 0, "once");
+    assert_eq!(
+        store.recover_commands(moment(2), 100).await.expect("recover"),
+        1,
+        "without waiting for anything"
+    );
+    assert_eq!(store.recover_commands(moment(2), 100).await.expect("recover"), 0, "once");
     let recovered = store.command(&commands[0].command_id).await.expect("command").expect("recorded");
     assert_eq!((recovered.status, recovered.claim), (CommandStatus::Pending, None));
     let untouched = store.command(&commands[1].command_id).await.expect("command").expect("recorded");
     assert_eq!((untouched.status, untouched.claim), (CommandStatus::Processing, Some(other)));
 
-    let claimed = store.claim_commands(&second, moment(3), 10).await.expect("claim");
+    let claimed = store.claim_commands(&second, COMMAND_TYPES, moment(3), 10).await.expect("claim");
     assert_eq!(claimed.len(), 1, "it can be claimed again");
     assert_eq!(claimed[0].claim, Some(second));
 }
@@ -179,14 +185,14 @@ pub async fn commands_of_a_released_or_expired_lease_are_recovered(fixture: &imp
         let command = place(&new_order());
         store.accept_command(&command).await.expect("accept");
         let lease = hold_new_lease(&*store).await;
-        assert_eq!(store.claim_commands(&lease, moment(1), 10).await.expect("claim").len(), 1);
-        assert_eq!(store.recover_commands(moment(2)).await.expect("recover"), 0, "its holder lives");
+        assert_eq!(store.claim_commands(&lease, COMMAND_TYPES, moment(1), 10).await.expect("claim").len(), 1);
+        assert_eq!(store.recover_commands(moment(2), 100).await.expect("recover"), 0, "its holder lives");
         if releases {
             store.release_lease(&lease).await.expect("release");
         } else {
             store.renew_lease(&lease, Duration::ZERO).await.expect("let it run out");
         }
-        assert_eq!(store.recover_commands(moment(2)).await.expect("recover"), 1, "its holder is gone");
+        assert_eq!(store.recover_commands(moment(2), 100).await.expect("recover"), 1, "its holder is gone");
         let record = store.command(&command.command_id).await.expect("command").expect("recorded");
         assert_eq!(record.status, CommandStatus::Pending);
         let direct = completed(&command, Found::Nowhere, None);
@@ -196,7 +202,7 @@ pub async fn commands_of_a_released_or_expired_lease_are_recovered(fixture: &imp
             "it is still recorded"
         );
         let next = hold_new_lease(&*store).await;
-        assert_eq!(store.claim_commands(&next, moment(3), 10).await.expect("claim").len(), 1);
+        assert_eq!(store.claim_commands(&next, COMMAND_TYPES, moment(3), 10).await.expect("claim").len(), 1);
         let done = completed(&command, Found::Claimed(next), None);
         store.complete_command(&done).await.expect("complete");
     }
@@ -208,15 +214,15 @@ pub async fn a_claim_in_an_older_epoch_leaves_nothing_stuck(fixture: &impl Store
     let (stale, fresh) = stale_and_fresh(&*store).await;
     let command = place(&new_order());
     store.accept_command(&command).await.expect("accept");
-    match store.claim_commands(&stale, moment(1), 10).await {
+    match store.claim_commands(&stale, COMMAND_TYPES, moment(1), 10).await {
         Ok(claimed) => {
-            let recovered = store.recover_commands(moment(2)).await.expect("recover");
+            let recovered = store.recover_commands(moment(2), 100).await.expect("recover");
             assert_eq!(recovered, claimed.len() as u64);
         }
         Err(StoreError::Fenced { .. }) => {}
         Err(other) => panic!("expected Fenced, got {other:?}"),
     }
-    assert_eq!(store.claim_commands(&fresh, moment(3), 10).await.expect("claim").len(), 1);
+    assert_eq!(store.claim_commands(&fresh, COMMAND_TYPES, moment(3), 10).await.expect("claim").len(), 1);
 }
 
 /// Claimed, then completed with its effect: once.
@@ -225,10 +231,14 @@ pub async fn a_claimed_command_completes_once(fixture: &impl StoreFixture) {
     let lease = hold_new_lease(&*store).await;
     let command = place(&new_order());
     store.accept_command(&command).await.expect("accept");
-    let claimed = store.claim_commands(&lease, moment(1), 10).await.expect("claim");
+    let claimed = store.claim_commands(&lease, COMMAND_TYPES, moment(1), 10).await.expect("claim");
     assert_eq!(claimed.len(), 1);
     assert_eq!((&claimed[0].command, claimed[0].status_changed_at), (&command, moment(1)));
-    assert_eq!(store.claim_commands(&lease, moment(1), 10).await.expect("claim"), [], "it is claimed");
+    assert_eq!(
+        store.claim_commands(&lease, COMMAND_TYPES, moment(1), 10).await.expect("claim"),
+        [],
+        "it is claimed"
+    );
 
     let facts =
         OrderFacts::about(&command.aggregate, 0).placed().routed(&[new_channel()]).caused_by(&command);
@@ -253,7 +263,11 @@ pub async fn a_claimed_command_completes_once(fixture: &impl StoreFixture) {
         "failing it after all"
     );
     Picture::read(&*store, &scope).await.assert_unchanged_since(&before, "a second end");
-    assert_eq!(store.claim_commands(&lease, moment(99), 10).await.expect("claim"), [], "it is done");
+    assert_eq!(
+        store.claim_commands(&lease, COMMAND_TYPES, moment(99), 10).await.expect("claim"),
+        [],
+        "it is done"
+    );
 }
 
 /// Between the claim and the end the command was recovered and claimed by another: the sleeper cannot end it.
@@ -262,9 +276,9 @@ pub async fn a_command_that_was_taken_over_cannot_be_ended_by_the_sleeper(fixtur
     let command = place(&new_order());
     store.accept_command(&command).await.expect("accept");
     let sleeper = hold_new_lease(&*store).await;
-    assert_eq!(store.claim_commands(&sleeper, moment(1), 10).await.expect("claim").len(), 1);
+    assert_eq!(store.claim_commands(&sleeper, COMMAND_TYPES, moment(1), 10).await.expect("claim").len(), 1);
     store.renew_lease(&sleeper, Duration::ZERO).await.expect("let it run out");
-    assert_eq!(store.recover_commands(moment(2)).await.expect("recover"), 1);
+    assert_eq!(store.recover_commands(moment(2), 100).await.expect("recover"), 1);
 
     let facts = OrderFacts::about(&command.aggregate, 0).placed().caused_by(&command);
     let late = completed(&command, Found::Claimed(sleeper.clone()), Some(facts.append()));
@@ -273,7 +287,10 @@ pub async fn a_command_that_was_taken_over_cannot_be_ended_by_the_sleeper(fixtur
     for taken in [false, true] {
         if taken {
             let successor = hold_new_lease(&*store).await;
-            assert_eq!(store.claim_commands(&successor, moment(3), 10).await.expect("claim").len(), 1);
+            assert_eq!(
+                store.claim_commands(&successor, COMMAND_TYPES, moment(3), 10).await.expect("claim").len(),
+                1
+            );
         }
         let before = Picture::read(&*store, &scope).await;
         assert_refused!(
@@ -296,7 +313,7 @@ pub async fn a_failed_command_is_claimed_when_its_retry_is_due(fixture: &impl St
     let lease = hold_new_lease(&*store).await;
     let command = place(&new_order());
     store.accept_command(&command).await.expect("accept");
-    store.claim_commands(&lease, moment(1), 10).await.expect("claim");
+    store.claim_commands(&lease, COMMAND_TYPES, moment(1), 10).await.expect("claim");
     let failure = failed(&command, Found::Claimed(lease.clone()), 1, Some(moment(10)));
     store.fail_command(&failure).await.expect("fail");
     let record = store.command(&command.command_id).await.expect("command").expect("recorded");
@@ -305,18 +322,26 @@ pub async fn a_failed_command_is_claimed_when_its_retry_is_due(fixture: &impl St
 
     let just_before = moment(10) - Duration::from_micros(1);
     assert_eq!(
-        store.claim_commands(&lease, just_before, 10).await.expect("claim"),
+        store.claim_commands(&lease, COMMAND_TYPES, just_before, 10).await.expect("claim"),
         [],
         "not before it is due"
     );
-    assert_eq!(store.recover_commands(just_before).await.expect("recover"), 0, "it is not stuck, it waits");
-    let claimed = store.claim_commands(&lease, moment(10), 10).await.expect("claim");
+    assert_eq!(
+        store.recover_commands(just_before, 100).await.expect("recover"),
+        0,
+        "it is not stuck, it waits"
+    );
+    let claimed = store.claim_commands(&lease, COMMAND_TYPES, moment(10), 10).await.expect("claim");
     assert_eq!(claimed.len(), 1, "when it is due");
     assert_eq!(claimed[0].retry_count, 1, "retries are remembered");
 
     let failure = failed(&command, Found::Claimed(lease.clone()), 1, None);
     store.fail_command(&failure).await.expect("fail for good");
-    assert_eq!(store.claim_commands(&lease, moment(1_000_000), 10).await.expect("claim"), [], "never");
+    assert_eq!(
+        store.claim_commands(&lease, COMMAND_TYPES, moment(1_000_000), 10).await.expect("claim"),
+        [],
+        "never"
+    );
 }
 
 /// A failed command may be sent again by its sender; a sender that read an older failure is refused.
@@ -434,7 +459,7 @@ pub async fn command_counts_follow_the_statuses(fixture: &impl StoreFixture) {
         store.accept_command(&place(&new_order())).await.expect("accept");
     }
     assert_eq!(counts(&*store).await, [3, 0, 0, 0]);
-    let claimed = store.claim_commands(&lease, moment(1), 2).await.expect("claim");
+    let claimed = store.claim_commands(&lease, COMMAND_TYPES, moment(1), 2).await.expect("claim");
     assert_eq!(claimed.len(), 2, "the limit holds");
     assert_eq!(counts(&*store).await, [1, 2, 0, 0]);
     let done = completed(&claimed[0].command, Found::Claimed(lease.clone()), None);
@@ -458,4 +483,121 @@ fn again_with_new_events(first: &CompletedCommand) -> CompletedCommand {
         event.event_id = new_event_id();
     }
     again
+}
+
+/// Commands of types that an instance does not know stay for one that does.
+pub async fn commands_of_unknown_types_are_left_to_others(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let lease = hold_new_lease(&*store).await;
+    let command = place(&new_order());
+    store.accept_command(&command).await.expect("accept");
+    for types in [&[][..], &["order.unheard"]] {
+        assert_eq!(store.claim_commands(&lease, types, moment(1), 10).await.expect("claim"), []);
+    }
+    assert_eq!(store.claim_commands(&lease, COMMAND_TYPES, moment(1), 10).await.expect("claim").len(), 1);
+}
+
+/// What a living holder could not end, it gives back; what is not its own it cannot.
+pub async fn claimed_commands_can_be_given_back(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let (lease, other) = (hold_new_lease(&*store).await, hold_new_lease(&*store).await);
+    let command = place(&new_order());
+    let ids = std::slice::from_ref(&command.command_id);
+    store.accept_command(&command).await.expect("accept");
+    store.claim_commands(&lease, COMMAND_TYPES, moment(1), 10).await.expect("claim");
+    assert_eq!(store.return_commands(&other, ids, moment(2)).await.expect("return"), 0, "not its own");
+    assert_eq!(store.return_commands(&lease, ids, moment(2)).await.expect("return"), 1);
+    assert_eq!(store.return_commands(&lease, ids, moment(2)).await.expect("return"), 0, "once");
+    assert_eq!(store.claim_commands(&other, COMMAND_TYPES, moment(3), 10).await.expect("claim").len(), 1);
+}
+
+/// A command that takes down its holder again and again is given up in the end (P8).
+pub async fn a_command_that_loses_its_holder_too_often_is_given_up(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let lease = super::facts::new_lease();
+    let command = place(&new_order());
+    store.accept_command(&command).await.expect("accept");
+    for lives in 0..3 {
+        let grant = super::acts::hold(&*store, &lease, &super::facts::instance("crashing")).await;
+        let claimed = store.claim_commands(&grant, COMMAND_TYPES, moment(lives), 10).await.expect("claim");
+        assert_eq!(claimed.len(), 1, "life {lives}");
+        // Its next life takes a higher epoch, and that tells.
+        super::acts::hold(&*store, &lease, &super::facts::instance("crashing")).await;
+        assert_eq!(store.recover_commands(moment(lives), 2).await.expect("recover"), 1);
+    }
+    let record = store.command(&command.command_id).await.expect("read").expect("it is there");
+    assert_eq!((record.status, record.claim), (CommandStatus::Failed, None));
+    let grant = super::acts::hold(&*store, &lease, &super::facts::instance("crashing")).await;
+    assert_eq!(store.claim_commands(&grant, COMMAND_TYPES, moment(9), 10).await.expect("claim"), []);
+}
+
+/// A failed command that is sent again for later is due at once, unless somebody else has moved it.
+pub async fn a_failed_command_can_be_requeued(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let lease = hold_new_lease(&*store).await;
+    let command = place(&new_order());
+    store.fail_command(&failed(&command, Found::Nowhere, 2, None)).await.expect("fail");
+    assert!(
+        !store.requeue_command(&command.command_id, 1, moment(1)).await.expect("requeue"),
+        "it has moved on"
+    );
+    assert!(store.requeue_command(&command.command_id, 2, moment(1)).await.expect("requeue"));
+    assert!(!store.requeue_command(&command.command_id, 2, moment(1)).await.expect("requeue"), "once");
+    assert_eq!(store.claim_commands(&lease, COMMAND_TYPES, moment(1), 10).await.expect("claim").len(), 1);
+}
+
+/// Why a command failed may quote what somebody sent: any text can be recorded, as far as it can be kept.
+pub async fn any_message_can_be_recorded(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let messages = [
+        ("a\0b".to_owned(), "a"),
+        ("x".repeat(100_000), "xxxx"),
+        ("🦆".repeat(30_000), "🦆🦆"),
+        ("\u{1b}[31m".to_owned(), ""),
+    ];
+    for (message, begins) in messages {
+        let command = place(&new_order());
+        let mut failure = failed(&command, Found::Nowhere, 0, None);
+        (failure.reason, failure.message) = (message.clone(), message);
+        store.fail_command(&failure).await.expect("fail");
+        let record = store.command(&command.command_id).await.expect("read").expect("it is recorded");
+        let kept = record.status_message.expect("a message");
+        assert!(
+            kept.starts_with(begins) && !kept.contains('\0'),
+            "{:?}",
+            kept.chars().take(9).collect::<String>()
+        );
+    }
+}
+
+/// A command that waits for somebody's lock does not keep its instance from renewing its lease meanwhile (P7, P8).
+pub async fn a_command_that_waits_for_a_lock_does_not_hold_its_lease(fixture: &impl StoreFixture) {
+    let (store, slow) = (fixture.store().await, fixture.store().await);
+    let order = new_order();
+    super::acts::append(&*store, &super::facts::OrderFacts::about(&order, 0).placed().append()).await;
+    let lease = hold_new_lease(&*store).await;
+    let mut command = super::facts::OrderFacts::about(&order, 1).paid().command();
+    store.accept_command(&command.command).await.expect("accept");
+    store.claim_commands(&lease, COMMAND_TYPES, moment(1), 10).await.expect("claim");
+    command.found = Found::Claimed(lease.clone());
+    if !store.promises().concurrent_writers {
+        // Nobody writes beside an open writer there, the heartbeat included: what is bounded is the waiting.
+        store.complete_command(&command).await.expect("complete");
+        return;
+    }
+    let mut tx = slow.begin().await.expect("begin");
+    tx.append(&super::facts::OrderFacts::about(&order, 1).noted("first").append()).await.expect("append");
+    let waiting = {
+        let (store, command) = (std::sync::Arc::clone(&store), command.clone());
+        tokio::spawn(async move { store.complete_command(&command).await })
+    };
+    assert!(!super::waiting::fair_chance(&waiting).await, "the command waits for the open transaction");
+    super::waiting::in_time(
+        "renewing the lease",
+        store.renew_lease(&lease, std::time::Duration::from_secs(60)),
+    )
+    .await
+    .expect("renew");
+    tx.rollback().await.expect("roll back");
+    super::waiting::answer_of(waiting).await.expect("complete");
 }

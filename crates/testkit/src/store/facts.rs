@@ -21,6 +21,9 @@ use uuid::Uuid;
 
 use crate::clock::VirtualClock;
 
+/// The types of the commands that the cases send.
+pub const COMMAND_TYPES: &[&str] = &["order.place", "order.cancel"];
+
 /// The start of [`VirtualClock`], so many seconds later.
 pub fn moment(seconds: u64) -> DateTime<Utc> {
     VirtualClock::start() + Duration::from_secs(seconds)

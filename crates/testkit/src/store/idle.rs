@@ -10,6 +10,7 @@ use super::acts::{
     LONG, append, claim, drain, hold_new_lease, record, result, retry, schedule, sequence_all, whole_log,
 };
 use super::audit::{Scope, check_finished};
+use super::facts::COMMAND_TYPES;
 use super::facts::{
     OrderFacts, completed, handler, instance, moment, new_channel, new_event_id, new_lease, new_order, place,
     timer,
@@ -50,12 +51,15 @@ pub async fn an_idle_transaction_elsewhere_stalls_nothing(fixture: &impl StoreFi
 
         let accepted = place(&new_order());
         store.accept_command(&accepted).await.expect("accept");
-        assert_eq!(store.claim_commands(&lease, moment(9), 10).await.expect("claim commands").len(), 1);
+        assert_eq!(
+            store.claim_commands(&lease, COMMAND_TYPES, moment(9), 10).await.expect("claim commands").len(),
+            1
+        );
         store
             .complete_command(&completed(&accepted, Found::Claimed(lease.clone()), None))
             .await
             .expect("complete");
-        assert_eq!(store.recover_commands(moment(9)).await.expect("recover"), 0);
+        assert_eq!(store.recover_commands(moment(9), 100).await.expect("recover"), 0);
 
         let mut tx = store.begin().await.expect("begin");
         let first = tx.mark_inbox(new_event_id(), &handler("idle"), moment(9)).await.expect("mark");

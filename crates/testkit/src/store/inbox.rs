@@ -178,3 +178,25 @@ async fn fail(store: &dyn Store, event_id: EventId, handler: &HandlerName, dead:
     };
     store.fail_delivery(&failure).await.expect("record a failed delivery")
 }
+
+/// A delivery that was given up stays so until an operator decides: a redelivery has no effect and is no new failure.
+pub async fn a_dead_delivery_stays_dead(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let (event_id, handler) =
+        (EventId(uuid::Uuid::now_v7()), HandlerName::new("ship").expect("a handler name"));
+    let failure = |dead| InboxFailure {
+        event_id,
+        handler: &handler,
+        reason: "poison",
+        message: "it cannot be read",
+        failed_at: moment(1),
+        dead,
+    };
+    assert_eq!(store.fail_delivery(&failure(true)).await.expect("fail"), 1);
+    let mut tx = store.begin().await.expect("begin");
+    assert_eq!(tx.mark_inbox(event_id, &handler, moment(2)).await.expect("mark"), InboxMark::Dead);
+    tx.rollback().await.expect("rollback");
+    store.fail_delivery(&failure(false)).await.expect("fail again");
+    let entry = store.inbox_entry(event_id, &handler).await.expect("read").expect("it is there");
+    assert_eq!((entry.status, entry.retry_count), (InboxStatus::Dead, 1));
+}

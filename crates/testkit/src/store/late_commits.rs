@@ -7,31 +7,57 @@
 use std::sync::Arc;
 
 use towpath_core::ids::ChannelName;
-use towpath_core::ports::store::{Append, CompletedCommand, LeaseGrant, OutboxClaim, OutboxItem, Store};
+use towpath_core::ports::store::{Append, CompletedCommand, LeaseGrant, Store};
 
 use super::StoreFixture;
-use super::acts::{all_partitions, claim, drain, hold_new_lease, record_sent, sequence_all, whole_log};
+use super::acts::{claim, drain, hold_new_lease, record_sent, sequence_all, whole_log};
 use super::facts::{OrderFacts, moment, new_channel};
 use super::waiting::{answer_of, fair_chance, in_time, taking_turns};
 
 /// An event that commits late gets the next position and goes out.
 pub async fn a_late_commit_is_neither_skipped_nor_lost(fixture: &impl StoreFixture) {
-    run(fixture, End::Commit, Hints::Ignored).await;
+    run(fixture, End::Commit).await;
 }
 
 /// An event that is rolled back late leaves no gap and goes nowhere.
 pub async fn a_late_rollback_leaves_no_gap(fixture: &impl StoreFixture) {
-    run(fixture, End::Rollback, Hints::Ignored).await;
+    run(fixture, End::Rollback).await;
 }
 
-/// A caller that used the hints finds the late event as soon as it looks from the beginning again.
-pub async fn a_late_commit_is_found_when_the_hint_goes_back_to_zero(fixture: &impl StoreFixture) {
-    run(fixture, End::Commit, Hints::Used).await;
-}
+/// What follows a late event of the same aggregate comes behind it, in the log and on its channel (P3).
+pub async fn a_late_commit_keeps_its_place_before_its_successors(fixture: &impl StoreFixture) {
+    let (slow, store) = (fixture.store().await, fixture.store().await);
+    if !store.promises().concurrent_writers {
+        // Nobody can commit beside an open writer, so nobody is late.
+        return run(fixture, End::Commit).await;
+    }
+    let lease = hold_new_lease(&*store).await;
+    let channel = new_channel();
+    let routed = std::slice::from_ref(&channel);
+    let late = OrderFacts::of_new_order().placed().routed(routed).append();
+    let mut tx = slow.begin().await.expect("begin");
+    tx.append(&late).await.expect("append");
+    for _ in 0..5 {
+        let other = OrderFacts::of_new_order().placed().routed(routed).command();
+        store.complete_command(&other).await.expect("complete");
+    }
+    assert_eq!(sequence_all(&*store, &lease).await, 5);
+    drain(&*store, &lease, &channel, moment(9)).await;
+    tx.commit().await.expect("commit late");
+    let key = late.aggregate;
+    let mut next = OrderFacts::of_new_order().paid().routed(routed).append();
+    (next.aggregate, next.expected) = (key.clone(), towpath_core::ports::store::Expected::Exactly(1));
+    super::acts::append(&*store, &next).await;
 
-/// The same with a rollback: the hints lead past nothing.
-pub async fn a_late_rollback_leaves_no_gap_for_a_caller_with_hints(fixture: &impl StoreFixture) {
-    run(fixture, End::Rollback, Hints::Used).await;
+    sequence_all(&*store, &lease).await;
+    let of_late = |events: Vec<towpath_core::envelope::EventEnvelope>| -> Vec<u64> {
+        let of_late = events.into_iter().filter(|event| event.aggregate == key);
+        of_late.map(|event| event.aggregate_version).collect()
+    };
+    let log = whole_log(&*store).await.into_iter().map(|event| event.envelope).collect();
+    assert_eq!(of_late(log), [1, 2], "in the log");
+    let claimed = claim(&*store, &channel, moment(9)).await.into_iter().map(|item| item.event).collect();
+    assert_eq!(of_late(claimed), [1, 2], "on the channel");
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -40,20 +66,14 @@ enum End {
     Rollback,
 }
 
-#[derive(Clone, Copy, PartialEq)]
-enum Hints {
-    Ignored,
-    Used,
-}
-
-async fn run(fixture: &impl StoreFixture, end: End, hints: Hints) {
+async fn run(fixture: &impl StoreFixture, end: End) {
     let channel = new_channel();
     let late = OrderFacts::of_new_order().placed().paid().routed(std::slice::from_ref(&channel)).append();
     let others: Vec<_> = (0..5)
         .map(|_| OrderFacts::of_new_order().placed().routed(std::slice::from_ref(&channel)).command())
         .collect();
     if fixture.store().await.promises().concurrent_writers {
-        others_overtake(fixture, &channel, &late, &others, end, hints).await;
+        others_overtake(fixture, &channel, &late, &others, end).await;
     } else {
         others_wait(fixture, &channel, &late, others, end).await;
     }
@@ -66,7 +86,6 @@ async fn others_overtake(
     late: &Append,
     others: &[CompletedCommand],
     end: End,
-    hints: Hints,
 ) {
     let (slow, store) = (fixture.store().await, fixture.store().await);
     let lease = hold_new_lease(&*store).await;
@@ -76,7 +95,7 @@ async fn others_overtake(
     for other in others {
         in_time("a write beside an open transaction", store.complete_command(other)).await.expect("complete");
     }
-    let sequenced = in_time("sequencing", store.sequence(&lease, 0, 100)).await.expect("sequence");
+    let sequenced = in_time("sequencing", store.sequence(&lease, 100)).await.expect("sequence");
     assert_eq!((sequenced.count, sequenced.head), (5, 5), "the committed ones get positions at once");
     let items = in_time("claiming", claim(&*store, channel, moment(9))).await;
     assert_eq!(items.len(), 5, "the committed ones go out at once");
@@ -86,16 +105,8 @@ async fn others_overtake(
         End::Commit => tx.commit().await.expect("commit late"),
         End::Rollback => tx.rollback().await.expect("roll back late"),
     }
-    let mut counted = 0;
-    let mut claimed = Vec::new();
-    if hints == Hints::Used {
-        counted += store.sequence(&lease, sequenced.taken_up_to, 100).await.expect("sequence").count;
-        let after = items.iter().map(|item| item.outbox_id).max().unwrap_or(0);
-        claimed = claim_after(&*store, channel, after).await;
-        record_sent(&*store, &lease, channel, moment(9), &claimed).await;
-    }
-    counted += sequence_all(&*store, &lease).await;
-    claimed.extend(drain(&*store, &lease, channel, moment(9)).await);
+    let counted = sequence_all(&*store, &lease).await;
+    let claimed = drain(&*store, &lease, channel, moment(9)).await;
     let claimed: Vec<_> = claimed.iter().map(|item| item.event.event_id).collect();
 
     let expected = if end == End::Commit { late.events.as_slice() } else { &[] };
@@ -163,10 +174,4 @@ async fn write_all(store: Arc<dyn Store>, commands: Vec<CompletedCommand>) {
     for command in &commands {
         taking_turns(|| store.complete_command(command)).await.expect("a writer that waited its turn");
     }
-}
-
-async fn claim_after(store: &dyn Store, channel: &ChannelName, after: u64) -> Vec<OutboxItem> {
-    let partitions = all_partitions();
-    let claim = OutboxClaim { channel, partitions: &partitions, limit: 100, after, now: moment(9) };
-    store.claim_outbox(&claim).await.expect("claim outbox rows")
 }

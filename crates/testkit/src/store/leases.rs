@@ -12,6 +12,7 @@ use super::acts::{
     stale_and_fresh,
 };
 use super::audit::{Picture, Scope};
+use super::facts::COMMAND_TYPES;
 use super::facts::{OrderFacts, completed, failed, instance, moment, new_channel, new_lease, place, timer};
 use super::waiting::{all_at_once, taking_turns};
 
@@ -117,7 +118,7 @@ pub async fn a_stale_holder_is_fenced_everywhere_and_changes_nothing(fixture: &i
     for command in [&command, &second] {
         store.accept_command(command).await.expect("accept");
     }
-    assert_eq!(store.claim_commands(&stale, moment(1), 10).await.expect("claim").len(), 2);
+    assert_eq!(store.claim_commands(&stale, COMMAND_TYPES, moment(1), 10).await.expect("claim").len(), 2);
     let due = timer(&sent.aggregate, moment(1));
     schedule(&*store, std::slice::from_ref(&due)).await;
     assert_eq!(store.claim_timers(&stale, moment(1), 10).await.expect("claim").len(), 1);
@@ -130,7 +131,7 @@ pub async fn a_stale_holder_is_fenced_everywhere_and_changes_nothing(fixture: &i
     scope.timers.insert(due.timer_id);
     let before = Picture::read(&*store, &scope).await;
 
-    assert_refused!(store.sequence(&stale, 0, 10).await, StoreError::Fenced { .. }, "sequence");
+    assert_refused!(store.sequence(&stale, 10).await, StoreError::Fenced { .. }, "sequence");
     assert_refused!(store.renew_lease(&stale, LONG).await, StoreError::Fenced { .. }, "renew");
     for outcome in [OutboxOutcome::Sent, super::acts::retry(moment(20), true), super::acts::given_up(true)] {
         let results = [result(&items[0], outcome)];
@@ -157,7 +158,11 @@ pub async fn a_stale_holder_is_fenced_everywhere_and_changes_nothing(fixture: &i
     Picture::read(&*store, &scope).await.assert_unchanged_since(&before, "a stale holder");
 
     assert_eq!(sequence_all(&*store, &fresh).await, 1, "the successor does the work");
-    assert_eq!(store.recover_commands(moment(9)).await.expect("recover"), 2, "what the sleeper had is free");
+    assert_eq!(
+        store.recover_commands(moment(9), 100).await.expect("recover"),
+        2,
+        "what the sleeper had is free"
+    );
 }
 
 /// A batch of results under several leases is refused when one of them is stale.

@@ -117,15 +117,15 @@ macro_rules! store_conformance {
                 one_transaction_carries_several_aggregates,
                 a_duplicate_event_id_is_refused_and_writes_nothing,
                 a_long_append_keeps_its_order,
-                a_refused_append_takes_its_transaction_with_it;
+                a_refused_append_takes_its_transaction_with_it,
+                a_refused_append_leaves_nothing_behind_when_its_transaction_commits;
             races:
                 two_writers_race_for_one_version,
                 eight_writers_lose_nothing_and_leave_no_gaps;
             late_commits:
                 a_late_commit_is_neither_skipped_nor_lost,
                 a_late_rollback_leaves_no_gap,
-                a_late_commit_is_found_when_the_hint_goes_back_to_zero,
-                a_late_rollback_leaves_no_gap_for_a_caller_with_hints;
+                a_late_commit_keeps_its_place_before_its_successors;
             idle:
                 an_idle_transaction_elsewhere_stalls_nothing;
             sequencing:
@@ -157,7 +157,13 @@ macro_rules! store_conformance {
                 the_same_command_twice_at_once_has_one_effect,
                 a_recorded_command_has_no_second_effect,
                 a_command_that_changes_nothing_is_recorded_completed,
-                command_counts_follow_the_statuses;
+                command_counts_follow_the_statuses,
+                commands_of_unknown_types_are_left_to_others,
+                claimed_commands_can_be_given_back,
+                a_command_that_loses_its_holder_too_often_is_given_up,
+                a_failed_command_can_be_requeued,
+                any_message_can_be_recorded,
+                a_command_that_waits_for_a_lock_does_not_hold_its_lease;
             sessions:
                 a_session_loads_and_completes_as_the_store_does,
                 a_session_holds_nothing_between_its_calls,
@@ -173,6 +179,7 @@ macro_rules! store_conformance {
                 a_claimed_row_carries_its_fact,
                 a_claim_respects_partitions_and_limit,
                 sent_rows_are_not_claimed_again,
+                two_failures_in_one_lane_keep_their_order,
                 a_parked_retry_holds_its_lane_until_it_is_sent,
                 a_row_written_while_its_lane_is_parked_waits_too,
                 a_row_written_while_its_lane_is_unparked_is_not_forgotten,
@@ -190,7 +197,8 @@ macro_rules! store_conformance {
                 eight_deliveries_at_once_have_one_effect,
                 handlers_are_independent,
                 failed_deliveries_are_counted,
-                a_delivery_in_retry_can_still_be_handled;
+                a_delivery_in_retry_can_still_be_handled,
+                a_dead_delivery_stays_dead;
             timers:
                 a_timer_survives_to_the_letter,
                 timers_live_and_die_with_their_transaction,

@@ -6,6 +6,7 @@ use towpath_core::ports::store::{CompletedCommand, Found, OutboxOutcome};
 
 use super::StoreFixture;
 use super::acts::{append, claim, hold_new_lease, result};
+use super::facts::COMMAND_TYPES;
 use super::facts::{OrderFacts, completed, moment, new_channel, new_order, place};
 use crate::probe::CountingProbe;
 
@@ -44,7 +45,10 @@ pub async fn a_command_costs_few_round_trips(fixture: &impl StoreFixture) {
                 }
                 Found::Claimed(lease) => {
                     store.accept_command(&completed.command).await.expect("accept");
-                    assert_eq!(store.claim_commands(lease, moment(1), 10).await.expect("claim").len(), 1);
+                    assert_eq!(
+                        store.claim_commands(lease, COMMAND_TYPES, moment(1), 10).await.expect("claim").len(),
+                        1
+                    );
                 }
             }
             probe.take();

@@ -57,7 +57,7 @@ pub async fn two_sequencers_at_once_give_each_event_one_position(fixture: &impl 
             loop {
                 // Asked before the run: what commits before `done` is seen by the run that follows.
                 let last_run = done.load(Ordering::SeqCst);
-                let sequenced = taking_turns(|| store.sequence(&grant, 0, 7)).await.expect("sequence");
+                let sequenced = taking_turns(|| store.sequence(&grant, 7)).await.expect("sequence");
                 given += sequenced.count;
                 if last_run && sequenced.count == 0 {
                     return given;
@@ -70,7 +70,7 @@ pub async fn two_sequencers_at_once_give_each_event_one_position(fixture: &impl 
         let (store, done) = (fixture.store().await, Arc::clone(&writers_are_done));
         tokio::spawn(async move {
             while !done.load(Ordering::SeqCst) {
-                let answer = taking_turns(|| store.sequence(&stale, 0, 7)).await;
+                let answer = taking_turns(|| store.sequence(&stale, 7)).await;
                 assert_refused!(answer, StoreError::Fenced { .. }, "a sequencer of an older epoch");
                 tokio::task::yield_now().await;
             }
@@ -123,7 +123,7 @@ pub async fn a_fenced_sequencer_gives_no_positions(fixture: &impl StoreFixture) 
     let store = fixture.store().await;
     let (stale, fresh) = stale_and_fresh(&*store).await;
     append(&*store, &OrderFacts::of_new_order().placed().append()).await;
-    match store.sequence(&stale, 0, 10).await {
+    match store.sequence(&stale, 10).await {
         Err(StoreError::Fenced { lease, epoch }) => {
             assert_eq!((lease, epoch), (stale.lease.clone(), stale.epoch))
         }
@@ -132,15 +132,11 @@ pub async fn a_fenced_sequencer_gives_no_positions(fixture: &impl StoreFixture) 
     assert_eq!(store.head().await.expect("head"), 0);
     assert_eq!(sequence(&*store, &fresh, 10).await, (1, 1));
     let unknown = LeaseGrant { epoch: fresh.epoch + 1, ..fresh.clone() };
-    assert_refused!(
-        store.sequence(&unknown, 0, 10).await,
-        StoreError::Fenced { .. },
-        "an epoch that never was"
-    );
+    assert_refused!(store.sequence(&unknown, 10).await, StoreError::Fenced { .. }, "an epoch that never was");
 }
 
 async fn sequence(store: &dyn Store, lease: &LeaseGrant, limit: u32) -> (u64, u64) {
-    let Sequenced { count, head, .. } = store.sequence(lease, 0, limit).await.expect("sequence");
+    let Sequenced { count, head, .. } = store.sequence(lease, limit).await.expect("sequence");
     (count, head)
 }
 

@@ -20,6 +20,7 @@ use uuid::{Builder, Uuid};
 
 use super::acts::{LONG, all_partitions, result, retry};
 use super::audit::{Scope, check_finished, check_invariants};
+use super::facts::COMMAND_TYPES;
 use super::facts::{OrderFacts, completed, failed, handler, instance, moment, order, place, timer};
 
 /// A workload; see the module.
@@ -45,7 +46,7 @@ impl Workload {
     /// Runs it, or the rest of it.
     pub async fn run(&self, store: &dyn Store) -> StoreResult<()> {
         let commands = self.acquire(store, "commands").await?;
-        store.recover_commands(now()).await?;
+        store.recover_commands(now(), 100).await?;
         for number in 0..3 {
             store.accept_command(&self.accepted(number)).await?;
         }
@@ -81,7 +82,7 @@ impl Workload {
     /// The commands of the command box: one has an effect, one fails before it has one, one changes nothing.
     async fn work_off_commands(&self, store: &dyn Store, lease: &LeaseGrant) -> StoreResult<()> {
         loop {
-            let claimed = store.claim_commands(lease, now(), 2).await?;
+            let claimed = store.claim_commands(lease, COMMAND_TYPES, now(), 2).await?;
             if claimed.is_empty() {
                 return Ok(());
             }
@@ -160,7 +161,7 @@ impl Workload {
                 tx.schedule_timer(&self.timer("called off")).await?;
                 tx.commit().await?;
             }
-            InboxMark::Duplicate => tx.rollback().await?,
+            InboxMark::Duplicate | InboxMark::Dead => tx.rollback().await?,
         }
         let mut tx = store.begin().await?;
         tx.cancel_timer(self.timer_id("called off"), now()).await?;
@@ -178,7 +179,7 @@ impl Workload {
 
     async fn give_positions(&self, store: &dyn Store) -> StoreResult<()> {
         let lease = self.acquire(store, "sequencer").await?;
-        while store.sequence(&lease, 0, 3).await?.count > 0 {}
+        while store.sequence(&lease, 3).await?.count > 0 {}
         Ok(())
     }
 
@@ -187,7 +188,7 @@ impl Workload {
         let lease = self.acquire(store, "relay").await?;
         let partitions = all_partitions();
         loop {
-            let claim = OutboxClaim { channel, partitions: &partitions, limit: 4, after: 0, now: now() };
+            let claim = OutboxClaim { channel, partitions: &partitions, limit: 4, now: now() };
             let items = store.claim_outbox(&claim).await?;
             if items.is_empty() {
                 return Ok(());

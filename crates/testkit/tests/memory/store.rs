@@ -551,6 +551,7 @@ impl Store for MemoryStore {
     async fn claim_commands(
         &self,
         lease: &LeaseGrant,
+        command_types: &[&str],
         now: DateTime<Utc>,
         limit: u32,
     ) -> StoreResult<Vec<CommandRecord>> {
@@ -566,7 +567,8 @@ impl Store for MemoryStore {
                 CommandStatus::Failed => record.next_retry_at.is_some_and(|at| at <= due),
                 _ => false,
             };
-            if is_due && claimed.len() < limit as usize {
+            let is_known = command_types.contains(&record.command.command_type.as_str());
+            if is_due && is_known && claimed.len() < limit as usize {
                 let before = record.clone();
                 record.status = CommandStatus::Processing;
                 record.status_changed_at = now;
@@ -580,7 +582,50 @@ impl Store for MemoryStore {
         Ok(claimed)
     }
 
-    async fn recover_commands(&self, now: DateTime<Utc>) -> StoreResult<u64> {
+    async fn requeue_command(
+        &self,
+        command_id: &CommandId,
+        retry_count: u32,
+        now: DateTime<Utc>,
+    ) -> StoreResult<bool> {
+        self.probe.before("requeue_command");
+        let _turn = self.database.turn().await;
+        let mut tables = self.database.tables();
+        match tables.commands.get_mut(command_id) {
+            Some(record) if record.status == CommandStatus::Failed && record.retry_count == retry_count => {
+                record.status = CommandStatus::Pending;
+                record.status_changed_at = now;
+                record.next_retry_at = None;
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    async fn return_commands(
+        &self,
+        grant: &LeaseGrant,
+        command_ids: &[CommandId],
+        now: DateTime<Utc>,
+    ) -> StoreResult<u64> {
+        self.probe.before("return_commands");
+        let _turn = self.database.turn().await;
+        let mut tables = self.database.tables();
+        let mut returned = 0;
+        for id in command_ids {
+            if let Some(record) =
+                tables.commands.get_mut(id).filter(|record| record.claim.as_ref() == Some(grant))
+            {
+                record.status = CommandStatus::Pending;
+                record.status_changed_at = now;
+                record.claim = None;
+                returned += 1;
+            }
+        }
+        Ok(returned)
+    }
+
+    async fn recover_commands(&self, now: DateTime<Utc>, most: u32) -> StoreResult<u64> {
         self.probe.before("recover_commands");
         let _turn = self.database.turn().await;
         let mut tables = self.database.tables();
@@ -594,7 +639,9 @@ impl Store for MemoryStore {
             .collect();
         for id in &gone {
             if let Some(record) = tables.commands.get_mut(id) {
-                record.status = CommandStatus::Pending;
+                let again = record.retry_count < most;
+                record.status = if again { CommandStatus::Pending } else { CommandStatus::Failed };
+                record.retry_count += 1;
                 record.status_changed_at = now;
                 record.claim = None;
             }
@@ -682,7 +729,7 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    async fn sequence(&self, lease: &LeaseGrant, after: u64, limit: u32) -> StoreResult<Sequenced> {
+    async fn sequence(&self, lease: &LeaseGrant, limit: u32) -> StoreResult<Sequenced> {
         self.probe.before("sequence");
         let _turn = self.database.turn().await;
         let oldest_open = self.database.open.lock().unwrap().first().copied().unwrap_or(u64::MAX);
@@ -690,7 +737,7 @@ impl Store for MemoryStore {
         if !self.has(Fault::SequencerIsNotFenced) {
             tables.check_lease(lease)?;
         }
-        let after = if self.has(Fault::SequencerHasACursor) { after.max(tables.taken_up_to) } else { after };
+        let after = if self.has(Fault::SequencerHasACursor) { tables.taken_up_to } else { 0 };
         let mut pending: Vec<(u64, EventId)> = tables
             .pending
             .range(after + 1..)
@@ -708,7 +755,7 @@ impl Store for MemoryStore {
         }
         let taken_up_to = pending.last().map_or(after, |(number, _)| *number);
         tables.taken_up_to = tables.taken_up_to.max(taken_up_to);
-        Ok(Sequenced { count: pending.len() as u64, head: tables.positions.len() as Position, taken_up_to })
+        Ok(Sequenced { count: pending.len() as u64, head: tables.positions.len() as Position })
     }
 
     async fn head(&self) -> StoreResult<Position> {
@@ -730,7 +777,7 @@ impl Store for MemoryStore {
         self.probe.before("claim_outbox");
         let due = self.due(claim.now);
         let tables = self.database.tables();
-        let after = if self.has(Fault::ClaimHasACursor) { tables.sent_up_to } else { claim.after };
+        let after = if self.has(Fault::ClaimHasACursor) { tables.sent_up_to } else { 0 };
         let stopped = self.has(Fault::ParkingStopsTheChannel)
             && tables.parked.keys().any(|(channel, _)| channel == claim.channel);
         let is_due = |row: &OutboxRow| match row.status {
