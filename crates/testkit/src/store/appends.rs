@@ -322,9 +322,7 @@ pub async fn a_refused_append_takes_its_transaction_with_it(fixture: &impl Store
 }
 
 /// A caller that takes a refusal for an answer and commits its own change leaves no version without its event.
-pub async fn a_refused_append_leaves_nothing_behind_when_its_transaction_commits(
-    fixture: &impl StoreFixture,
-) {
+pub async fn a_refused_append_leaves_no_version_behind(fixture: &impl StoreFixture) {
     let store = fixture.store().await;
     let first = OrderFacts::of_new_order().placed().append();
     append(&*store, &first).await;

@@ -118,7 +118,7 @@ macro_rules! store_conformance {
                 a_duplicate_event_id_is_refused_and_writes_nothing,
                 a_long_append_keeps_its_order,
                 a_refused_append_takes_its_transaction_with_it,
-                a_refused_append_leaves_nothing_behind_when_its_transaction_commits;
+                a_refused_append_leaves_no_version_behind;
             races:
                 two_writers_race_for_one_version,
                 eight_writers_lose_nothing_and_leave_no_gaps;

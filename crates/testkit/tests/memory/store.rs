@@ -327,6 +327,9 @@ impl StoreTx for MemoryTx {
         if handled || staged.marked.contains(&delivery) {
             return Ok(InboxMark::Duplicate);
         }
+        if tables.inbox.get(&delivery).is_some_and(|entry| entry.status == InboxStatus::Dead) {
+            return Ok(InboxMark::Dead);
+        }
         let mark = move |tables: &mut Tables| {
             let (event_id, handler) = (delivery.0, delivery.1.clone());
             let entry = tables.inbox.entry(delivery).or_insert(InboxEntry {
@@ -508,7 +511,7 @@ impl Store for MemoryStore {
             status: CommandStatus::Failed,
             status_changed_at: failed.failed_at,
             status_reason: Some(failed.reason.clone()),
-            status_message: Some(failed.message.clone()),
+            status_message: Some(failed.message.replace('\0', "?")),
             retry_count: failed.retry_count,
             next_retry_at: failed.next_retry_at,
             claim: None,
@@ -828,6 +831,24 @@ impl Store for MemoryStore {
         }
         for result in results {
             let lane = (channel.clone(), result.lane);
+            let earlier_failure = |other: &&OutboxResult| {
+                let fails = !matches!(other.outcome, OutboxOutcome::Sent);
+                fails && other.lane == result.lane && other.outbox_id < result.outbox_id
+            };
+            let fails = !matches!(result.outcome, OutboxOutcome::Sent);
+            let head = tables.parked.get(&lane).copied();
+            let behind = results.iter().any(|other| earlier_failure(&other))
+                || head.is_some_and(|head| head < result.outbox_id);
+            let parks = matches!(
+                result.outcome,
+                OutboxOutcome::Retry { park: true, .. } | OutboxOutcome::Failed { park: true, .. }
+            );
+            if fails && parks && behind {
+                if let Some(row) = tables.outbox.get_mut(&result.outbox_id) {
+                    row.parked_at = Some(now);
+                }
+                continue;
+            }
             let row = tables.outbox.get_mut(&result.outbox_id);
             let row =
                 row.ok_or(StoreError::Missing { what: "outbox row", name: result.outbox_id.to_string() })?;
@@ -1010,7 +1031,7 @@ impl Store for MemoryStore {
             status_reason: None,
             status_message: None,
         });
-        if entry.status == InboxStatus::Handled && !self.has(Fault::FailureReopensTheHandled) {
+        if entry.status != InboxStatus::Retry && !self.has(Fault::FailureReopensTheHandled) {
             return Ok(entry.retry_count);
         }
         entry.status = if failure.dead { InboxStatus::Dead } else { InboxStatus::Retry };
