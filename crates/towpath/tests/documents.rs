@@ -1,0 +1,70 @@
+//! The documents say what the code says.
+
+#![allow(clippy::unwrap_used, reason = "a panic is a test's verdict")]
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// The codes in the source of the error types, and the sections of docs/errors.md, are the same.
+#[test]
+fn every_error_code_has_its_section() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
+    let mut codes = BTreeSet::new();
+    for path in [
+        "crates/core/src/ports/store.rs",
+        "crates/core/src/decider.rs",
+        "crates/towpath/src/bus.rs",
+        "crates/towpath/src/towpath.rs",
+    ] {
+        let source = read(path);
+        // `fn code` is a match whose arms end in the code.
+        for body in source.split("pub fn code(&self) -> &'static str {").skip(1) {
+            let body = body.split("\n    }").next().unwrap();
+            codes.extend(body.split('"').skip(1).step_by(2).map(str::to_owned));
+        }
+    }
+    assert!(codes.len() > 25, "the source was not read as it is written: {codes:?}");
+    let sections: BTreeSet<String> = read("docs/errors.md")
+        .lines()
+        .filter_map(|line| line.strip_prefix("## "))
+        .filter(|title| !title.contains(' '))
+        .map(str::to_owned)
+        .collect();
+    assert_eq!(codes, sections);
+}
+
+/// Every test that docs/conformance.md names exists.
+#[test]
+fn every_test_that_shows_a_requirement_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut sources = String::new();
+    for folder in ["crates", "examples", "xtask"] {
+        read_sources(&root.join(folder), &mut sources);
+    }
+    let table = std::fs::read_to_string(root.join("docs/conformance.md")).unwrap();
+    let mut named = 0;
+    for name in table.split('`').skip(1).step_by(2).flat_map(|quoted| quoted.split([' ', ':'])) {
+        // Binaries of the test kit, not tests.
+        let is_binary = name.starts_with("the_suite_can_");
+        if name.matches('_').count() > 2 && !is_binary {
+            named += 1;
+            assert!(
+                sources.contains(&format!("fn {name}(")),
+                "docs/conformance.md names {name}, which does not exist"
+            );
+        }
+    }
+    assert!(named > 30, "the table was not read as it is written");
+}
+
+fn read_sources(folder: &Path, sources: &mut String) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            read_sources(&path, sources);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            sources.push_str(&std::fs::read_to_string(path).unwrap());
+        }
+    }
+}
