@@ -191,6 +191,20 @@ mod tests {
         assert_eq!(probe.count(), 0);
     }
 
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn pausing_stands_still_once_and_goes_on_when_released() {
+        let probe = std::sync::Arc::new(PauseProbe::new(1));
+        let paused = std::sync::Arc::clone(&probe);
+        let running = tokio::spawn(async move { ["a", "b", "c"].map(|name| paused.before(name)) });
+        while !probe.is_paused() {
+            tokio::task::yield_now().await;
+        }
+        assert!(!running.is_finished());
+        probe.release();
+        running.await.unwrap();
+        assert!(!probe.is_paused());
+    }
+
     #[test]
     fn stopping_lets_n_statements_through_and_none_after() {
         let probe = StopProbe::new(2);
