@@ -1,7 +1,8 @@
 //! Probes: what a test does just before a statement is sent.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use rustix::process::{Signal, getpid, kill_process};
 use towpath_core::ports::probe::Probe;
@@ -96,6 +97,63 @@ impl Probe for StopProbe {
     }
 }
 
+/// Stands still before the n-th statement (the first is 0), once, until it is released: what others do meanwhile
+/// falls exactly between two statements. Needs a runtime with several threads, because it blocks one.
+#[derive(Debug)]
+pub struct PauseProbe {
+    countdown: Countdown,
+    stage: Mutex<Stage>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Running,
+    Paused,
+    Released,
+}
+
+impl PauseProbe {
+    /// After which it goes on by itself: a case that fails meanwhile must not hang.
+    const LONGEST: Duration = Duration::from_secs(120);
+
+    /// Pauses before statement `pause_at`.
+    pub fn new(pause_at: u64) -> Self {
+        Self {
+            countdown: Countdown::new(pause_at),
+            stage: Mutex::new(Stage::Running),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Whether it stands still now.
+    pub fn is_paused(&self) -> bool {
+        *self.stage.lock().unwrap_or_else(PoisonError::into_inner) == Stage::Paused
+    }
+
+    /// Lets it go on, and never pauses it again.
+    pub fn release(&self) {
+        *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = Stage::Released;
+        self.changed.notify_all();
+    }
+}
+
+impl Probe for PauseProbe {
+    fn before(&self, _statement: &'static str) {
+        if !self.countdown.is_over() {
+            return;
+        }
+        let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
+        if *stage == Stage::Running {
+            *stage = Stage::Paused;
+            tokio::task::block_in_place(|| {
+                let paused = |stage: &mut Stage| *stage == Stage::Paused;
+                drop(self.changed.wait_timeout_while(stage, Self::LONGEST, paused));
+            });
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Countdown {
     limit: u64,
@@ -131,6 +189,20 @@ mod tests {
         assert_eq!(probe.count(), 2);
         assert_eq!(probe.take(), ["load", "commit"]);
         assert_eq!(probe.count(), 0);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn pausing_stands_still_once_and_goes_on_when_released() {
+        let probe = std::sync::Arc::new(PauseProbe::new(1));
+        let paused = std::sync::Arc::clone(&probe);
+        let running = tokio::spawn(async move { ["a", "b", "c"].map(|name| paused.before(name)) });
+        while !probe.is_paused() {
+            tokio::task::yield_now().await;
+        }
+        assert!(!running.is_finished());
+        probe.release();
+        running.await.unwrap();
+        assert!(!probe.is_paused());
     }
 
     #[test]

@@ -30,6 +30,10 @@ broken! {
     a_rollback_leaves_a_position: RollbackLeavesAPosition => late_commits::a_late_rollback_leaves_no_gap;
     the_sequencer_is_not_fenced: SequencerIsNotFenced => sequencing::a_fenced_sequencer_gives_no_positions;
     the_sequencer_is_not_fenced_in_a_race: SequencerIsNotFenced => sequencing::two_sequencers_at_once_give_each_event_one_position;
+    the_sequencer_is_fenced_too_early: SequencerIsFencedTooEarly => leases::a_takeover_falls_before_or_after_what_the_holder_does;
+    commands_are_ended_in_any_epoch: ClaimsHaveNoEpoch => commands::a_command_of_an_earlier_epoch_cannot_be_ended_in_a_later_one;
+    timers_are_ended_in_any_epoch: ClaimsHaveNoEpoch => timers::a_timer_of_an_earlier_epoch_cannot_be_ended_in_a_later_one;
+    only_sending_opens_a_lane: OnlySendingOpensALane => outbox::a_parked_row_that_need_not_be_waited_for_opens_its_lane;
     only_one_lease_is_checked: OnlyOneLeaseIsChecked => leases::results_are_written_under_every_lease_or_not_at_all;
     a_release_forgets_the_epoch: ReleaseForgetsTheEpoch => leases::a_released_lease_is_free_and_its_epoch_goes_on;
     a_lease_is_given_to_anyone: LeaseIsGivenToAnyone => leases::one_of_eight_contenders_gets_the_lease;

@@ -8,10 +8,11 @@ mod support;
 use std::time::Duration;
 
 use support::{Fresh, Order, OrderCommand, eventually};
-use towpath::ids::{AggregateKey, CommandId, CorrelationId, InstanceId, LeaseName};
+use towpath::ids::{AggregateKey, CommandId, CorrelationId, EventId, InstanceId, LeaseName};
 use towpath::lifecycle::CommandStatus;
-use towpath::ports::store::{CommandRecord, Store};
-use towpath::{SendError, Towpath};
+use towpath::name::EventName;
+use towpath::ports::store::{Append, CommandRecord, Expected, NewEvent, Snapshot, StateChange, Store};
+use towpath::{ChangeContext, Payload, SendError, Towpath};
 
 on_every_database!(
     a_command_becomes_facts_state_history_and_a_record,
@@ -23,8 +24,11 @@ on_every_database!(
     an_illegal_transition_is_refused_with_what_would_be_possible,
     an_invalid_payload_and_an_unknown_command_are_told_apart,
     a_panic_while_deciding_fails_that_command_only,
+    a_panic_while_folding_fails_that_command_only,
     conflicts_are_retried_inside,
+    lost_connections_are_replaced_inside,
     more_callers_than_connections_all_get_through,
+    one_connection_is_enough_for_any_command,
     a_command_that_decides_nothing_is_completed_without_events,
     an_expected_version_is_checked,
     a_command_for_later_is_still_processing_until_it_is_run,
@@ -195,6 +199,74 @@ async fn a_panic_while_deciding_fails_that_command_only(fresh: &Fresh) {
     app.stop().await;
 }
 
+async fn a_panic_while_folding_fails_that_command_only(fresh: &Fresh) {
+    let app = fresh.app().await;
+    append_in_an_older_form(
+        &app,
+        vec![event("order.placed", r#"{"sku":"book"}"#), event("order.cursed", "null")],
+    )
+    .await;
+    let error = app.send::<Order>("o-1", OrderCommand::Note).once("c-1").await.unwrap_err();
+    assert_eq!(error.code(), "decision-panicked");
+    assert_eq!(record(&app, "c-1").await.unwrap().status, CommandStatus::Failed);
+    // The same through the worker, which must survive it.
+    app.send::<Order>("o-1", OrderCommand::Note).once("c-2").later().await.unwrap();
+    ended(&app, "c-2", CommandStatus::Failed).await;
+    app.send::<Order>("o-2", place("book")).once("c-3").later().await.unwrap();
+    ended(&app, "c-3", CommandStatus::Completed).await;
+    app.stop().await;
+}
+
+async fn lost_connections_are_replaced_inside(fresh: &Fresh) {
+    let options = towpath::StoreOptions { max_connections: 2, ..towpath::StoreOptions::default() };
+    let app = fresh.builder().store_options(options).without_workers().start().await.unwrap();
+    app.send::<Order>("o-1", place("book")).await.unwrap();
+    for _ in 0..3 {
+        cut_connections(&app, fresh.url(), 2).await;
+        app.send::<Order>("o-1", OrderCommand::Note).await.unwrap();
+    }
+    assert_eq!(app.load::<Order>("o-1").await.unwrap().unwrap().version, 4);
+    app.stop().await;
+}
+
+/// Ends the sessions behind the app's connections, as a restarted server does. SQLite has none.
+async fn cut_connections(app: &Towpath, url: &str, count: usize) {
+    use towpath::sqlx::{self, Connection};
+    // The connections lie idle when they are cut: a pool notices one that is cut while it is used.
+    if let Some(pool) = app.store().postgres_pool() {
+        let (mut open, mut sessions) = (Vec::new(), Vec::new());
+        for _ in 0..count {
+            let mut connection = pool.acquire().await.unwrap();
+            let own = sqlx::query_scalar::<_, i32>("SELECT pg_backend_pid()");
+            sessions.push(own.fetch_one(&mut *connection).await.unwrap());
+            open.push(connection);
+        }
+        drop(open);
+        eventually("idle connections", || async { (pool.num_idle() == count).then_some(()) }).await;
+        let mut operator = sqlx::PgConnection::connect(url).await.unwrap();
+        for session in sessions {
+            let end = sqlx::query("SELECT pg_terminate_backend($1, 5000)").bind(session);
+            end.execute(&mut operator).await.unwrap();
+        }
+    }
+    if let Some(pool) = app.store().mysql_pool() {
+        let (mut open, mut sessions) = (Vec::new(), Vec::new());
+        for _ in 0..count {
+            let mut connection = pool.acquire().await.unwrap();
+            let own = sqlx::query_scalar::<_, u64>("SELECT CAST(CONNECTION_ID() AS UNSIGNED)");
+            sessions.push(own.fetch_one(&mut *connection).await.unwrap());
+            open.push(connection);
+        }
+        drop(open);
+        eventually("idle connections", || async { (pool.num_idle() == count).then_some(()) }).await;
+        let mut operator = sqlx::MySqlConnection::connect(url).await.unwrap();
+        for session in sessions {
+            let end = sqlx::raw_sql(sqlx::AssertSqlSafe(format!("KILL {session}")));
+            end.execute(&mut operator).await.unwrap();
+        }
+    }
+}
+
 async fn conflicts_are_retried_inside(fresh: &Fresh) {
     let app = fresh.app().await;
     app.send::<Order>("o-1", place("book")).await.unwrap();
@@ -222,6 +294,29 @@ async fn more_callers_than_connections_all_get_through(fresh: &Fresh) {
         calls.spawn(async move { app.send::<Order>(format!("o-{number}"), place("book")).await.unwrap() });
     }
     assert_eq!(calls.join_all().await.len(), 32);
+    app.stop().await;
+}
+
+/// A command that held its connection while it asks the store for more would wait for itself.
+async fn one_connection_is_enough_for_any_command(fresh: &Fresh) {
+    let options = towpath::StoreOptions {
+        max_connections: 1,
+        acquire_timeout: Duration::from_secs(2),
+        ..towpath::StoreOptions::default()
+    };
+    let app = fresh.builder().store_options(options).without_workers().start().await.unwrap();
+    append_in_an_older_form(&app, vec![event("order.placed", r#"{"sku":"book"}"#)]).await;
+    let first = app.send::<Order>("o-1", OrderCommand::Note).once("folded").await.unwrap();
+    assert_eq!(first.aggregate_version, 2);
+    let again = app.send::<Order>("o-1", OrderCommand::Note).once("folded").await.unwrap();
+    assert!(again.replayed);
+    assert_eq!(again.events, first.events);
+
+    let refused = app.send::<Order>("o-2", OrderCommand::Ship).once("refused").await.unwrap_err();
+    assert_eq!(refused.code(), "nothing-to-ship");
+    app.send::<Order>("o-2", place("pen")).await.unwrap();
+    let shipped = app.send::<Order>("o-2", OrderCommand::Ship).once("refused").await.unwrap();
+    assert_eq!(shipped.aggregate_version, 2);
     app.stop().await;
 }
 
@@ -367,21 +462,30 @@ async fn correlation_and_causation_are_carried_without_asking(fresh: &Fresh) {
 }
 
 async fn a_row_without_a_current_snapshot_is_folded_from_its_events(fresh: &Fresh) {
-    use towpath::ids::EventId;
-    use towpath::name::EventName;
-    use towpath::ports::store::{Append, Expected, NewEvent, Snapshot, StateChange};
-    use towpath::{ChangeContext, Payload};
-
     let app = fresh.app().await;
-    let event = |event_type: &str, payload: &str| NewEvent {
+    let mut events = vec![event("order.placed", r#"{"sku":"book"}"#)];
+    events.extend((0..620).map(|_| event("order.noted", "{}")));
+    append_in_an_older_form(&app, events).await;
+
+    assert_eq!(app.load::<Order>("o-1").await.unwrap().unwrap().value.notes, 620);
+    app.send::<Order>("o-1", OrderCommand::Note).await.unwrap();
+    let row = app.aggregate(&key("o-1")).await.unwrap().unwrap();
+    assert_eq!(row.snapshot.unwrap().data.as_text(), r#"{"sku":"book","notes":621}"#);
+    app.stop().await;
+}
+
+fn event(event_type: &str, payload: &str) -> NewEvent {
+    NewEvent {
         event_id: EventId(uuid::Uuid::now_v7()),
         event_type: EventName::from_stored(event_type),
         schema_version: 1,
         payload: Payload::from_text(payload).unwrap(),
         channels: vec![],
-    };
-    let mut events = vec![event("order.placed", r#"{"sku":"book"}"#)];
-    events.extend((0..620).map(|_| event("order.noted", "{}")));
+    }
+}
+
+/// Begins the order o-1 with these events, as an older build would have.
+async fn append_in_an_older_form(app: &Towpath, events: Vec<NewEvent>) {
     let change = StateChange { from: None, to: "placed".into(), reason: None, message: None, event_index: 0 };
     let append = Append {
         aggregate: key("o-1"),
@@ -395,12 +499,6 @@ async fn a_row_without_a_current_snapshot_is_folded_from_its_events(fresh: &Fres
     let mut transaction = app.store().begin().await.unwrap();
     transaction.append(&append).await.unwrap();
     transaction.commit().await.unwrap();
-
-    assert_eq!(app.load::<Order>("o-1").await.unwrap().unwrap().value.notes, 620);
-    app.send::<Order>("o-1", OrderCommand::Note).await.unwrap();
-    let row = app.aggregate(&key("o-1")).await.unwrap().unwrap();
-    assert_eq!(row.snapshot.unwrap().data.as_text(), r#"{"sku":"book","notes":621}"#);
-    app.stop().await;
 }
 
 async fn a_failed_command_sent_again_for_later_is_run(fresh: &Fresh) {

@@ -2,10 +2,12 @@
 //! its worker is gone (P7).
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{TimeZone, Utc};
 use towpath_core::lifecycle::CommandStatus;
+use towpath_core::ports::probe::Probe;
 use towpath_core::ports::store::{
     CommandRecord, CommandResult, CompletedCommand, Expected, Found, NewCommand, Store, StoreError,
 };
@@ -18,7 +20,8 @@ use super::facts::{
     OrderFacts, completed, context, failed, full_context, instance, moment, new_channel, new_command_id,
     new_event_id, new_lease, new_order, payload, place,
 };
-use super::waiting::{all_at_once, taking_turns};
+use super::waiting::{all_at_once, interleave, run_beside, taking_turns};
+use crate::probe::PauseProbe;
 
 /// The first acceptance records it, the second answers that record, and an acceptance after completion answers
 /// the completed one.
@@ -143,6 +146,43 @@ pub async fn claimers_never_share_a_command(fixture: &impl StoreFixture) {
     assert_eq!(claimed.into_iter().collect::<BTreeSet<_>>(), ids, "no command left");
     let counts = store.command_counts().await.expect("counts");
     assert_eq!(counts.of(CommandStatus::Processing), 100);
+}
+
+/// A claimer that stands still between any two statements keeps no other from the rest: the other takes what is free,
+/// at once. Where one writes at a time, it waits its turn, and they share nothing either.
+pub async fn a_claimer_of_commands_waits_for_no_other(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let (slow_lease, lease) = (hold_new_lease(&*store).await, hold_new_lease(&*store).await);
+    for pause_at in 0.. {
+        let probe = Arc::new(PauseProbe::new(pause_at));
+        let slow = fixture.connect(Arc::clone(&probe) as Arc<dyn Probe>).await;
+        for _ in 0..4 {
+            store.accept_command(&place(&new_order())).await.expect("accept");
+        }
+        let first = {
+            let lease = slow_lease.clone();
+            async move { taking_turns(|| slow.claim_commands(&lease, COMMAND_TYPES, moment(1), 2)).await }
+        };
+        let second = {
+            let (store, lease) = (Arc::clone(&store), lease.clone());
+            async move { taking_turns(|| store.claim_commands(&lease, COMMAND_TYPES, moment(1), 2)).await }
+        };
+        let (first, second, paused) = if store.promises().concurrent_writers {
+            run_beside(&probe, first, second).await
+        } else {
+            interleave(&probe, first, second).await
+        };
+        let mut claimed = BTreeSet::new();
+        for records in [first, second] {
+            let records = records.expect("claim");
+            assert_eq!(records.len(), 2, "paused before statement {pause_at}: there is enough for both");
+            claimed.extend(records.into_iter().map(|record| record.command.command_id));
+        }
+        assert_eq!(claimed.len(), 4, "paused before statement {pause_at}: nothing is shared");
+        if !paused {
+            break;
+        }
+    }
 }
 
 /// A command whose holder lives is left alone, however late the caller's clock is. A holder that comes back raises
@@ -305,6 +345,38 @@ pub async fn a_command_that_was_taken_over_cannot_be_ended_by_the_sleeper(fixtur
         );
         Picture::read(&*store, &scope).await.assert_unchanged_since(&before, "the sleeper");
     }
+}
+
+/// A holder that started again does not know what its earlier life had decided: under its new epoch it cannot end what
+/// it claimed under the old one, before it has claimed it anew.
+pub async fn a_command_of_an_earlier_epoch_cannot_be_ended_in_a_later_one(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let command = place(&new_order());
+    store.accept_command(&command).await.expect("accept");
+    let lease = new_lease();
+    let earlier = hold(&*store, &lease, &instance("one")).await;
+    assert_eq!(store.claim_commands(&earlier, COMMAND_TYPES, moment(1), 10).await.expect("claim").len(), 1);
+    let later = hold(&*store, &lease, &instance("one")).await;
+
+    let facts = OrderFacts::about(&command.aggregate, 0).placed().caused_by(&command);
+    let done = completed(&command, Found::Claimed(later.clone()), Some(facts.append()));
+    let scope = Scope::new().command(&done);
+    let before = Picture::read(&*store, &scope).await;
+    assert_refused!(
+        store.complete_command(&done).await,
+        StoreError::CommandTaken(_) | StoreError::Fenced { .. },
+        "completing what an earlier epoch claimed"
+    );
+    assert_refused!(
+        store.fail_command(&failed(&command, Found::Claimed(later.clone()), 1, None)).await,
+        StoreError::CommandTaken(_) | StoreError::Fenced { .. },
+        "failing what an earlier epoch claimed"
+    );
+    Picture::read(&*store, &scope).await.assert_unchanged_since(&before, "a later epoch");
+
+    assert_eq!(store.recover_commands(moment(2), 100).await.expect("recover"), 1);
+    assert_eq!(store.claim_commands(&later, COMMAND_TYPES, moment(3), 10).await.expect("claim").len(), 1);
+    store.complete_command(&done).await.expect("what was claimed anew can be ended");
 }
 
 /// A failure with a due time is not claimed before it and is claimed at it; a failure without one is never claimed.

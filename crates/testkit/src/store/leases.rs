@@ -3,8 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use towpath_core::ids::LeaseName;
-use towpath_core::ports::store::{Found, LeaseGrant, OutboxOutcome, StoreError, TimerOutcome};
+use towpath_core::ids::{ChannelName, LeaseName};
+use towpath_core::ports::probe::Probe;
+use towpath_core::ports::store::{
+    CompletedCommand, Found, LeaseGrant, OutboxOutcome, OutboxResult, Store, StoreError, StoreResult,
+    TimerOutcome,
+};
 
 use super::StoreFixture;
 use super::acts::{
@@ -14,7 +18,8 @@ use super::acts::{
 use super::audit::{Picture, Scope};
 use super::facts::COMMAND_TYPES;
 use super::facts::{OrderFacts, completed, failed, instance, moment, new_channel, new_lease, place, timer};
-use super::waiting::{all_at_once, taking_turns};
+use super::waiting::{all_at_once, interleave, taking_turns};
+use crate::probe::PauseProbe;
 
 /// While it is held, nobody else gets it; other leases are not concerned.
 pub async fn a_live_lease_is_refused_to_others(fixture: &impl StoreFixture) {
@@ -186,6 +191,89 @@ pub async fn results_are_written_under_every_lease_or_not_at_all(fixture: &impl 
     assert_refused!(recorded, StoreError::Fenced { .. }, "a lease that nobody ever held");
     Picture::read(&*store, &scope).await.assert_unchanged_since(&before, "a refused batch");
     store.record_outbox(&[held, fresh], &channel, moment(9), &results).await.expect("both are held");
+}
+
+/// A lease that has run out is taken over while its holder, late but not yet fenced, stands still between any two
+/// statements. Once the takeover is answered, nothing that the earlier holder did becomes true any more: it was
+/// true before, or it is refused.
+pub async fn a_takeover_falls_before_or_after_what_the_holder_does(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    for pick in 0..3 {
+        for pause_at in 0.. {
+            let probe = Arc::new(PauseProbe::new(pause_at));
+            let slow = fixture.connect(Arc::clone(&probe) as Arc<dyn Probe>).await;
+            let (lease, channel) = (new_lease(), new_channel());
+            let stale = hold(&*store, &lease, &instance("sleeper")).await;
+            let sent = OrderFacts::of_new_order().placed().routed(std::slice::from_ref(&channel)).append();
+            append(&*store, &sent).await;
+            let items = claim(&*store, &channel, moment(9)).await;
+            let effect = OrderFacts::of_new_order().placed();
+            let command = place(&effect.clone().append().aggregate);
+            store.accept_command(&command).await.expect("accept");
+            store.claim_commands(&stale, COMMAND_TYPES, moment(1), 10).await.expect("claim");
+            let effect = effect.caused_by(&command).append();
+            let completed = completed(&command, Found::Claimed(stale.clone()), Some(effect));
+            let scope = Scope::new().append(&sent).command(&completed);
+            store.renew_lease(&stale, Duration::ZERO).await.expect("let it run out");
+
+            let act = match pick {
+                0 => Act::Sequence,
+                1 => Act::Record(channel, result(&items[0], OutboxOutcome::Sent)),
+                _ => Act::Complete(Box::new(completed)),
+            };
+            let what = format!("{} paused before statement {pause_at}", act.name());
+            let late = async move { taking_turns(|| act.run(&*slow, &stale)).await };
+            let takeover = {
+                let (store, scope) = (Arc::clone(&store), scope.clone());
+                async move {
+                    let successor = instance("successor");
+                    let grant = taking_turns(|| store.acquire_lease(&lease, &successor, LONG)).await;
+                    let grant = grant.expect("acquire").expect("it has run out");
+                    (grant, Picture::read(&*store, &scope).await)
+                }
+            };
+            let (done, (fresh, taken_over), paused) = interleave(&probe, late, takeover).await;
+            match done {
+                Ok(()) | Err(StoreError::Fenced { .. } | StoreError::CommandTaken(_)) => {}
+                Err(other) => panic!("{what}: {other:?}"),
+            }
+            Picture::read(&*store, &scope).await.assert_unchanged_since(&taken_over, &what);
+
+            sequence_all(&*store, &fresh).await;
+            store.recover_commands(moment(9), 100).await.expect("recover");
+            if !paused {
+                break;
+            }
+        }
+    }
+}
+
+/// Something that is done under a lease.
+enum Act {
+    Sequence,
+    Record(ChannelName, OutboxResult),
+    Complete(Box<CompletedCommand>),
+}
+
+impl Act {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Sequence => "sequence",
+            Self::Record(..) => "record_outbox",
+            Self::Complete(_) => "complete_command",
+        }
+    }
+
+    async fn run(&self, store: &dyn Store, grant: &LeaseGrant) -> StoreResult<()> {
+        match self {
+            Self::Sequence => store.sequence(grant, 100).await.map(drop),
+            Self::Record(channel, result) => {
+                let results = std::slice::from_ref(result);
+                store.record_outbox(std::slice::from_ref(grant), channel, moment(9), results).await
+            }
+            Self::Complete(completed) => store.complete_command(completed).await.map(drop),
+        }
+    }
 }
 
 /// Eight instances want the same lease at the same moment: one gets it. First when it never existed, then when it

@@ -141,17 +141,20 @@ macro_rules! store_conformance {
                 a_stale_release_does_nothing,
                 a_stale_holder_is_fenced_everywhere_and_changes_nothing,
                 results_are_written_under_every_lease_or_not_at_all,
+                a_takeover_falls_before_or_after_what_the_holder_does,
                 one_of_eight_contenders_gets_the_lease;
             commands:
                 accepting_twice_answers_the_first_record,
                 concurrent_acceptances_record_one_command,
                 a_command_record_survives_to_the_letter,
                 claimers_never_share_a_command,
+                a_claimer_of_commands_waits_for_no_other,
                 only_commands_of_a_gone_holder_are_recovered,
                 commands_of_a_released_or_expired_lease_are_recovered,
                 a_claim_in_an_older_epoch_leaves_nothing_stuck,
                 a_claimed_command_completes_once,
                 a_command_that_was_taken_over_cannot_be_ended_by_the_sleeper,
+                a_command_of_an_earlier_epoch_cannot_be_ended_in_a_later_one,
                 a_failed_command_is_claimed_when_its_retry_is_due,
                 a_failed_command_completes_when_it_is_sent_again,
                 the_same_command_twice_at_once_has_one_effect,
@@ -183,9 +186,11 @@ macro_rules! store_conformance {
                 a_parked_retry_holds_its_lane_until_it_is_sent,
                 a_row_written_while_its_lane_is_parked_waits_too,
                 a_row_written_while_its_lane_is_unparked_is_not_forgotten,
+                rows_set_aside_while_their_lane_opens_are_not_forgotten,
                 a_retry_without_parking_lets_later_rows_pass,
                 a_failed_row_parks_its_lane_until_it_is_reopened,
                 a_failed_row_without_parking_lets_its_lane_go_on,
+                a_parked_row_that_need_not_be_waited_for_opens_its_lane,
                 a_parked_lane_is_parked_on_its_channel_only,
                 one_poisoned_lane_stalls_no_other,
                 outbox_counts_follow_the_statuses,
@@ -206,7 +211,9 @@ macro_rules! store_conformance {
                 due_timers_come_in_order,
                 a_claimed_timer_succeeds_or_is_tried_again,
                 timers_of_a_gone_holder_are_taken_over,
-                claimers_never_share_a_timer;
+                a_timer_of_an_earlier_epoch_cannot_be_ended_in_a_later_one,
+                claimers_never_share_a_timer,
+                a_claimer_of_timers_waits_for_no_other;
             channels:
                 channels_are_listed_by_name,
                 a_paused_channel_says_who_and_why,

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use towpath_core::ids::{AggregateKey, ChannelName, Lane, Version};
 use towpath_core::lifecycle::OutboxStatus;
+use towpath_core::ports::probe::Probe;
 use towpath_core::ports::store::{LeaseGrant, OutboxClaim, OutboxItem, OutboxOutcome, OutboxRow, Store};
 
 use super::StoreFixture;
@@ -14,7 +15,8 @@ use super::acts::{
     try_append, versions,
 };
 use super::facts::{OrderFacts, envelopes, full_context, moment, new_channel, new_event_id, new_order};
-use super::waiting::{all_at_once, answer_of, fair_chance, taking_turns};
+use super::waiting::{all_at_once, answer_of, fair_chance, interleave, taking_turns};
+use crate::probe::PauseProbe;
 
 /// An event has a row for each channel that routes it, and none where nothing does.
 pub async fn rows_exist_for_routed_channels_only(fixture: &impl StoreFixture) {
@@ -243,6 +245,56 @@ pub async fn a_row_written_while_its_lane_is_unparked_is_not_forgotten(fixture: 
     }
 }
 
+/// One relay comes across rows behind a parked one while another sends that one, with either of them standing still
+/// between any two statements: the rows go out afterwards.
+pub async fn rows_set_aside_while_their_lane_opens_are_not_forgotten(fixture: &impl StoreFixture) {
+    let (store, lease, _) = open(fixture).await;
+    for claimer_pauses in [true, false] {
+        for pause_at in 0.. {
+            let probe = Arc::new(PauseProbe::new(pause_at));
+            let slow = fixture.connect(Arc::clone(&probe) as Arc<dyn Probe>).await;
+            let (order, channel) = (new_order(), new_channel());
+            write(&*store, &order, 0..3, &channel).await;
+            let items = claim(&*store, &channel, moment(1)).await;
+            record(&*store, &lease, &channel, moment(1), &[result(&items[0], retry(moment(3), true))]).await;
+
+            let (claimer, sender) = if claimer_pauses { (&slow, &store) } else { (&store, &slow) };
+            let claiming = {
+                let (claimer, channel, partitions) = (Arc::clone(claimer), channel.clone(), all_partitions());
+                async move {
+                    let claim =
+                        OutboxClaim { channel: &channel, partitions: &partitions, limit: 10, now: moment(2) };
+                    taking_turns(|| claimer.claim_outbox(&claim)).await.map(drop)
+                }
+            };
+            let sending = {
+                let (sender, lease, channel) = (Arc::clone(sender), lease.clone(), channel.clone());
+                let results = [result(&items[0], OutboxOutcome::Sent)];
+                async move {
+                    taking_turns(|| {
+                        sender.record_outbox(std::slice::from_ref(&lease), &channel, moment(2), &results)
+                    })
+                    .await
+                }
+            };
+            let (first, second, paused) = if claimer_pauses {
+                interleave(&probe, claiming, sending).await
+            } else {
+                interleave(&probe, sending, claiming).await
+            };
+            first.expect("the one that stood still");
+            second.expect("the one that did not");
+
+            let rest = drain(&*store, &lease, &channel, moment(4)).await;
+            let who = if claimer_pauses { "claimer" } else { "sender" };
+            assert_eq!(versions(&rest), [2, 3], "the {who} paused before statement {pause_at}");
+            if !paused {
+                break;
+            }
+        }
+    }
+}
+
 /// A retry that does not keep order: later rows pass it, and it comes when it is due.
 pub async fn a_retry_without_parking_lets_later_rows_pass(fixture: &impl StoreFixture) {
     let (store, lease, channel) = open(fixture).await;
@@ -304,6 +356,24 @@ pub async fn a_failed_row_without_parking_lets_its_lane_go_on(fixture: &impl Sto
     assert_eq!(store.reopen_outbox(&[items[0].outbox_id], moment(5)).await.expect("reopen"), 1);
     assert_eq!(versions(&drain(&*store, &lease, &channel, moment(5)).await), [1]);
     assert_eq!(store.reopen_outbox(&[], moment(6)).await.expect("reopen nothing"), 0);
+}
+
+/// A row that parked its lane fails again, and this time order need not be kept: whoever waited for it waits no longer.
+pub async fn a_parked_row_that_need_not_be_waited_for_opens_its_lane(fixture: &impl StoreFixture) {
+    for outcome in [retry(moment(1_000), false), given_up(false)] {
+        let (store, lease, channel) = open(fixture).await;
+        let order = new_order();
+        write(&*store, &order, 0..3, &channel).await;
+        let items = claim(&*store, &channel, moment(1)).await;
+        record(&*store, &lease, &channel, moment(1), &[result(&items[0], retry(moment(10), true))]).await;
+        assert_eq!(claim(&*store, &channel, moment(9)).await, [], "the lane waits");
+        let due = claim(&*store, &channel, moment(10)).await;
+        assert_eq!(versions(&due), [1]);
+        record(&*store, &lease, &channel, moment(10), &[result(&due[0], outcome.clone())]).await;
+        write(&*store, &order, 3..4, &channel).await;
+        let rest = drain(&*store, &lease, &channel, moment(11)).await;
+        assert_eq!(versions(&rest), [2, 3, 4], "{outcome:?}");
+    }
 }
 
 /// The same aggregate on two channels: a stuck channel does not stop the other.

@@ -1,16 +1,19 @@
 //! Timers: they exist with their transaction, run when due, under a lease, once (S5, P7).
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use towpath_core::lifecycle::TaskState;
+use towpath_core::ports::probe::Probe;
 use towpath_core::ports::store::{LeaseGrant, Store, StoreError, Timer, TimerOutcome};
 use uuid::Uuid;
 
 use super::StoreFixture;
 use super::acts::{assert_refused, hold, hold_new_lease, schedule};
 use super::facts::{instance, moment, new_lease, new_order, timer};
-use super::waiting::{all_at_once, taking_turns};
+use super::waiting::{all_at_once, interleave, run_beside, taking_turns};
+use crate::probe::PauseProbe;
 
 /// A timer comes back as it was scheduled.
 pub async fn a_timer_survives_to_the_letter(fixture: &impl StoreFixture) {
@@ -157,6 +160,25 @@ pub async fn timers_of_a_gone_holder_are_taken_over(fixture: &impl StoreFixture)
     }
 }
 
+/// A holder that started again cannot end under its new epoch what it claimed under the old one, before it has
+/// claimed it anew.
+pub async fn a_timer_of_an_earlier_epoch_cannot_be_ended_in_a_later_one(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let lease = new_lease();
+    let earlier = hold(&*store, &lease, &instance("one")).await;
+    let due = timer(&new_order(), moment(1));
+    schedule(&*store, std::slice::from_ref(&due)).await;
+    assert_eq!(store.claim_timers(&earlier, moment(2), 10).await.expect("claim").len(), 1);
+    let later = hold(&*store, &lease, &instance("one")).await;
+    for outcome in [TimerOutcome::Succeeded, failure(None), failure(Some(moment(10)))] {
+        let ended = store.finish_timer(&later, due.timer_id, &outcome, moment(3)).await;
+        assert_refused!(ended, StoreError::Fenced { .. }, "ending what an earlier epoch claimed");
+    }
+    assert_eq!(state(&*store, due.timer_id).await, TaskState::Running);
+    assert_eq!(ids(&store.claim_timers(&later, moment(4), 10).await.expect("claim")), [due.timer_id]);
+    store.finish_timer(&later, due.timer_id, &TimerOutcome::Succeeded, moment(5)).await.expect("finish");
+}
+
 /// Sixty timers, four claimers at once: every timer has exactly one of them.
 pub async fn claimers_never_share_a_timer(fixture: &impl StoreFixture) {
     let store = fixture.store().await;
@@ -188,6 +210,41 @@ pub async fn claimers_never_share_a_timer(fixture: &impl StoreFixture) {
     assert_eq!(claimed.len(), 60, "no timer twice");
     let all: BTreeSet<_> = timers.iter().map(|timer| timer.timer_id).collect();
     assert_eq!(claimed.into_iter().collect::<BTreeSet<_>>(), all, "no timer left");
+}
+
+/// The same as for commands: a claimer that stands still keeps no other from the rest.
+pub async fn a_claimer_of_timers_waits_for_no_other(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let (slow_lease, lease) = (hold_new_lease(&*store).await, hold_new_lease(&*store).await);
+    for pause_at in 0.. {
+        let probe = Arc::new(PauseProbe::new(pause_at));
+        let slow = fixture.connect(Arc::clone(&probe) as Arc<dyn Probe>).await;
+        let timers: Vec<_> = (0..4).map(|number| timer(&new_order(), moment(number))).collect();
+        schedule(&*store, &timers).await;
+        let first = {
+            let lease = slow_lease.clone();
+            async move { taking_turns(|| slow.claim_timers(&lease, moment(9), 2)).await }
+        };
+        let second = {
+            let (store, lease) = (Arc::clone(&store), lease.clone());
+            async move { taking_turns(|| store.claim_timers(&lease, moment(9), 2)).await }
+        };
+        let (first, second, paused) = if store.promises().concurrent_writers {
+            run_beside(&probe, first, second).await
+        } else {
+            interleave(&probe, first, second).await
+        };
+        let mut claimed = BTreeSet::new();
+        for timers in [first, second] {
+            let timers = timers.expect("claim");
+            assert_eq!(timers.len(), 2, "paused before statement {pause_at}: there is enough for both");
+            claimed.extend(ids(&timers));
+        }
+        assert_eq!(claimed.len(), 4, "paused before statement {pause_at}: nothing is shared");
+        if !paused {
+            break;
+        }
+    }
 }
 
 #[derive(Clone, Copy)]

@@ -8,6 +8,8 @@ use tokio::sync::Barrier;
 use tokio::time::{Instant, timeout};
 use towpath_core::ports::store::{StoreError, StoreResult};
 
+use crate::probe::PauseProbe;
+
 /// After which a step counts as stuck. Generous, because machines of continuous integration are slow and a case
 /// that passes never waits for it.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -108,6 +110,47 @@ pub async fn fair_chance<T>(task: &tokio::task::JoinHandle<T>) -> bool {
         tokio::time::sleep(POLL).await;
     }
     task.is_finished()
+}
+
+/// Runs the first up to the statement at which its probe pauses, then the second until it has ended or waits for the
+/// first, then the rest of both. Answers what they answered, and whether the first got as far as its pause: a case that
+/// pauses at 0, 1, 2 and so on is through when it did not.
+pub async fn interleave<A: Send + 'static, B: Send + 'static>(
+    probe: &PauseProbe,
+    first: impl Future<Output = A> + Send + 'static,
+    second: impl Future<Output = B> + Send + 'static,
+) -> (A, B, bool) {
+    let first = tokio::spawn(first);
+    eventually("a pause or an end", || async { (probe.is_paused() || first.is_finished()).then_some(()) })
+        .await;
+    let paused = probe.is_paused();
+    let second = tokio::spawn(second);
+    fair_chance(&second).await;
+    probe.release();
+    (answer_of(first).await, answer_of(second).await, paused)
+}
+
+/// Runs the first up to the statement at which its probe pauses, then the whole of the second, which must not wait for
+/// the first, then the rest of the first. Answers as [`interleave`] does.
+///
+/// # Panics
+/// When the second is not done after [`PATIENCE`].
+pub async fn run_beside<A: Send + 'static, B>(
+    probe: &PauseProbe,
+    first: impl Future<Output = A> + Send + 'static,
+    second: impl Future<Output = B>,
+) -> (A, B, bool) {
+    let first = tokio::spawn(first);
+    eventually("a pause or an end", || async { (probe.is_paused() || first.is_finished()).then_some(()) })
+        .await;
+    let paused = probe.is_paused();
+    let second = timeout(PATIENCE, second).await;
+    probe.release();
+    let first = answer_of(first).await;
+    match second {
+        Ok(second) => (first, second, paused),
+        Err(_) => panic!("the second waited for the first, which stood still"),
+    }
 }
 
 /// Random enough, and the same every time: a failure can be repeated. (SplitMix64.)

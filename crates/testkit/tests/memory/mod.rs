@@ -37,6 +37,12 @@ pub(crate) enum Fault {
     RollbackLeavesAPosition,
     /// The sequencer believes whoever calls.
     SequencerIsNotFenced,
+    /// The sequencer is checked before it begins, and not held to it.
+    SequencerIsFencedTooEarly,
+    /// A claim is known by its lease, whatever the epoch.
+    ClaimsHaveNoEpoch,
+    /// A lane that is parked opens only when its row is sent.
+    OnlySendingOpensALane,
     /// Only the first lease of a batch is looked at.
     OnlyOneLeaseIsChecked,
     /// A released lease begins again with epoch 1.

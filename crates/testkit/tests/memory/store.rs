@@ -60,6 +60,7 @@ impl MemoryStore {
         staged.lock(format!("command/{}", command.command_id)).await;
         let (id, found) = (command.command_id.clone(), found.clone());
         let unique = !self.has(Fault::CommandIdIsNotUnique);
+        let any_epoch = self.has(Fault::ClaimsHaveNoEpoch);
         let known_id = id.clone();
         staged.checks.push(Box::new(move |tables| match (tables.commands.get(&known_id), &found) {
             (None, Found::Nowhere) => Ok(()),
@@ -71,7 +72,8 @@ impl MemoryStore {
                 Ok(())
             }
             (Some(record), Found::Claimed(grant))
-                if record.status == CommandStatus::Processing && record.claim.as_ref() == Some(grant) =>
+                if record.status == CommandStatus::Processing
+                    && record.claim.as_ref().is_some_and(|claim| is_claim(claim, grant, any_epoch)) =>
             {
                 tables.check_lease(grant)
             }
@@ -85,6 +87,10 @@ impl MemoryStore {
     fn due(&self, now: DateTime<Utc>) -> DateTime<Utc> {
         if self.has(Fault::DueByTheMachinesClock) { Utc::now() } else { now }
     }
+}
+
+fn is_claim(claim: &LeaseGrant, grant: &LeaseGrant, any_epoch: bool) -> bool {
+    claim == grant || (any_epoch && claim.lease == grant.lease)
 }
 
 type Check = Box<dyn FnOnce(&Tables) -> StoreResult<()> + Send>;
@@ -733,11 +739,15 @@ impl Store for MemoryStore {
     }
 
     async fn sequence(&self, lease: &LeaseGrant, limit: u32) -> StoreResult<Sequenced> {
+        let too_early = self.has(Fault::SequencerIsFencedTooEarly);
+        if too_early {
+            self.database.tables().check_lease(lease)?;
+        }
         self.probe.before("sequence");
         let _turn = self.database.turn().await;
         let oldest_open = self.database.open.lock().unwrap().first().copied().unwrap_or(u64::MAX);
         let mut tables = self.database.tables();
-        if !self.has(Fault::SequencerIsNotFenced) {
+        if !self.has(Fault::SequencerIsNotFenced) && !too_early {
             tables.check_lease(lease)?;
         }
         let after = if self.has(Fault::SequencerHasACursor) { tables.taken_up_to } else { 0 };
@@ -876,7 +886,9 @@ impl Store for MemoryStore {
             tables.sent_up_to = tables.sent_up_to.max(result.outbox_id);
             if parks {
                 tables.parked.insert(lane, result.outbox_id);
-            } else if tables.parked.get(&lane) == Some(&result.outbox_id) {
+            } else if tables.parked.get(&lane) == Some(&result.outbox_id)
+                && (result.outcome == OutboxOutcome::Sent || !self.has(Fault::OnlySendingOpensALane))
+            {
                 tables.parked.remove(&lane);
             } else {
                 continue;
@@ -1091,7 +1103,9 @@ impl Store for MemoryStore {
         let _turn = self.database.turn().await;
         let mut tables = self.database.tables();
         tables.check_lease(lease)?;
-        let row = tables.timers.get_mut(&timer_id).filter(|row| row.claim.as_ref() == Some(lease));
+        let any_epoch = self.has(Fault::ClaimsHaveNoEpoch);
+        let row = tables.timers.get_mut(&timer_id);
+        let row = row.filter(|row| row.claim.as_ref().is_some_and(|claim| is_claim(claim, lease, any_epoch)));
         let row = row.ok_or(StoreError::Fenced { lease: lease.lease.clone(), epoch: lease.epoch })?;
         row.claim = None;
         match outcome {

@@ -46,6 +46,9 @@ pub enum OrderEvent {
     Noted,
     #[serde(rename = "order.shipped")]
     Shipped,
+    /// A fact that `evolve` cannot bear: a bug there.
+    #[serde(rename = "order.cursed")]
+    Cursed,
 }
 
 #[derive(Debug, PartialEq, thiserror::Error)]
@@ -100,6 +103,7 @@ impl Aggregate for Order {
             OrderEvent::Placed { sku } => Order { sku: Some(sku.clone()), ..self },
             OrderEvent::Noted => Order { notes: self.notes + 1, ..self },
             OrderEvent::Shipped => self,
+            OrderEvent::Cursed => panic!("a bug in evolve, on purpose"),
         }
     }
 
@@ -110,7 +114,8 @@ impl Aggregate for Order {
                 .state("placed")
                 .terminal("shipped")
                 .transition("placed", "order.shipped", "shipped")
-                .stays("order.noted"),
+                .stays("order.noted")
+                .stays("order.cursed"),
         )
     }
 
