@@ -29,6 +29,7 @@ cargo xtask TASK
   test [--no-services] [-- ARGS]
                                 services up, then the documentation tests, then all other tests;
                                 ARGS go to nextest (or to `cargo test` where nextest is missing)
+  bench [ARGS]                  services up, then `towpath bench write ARGS` on all three databases, in release
   arrows                        prove that dependencies between our crates only point down
   ci                            formatting, clippy, arrows, test: what .ci/run runs
   help                          this text
@@ -60,6 +61,7 @@ fn run(arguments: &[String]) -> Result<ExitCode, Failure> {
     match task.as_str() {
         "services" => services::run(rest).map(|()| ExitCode::SUCCESS),
         "test" => pipeline::test(rest),
+        "bench" => pipeline::bench(rest),
         "ci" => refuse_arguments(task, rest).and_then(|()| pipeline::ci()),
         "arrows" => refuse_arguments(task, rest).and_then(|()| arrows::run()).map(|()| ExitCode::SUCCESS),
         "help" | "--help" | "-h" => {

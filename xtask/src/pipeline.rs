@@ -44,6 +44,19 @@ pub(crate) fn test(arguments: &[String]) -> Result<ExitCode, Failure> {
     Ok(if runner_passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// `cargo xtask bench [ARGS]`: the write benchmark on every database, one after the other, in one run.
+pub(crate) fn bench(arguments: &[String]) -> Result<ExitCode, Failure> {
+    let variables = services::bring_up_for_tests()?;
+    let mut run = cargo(&["run", "--release", "--package", "towpath-server", "--", "bench", "write"]);
+    for name in ["TOWPATH_TEST_POSTGRES_URL", "TOWPATH_TEST_MYSQL_URL"] {
+        let url = variables.iter().find(|(variable, _)| variable == name).map(|(_, url)| url.clone());
+        let url = url.ok_or_else(|| Failure::new(format!("{name} has no value")))?;
+        run.args(["--store", &url]);
+    }
+    run.args(["--store", "sqlite://data/towpath.db"]).args(arguments);
+    Ok(if succeeds(run)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
 /// `cargo xtask ci`: from the cheapest check to the dearest, ending at the first that fails.
 pub(crate) fn ci() -> Result<ExitCode, Failure> {
     if !succeeds(cargo(&["fmt", "--all", "--check"]))? {
