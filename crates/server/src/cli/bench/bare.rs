@@ -58,26 +58,16 @@ impl ByHand {
     /// Makes the tables and the accounts.
     pub(crate) async fn prepare(store: &SqlStore, accounts: &[String]) -> Result<(), sqlx::Error> {
         for sql in TABLES {
-            if let Some(pool) = store.postgres_pool() {
-                pool.execute(sql).await?;
-            } else if let Some(pool) = store.mysql_pool() {
-                pool.execute(sql).await?;
-            } else if let Some(pool) = store.sqlite_pool() {
-                pool.execute(sql).await?;
-            }
+            execute(store, sql.to_owned()).await?;
         }
         let data = r#"{"deposits":0}"#;
         for chunk in accounts.chunks(500) {
             let rows: Vec<String> = chunk.iter().map(|id| format!("('{id}', 0, '{data}')")).collect();
-            let sql = format!("INSERT INTO bare_accounts (id, version, data) VALUES {}", rows.join(", "));
-            let sql = sqlx::AssertSqlSafe(sql);
-            if let Some(pool) = store.postgres_pool() {
-                pool.execute(sql).await?;
-            } else if let Some(pool) = store.mysql_pool() {
-                pool.execute(sql).await?;
-            } else if let Some(pool) = store.sqlite_pool() {
-                pool.execute(sql).await?;
-            }
+            execute(
+                store,
+                format!("INSERT INTO bare_accounts (id, version, data) VALUES {}", rows.join(", ")),
+            )
+            .await?;
         }
         Ok(())
     }
@@ -122,4 +112,16 @@ impl ByHand {
         };
         if changed == 1 { Ok(()) } else { Err(sqlx::Error::RowNotFound) }
     }
+}
+
+async fn execute(store: &SqlStore, sql: String) -> Result<(), sqlx::Error> {
+    let sql = sqlx::AssertSqlSafe(sql);
+    if let Some(pool) = store.postgres_pool() {
+        pool.execute(sql).await?;
+    } else if let Some(pool) = store.mysql_pool() {
+        pool.execute(sql).await?;
+    } else if let Some(pool) = store.sqlite_pool() {
+        pool.execute(sql).await?;
+    }
+    Ok(())
 }
