@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use lapin::options::{ExchangeDeleteOptions, QueueDeleteOptions};
+use lapin::options::{ExchangeDeclareOptions, ExchangeDeleteOptions, QueueDeleteOptions};
 use lapin::uri::AMQPUri;
 use towpath_broker::{BrokerUrl, RabbitMq};
 use towpath_core::ports::broker::{Broker, BrokerError, Published};
@@ -170,6 +170,35 @@ async fn a_full_queue_that_rejects_publishes_refuses() {
     let refused = outcomes.iter().filter(|outcome| matches!(outcome, Published::Refused { .. })).count();
     assert!(confirmed >= 10 && refused > 0 && confirmed + refused == 100, "{confirmed} and {refused}");
     take(&*subscribe(&*broker, &lane.queue, 10).await, 10).await;
+}
+
+/// The broker closes the channel over one message and says which exchange, but not which message: it is found, and
+/// what stands before it is not held up by it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_closes_the_channel_is_found() {
+    let (fixture, place) = (RabbitFixture::fresh(), 7);
+    let (broker, lane) = Lane::ready(&fixture).await;
+    let internal = fixture.fresh_name("internal");
+    let connection = lapin::Connection::connect(&server(), Default::default()).await.unwrap();
+    let options = ExchangeDeclareOptions { internal: true, ..ExchangeDeclareOptions::default() };
+    let channel = connection.create_channel().await.unwrap();
+    channel
+        .exchange_declare(internal.as_str().into(), lapin::ExchangeKind::Topic, options, Default::default())
+        .await
+        .unwrap();
+    let mut messages = numbered(&lane.destination, 20);
+    messages[place].destination.exchange.clone_from(&internal);
+    let outcomes = publish(&*broker, &messages).await;
+    for (other, outcome) in outcomes.iter().enumerate() {
+        let expected = match outcome {
+            Published::Confirmed => other < place,
+            Published::Refused { reason } => other == place && reason.contains(&internal),
+            Published::Unknown { .. } => other > place,
+            Published::Unroutable { .. } => false,
+        };
+        assert!(expected, "{other}: {outcome:?}");
+    }
+    publish_all(&*broker, &numbered(&lane.destination, 20)).await;
 }
 
 /// Measures `publish`: `cargo test -p towpath-broker --release --test rabbitmq -- --ignored --nocapture rate`.

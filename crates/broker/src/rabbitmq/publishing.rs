@@ -28,7 +28,7 @@ const IDLE_CHANNELS: usize = 16;
 const BLOCKED_POLL: Duration = Duration::from_millis(20);
 
 /// How long a channel that was given up waits for its last confirm before it is closed.
-const DRAIN: Duration = Duration::from_secs(30);
+const DRAIN: Duration = Duration::from_secs(5);
 
 /// What publishes: a connection of its own, because a broker that is short of memory or disk stops reading from those
 /// that publish, and acknowledgements must still get through.

@@ -89,6 +89,7 @@ macro_rules! broker_conformance {
                 the_order_of_batches_is_kept,
                 a_thousand_messages_are_confirmed,
                 exactly_the_unroutable_message_is_told,
+                many_unroutable_messages_are_told_exactly,
                 one_id_to_two_places_has_two_outcomes,
                 an_unknown_exchange_spoils_nothing_for_long,
                 a_message_that_fits_nowhere_is_refused_alone,
