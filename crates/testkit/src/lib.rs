@@ -4,6 +4,7 @@
 //! - [`VirtualClock`]: a clock that stands still until it is told to move.
 //! - [`CountingProbe`], [`KillProbe`], [`StopProbe`]: what happens just before a statement is sent.
 //! - [`store`]: the meaning of the store contract, as cases that every adapter runs.
+//! - [`broker`]: the meaning of the broker contract, likewise, and a TCP proxy that cuts and holds connections.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -11,6 +12,7 @@
     reason = "a panic is how a test kit says no"
 )]
 
+pub mod broker;
 mod clock;
 mod difference;
 mod given;

@@ -1,0 +1,284 @@
+//! A connection that is made when it is needed, made again when it is lost, and never hangs.
+//!
+//! lapin runs each connection on a thread of its own, and that thread waits for the other side for ever: during the
+//! handshake, and again while closing. So every socket has a second handle here that cuts it.
+
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use lapin::tcp::{AMQPUriTcpExt, OwnedTLSConfig};
+use lapin::uri::AMQPUri;
+use lapin::{Channel, Connection, ConnectionProperties};
+use tokio::runtime::Handle;
+use tokio::sync::OwnedMutexGuard;
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use towpath_core::ports::broker::{BrokerError, BrokerResult};
+
+use super::errors::{Said, told, unavailable, words};
+
+/// How long one attempt to connect may take, name lookup, TLS and handshake together.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// How long a connection may take to say goodbye.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// The wait after the first attempt that failed; it doubles up to the longest.
+const FIRST_BACKOFF: Duration = Duration::from_millis(100);
+const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
+
+/// At most one connection, and when to try the next.
+pub(super) struct Link {
+    uri: AMQPUri,
+    purpose: &'static str,
+    closed: AtomicBool,
+    state: Arc<tokio::sync::Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    live: Option<Arc<Live>>,
+    failures: u32,
+    next_attempt: Option<Instant>,
+    last_failure: Option<Failure>,
+}
+
+/// Why the last attempt failed; errors of the port cannot be told twice.
+#[derive(Clone)]
+enum Failure {
+    Denied(String),
+    Unavailable(String),
+}
+
+impl Link {
+    pub(super) fn new(uri: AMQPUri, purpose: &'static str) -> Self {
+        Self { uri, purpose, closed: AtomicBool::new(false), state: Arc::default() }
+    }
+
+    /// The connection, made if there is none. An attempt that outlives the deadline goes on for the next caller.
+    pub(super) async fn live(&self, deadline: Instant) -> BrokerResult<Arc<Live>> {
+        loop {
+            if self.closed.load(Ordering::Acquire) {
+                return Err(unavailable("this handle was closed"));
+            }
+            let Ok(mut state) = timeout_at(deadline, Arc::clone(&self.state).lock_owned()).await else {
+                return Err(unavailable("no connection within the time given"));
+            };
+            if let Some(live) = &state.live
+                && live.connected()
+            {
+                return Ok(Arc::clone(live));
+            }
+            state.live = None;
+            match state.next_attempt {
+                Some(next) if next > Instant::now() => {
+                    if next > deadline {
+                        return Err(state.failure());
+                    }
+                    drop(state);
+                    sleep_until(next).await;
+                }
+                _ => {
+                    let attempt = tokio::spawn(attempt(state, self.uri.clone(), self.purpose));
+                    match timeout_at(deadline, attempt).await {
+                        Ok(Ok(true)) => {}
+                        Ok(Ok(false)) => {
+                            let state = self.state.lock().await;
+                            return Err(state.failure());
+                        }
+                        Ok(Err(_)) => return Err(unavailable("the attempt to connect was abandoned")),
+                        Err(_) => return Err(unavailable("no connection within the time given")),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Opens a channel.
+    pub(super) async fn channel(&self, deadline: Instant) -> BrokerResult<(Arc<Live>, Channel)> {
+        let live = self.live(deadline).await?;
+        match timeout_at(deadline, live.connection().create_channel()).await {
+            Ok(Ok(channel)) => Ok((live, channel)),
+            Ok(Err(error)) => {
+                self.retire(&live);
+                Err(told(&error, "opening a channel"))
+            }
+            Err(_) => {
+                self.retire(&live);
+                Err(unavailable("the broker opens no channel"))
+            }
+        }
+    }
+
+    /// Makes the next caller connect anew. Whoever still uses this connection may finish.
+    pub(super) fn retire(&self, live: &Arc<Live>) {
+        // Who holds the lock is connecting anew already.
+        if let Ok(mut state) = self.state.try_lock()
+            && state.live.as_ref().is_some_and(|current| Arc::ptr_eq(current, live))
+        {
+            state.live = None;
+        }
+    }
+
+    /// Ends the connection, for good.
+    pub(super) async fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        let live = self.state.lock().await.live.take();
+        if let Some(live) = live {
+            live.close().await;
+        }
+    }
+}
+
+impl State {
+    fn failure(&self) -> BrokerError {
+        match self.last_failure.clone() {
+            Some(Failure::Denied(words)) => BrokerError::Denied(Box::new(Said(words))),
+            Some(Failure::Unavailable(words)) => unavailable(words),
+            None => unavailable("there is no connection"),
+        }
+    }
+}
+
+/// Tries to connect once and notes how it went.
+async fn attempt(mut state: OwnedMutexGuard<State>, uri: AMQPUri, purpose: &'static str) -> bool {
+    let failure = match timeout(HANDSHAKE, Live::open(uri, purpose)).await {
+        Ok(Ok(live)) => {
+            *state = State { live: Some(Arc::new(live)), ..State::default() };
+            return true;
+        }
+        Ok(Err(error)) => match told(&error, "connecting") {
+            BrokerError::Denied(_) => Failure::Denied(words(&error)),
+            _ => Failure::Unavailable(words(&error)),
+        },
+        Err(_) => Failure::Unavailable("the broker does not answer".to_owned()),
+    };
+    let backoff = FIRST_BACKOFF.saturating_mul(1 << state.failures.min(10)).min(LONGEST_BACKOFF);
+    let (Failure::Denied(cause) | Failure::Unavailable(cause)) = &failure;
+    tracing::warn!(purpose, ?backoff, cause, "cannot connect to RabbitMQ");
+    state.failures = state.failures.saturating_add(1);
+    state.next_attempt = Some(Instant::now() + backoff);
+    state.last_failure = Some(failure);
+    false
+}
+
+/// An open connection. Dropped by its last user, it says goodbye in the background.
+pub(super) struct Live {
+    connection: Arc<Connection>,
+    wire: Arc<Wire>,
+    runtime: Handle,
+}
+
+impl Live {
+    async fn open(uri: AMQPUri, purpose: &'static str) -> lapin::Result<Self> {
+        let wire = Arc::new(Wire::default());
+        // Covers a handshake that fails, and one that is given up.
+        let mut guard = CutOnDrop(Some(Arc::clone(&wire)));
+        let options = ConnectionProperties::default()
+            .with_connection_name(format!("towpath {purpose}").into())
+            .with_client_property("product".into(), "towpath".into());
+        let held = Arc::clone(&wire);
+        let connection = Connection::connector(
+            uri,
+            lapin::runtime::default_runtime()?,
+            async move |uri: AMQPUri, runtime| {
+                let tls = OwnedTLSConfig::default();
+                let stream = timeout(HANDSHAKE, uri.connect_with_config_async(tls.as_ref(), &runtime))
+                    .await
+                    .map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))??;
+                match &stream {
+                    lapin::AsyncTcpStream::Plain(stream) => held.hold(stream.get_ref())?,
+                    lapin::AsyncTcpStream::Rustls(stream) => held.hold(stream.get_ref().0.get_ref())?,
+                    _ => {}
+                }
+                Ok(stream)
+            },
+            options,
+        )
+        .await?;
+        guard.0 = None;
+        Ok(Self { connection: Arc::new(connection), wire, runtime: Handle::current() })
+    }
+
+    pub(super) fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    pub(super) fn connected(&self) -> bool {
+        self.connection.status().connected()
+    }
+
+    /// Whether the broker has told us to stop publishing: it is short of memory or disk.
+    pub(super) fn blocked(&self) -> bool {
+        self.connection.status().blocked()
+    }
+
+    /// The largest frame that both sides allow.
+    pub(super) fn frame_max(&self) -> u32 {
+        self.connection.configuration().frame_max()
+    }
+
+    async fn close(&self) {
+        farewell(Arc::clone(&self.connection), CutOnDrop(Some(Arc::clone(&self.wire)))).await;
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        let guard = CutOnDrop(Some(Arc::clone(&self.wire)));
+        self.runtime.spawn(farewell(Arc::clone(&self.connection), guard));
+    }
+}
+
+async fn farewell(connection: Arc<Connection>, guard: CutOnDrop) {
+    // An error means that the connection is gone, which is all we want.
+    let _ = timeout(FAREWELL, connection.close(200, "OK".into())).await;
+    drop(guard);
+}
+
+/// A second handle of a connection's socket.
+#[derive(Default)]
+struct Wire(Mutex<Socket>);
+
+#[derive(Default)]
+enum Socket {
+    #[default]
+    NotYet,
+    Open(TcpStream),
+    Cut,
+}
+
+impl Wire {
+    /// Keeps a handle; refuses when the connection was given up meanwhile.
+    fn hold(&self, stream: &tokio::net::TcpStream) -> std::io::Result<()> {
+        let mut socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(*socket, Socket::Cut) {
+            return Err(std::io::ErrorKind::ConnectionAborted.into());
+        }
+        #[cfg(unix)]
+        {
+            use std::os::fd::AsFd;
+            *socket = Socket::Open(stream.as_fd().try_clone_to_owned()?.into());
+        }
+        #[cfg(windows)]
+        {
+            use std::os::windows::io::AsSocket;
+            *socket = Socket::Open(stream.as_socket().try_clone_to_owned()?.into());
+        }
+        Ok(())
+    }
+}
+
+struct CutOnDrop(Option<Arc<Wire>>);
+
+impl Drop for CutOnDrop {
+    fn drop(&mut self) {
+        let Some(wire) = self.0.take() else { return };
+        let mut socket = wire.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Socket::Open(stream) = std::mem::replace(&mut *socket, Socket::Cut) {
+            // An error means that it is closed already.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Broker URLs: which broker, and what to write instead when the URL is wrong.
+
+use std::fmt;
+
+/// A broker URL that was understood.
+#[derive(Clone, PartialEq, Eq)]
+pub enum BrokerUrl {
+    /// In this process, through the store: a crash loses nothing.
+    Local,
+    /// RabbitMQ.
+    Amqp {
+        /// The URL as given, with its password: show the [`BrokerUrl`] instead.
+        url: String,
+    },
+}
+
+/// A broker URL that is wrong or needs something this build does not have.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct BadBrokerUrl(pub(crate) String);
+
+impl BadBrokerUrl {
+    /// A stable code.
+    pub fn code(&self) -> &'static str {
+        "bad-url"
+    }
+
+    /// What a person can do about it.
+    pub fn next_step(&self) -> &'static str {
+        if cfg!(feature = "rabbitmq") {
+            "Write local: for the in-process broker, or amqp://user:password@host:5672/%2f for RabbitMQ."
+        } else {
+            "Write local: for the in-process broker."
+        }
+    }
+}
+
+impl BrokerUrl {
+    /// Reads a URL.
+    ///
+    /// # Errors
+    /// What is wrong with it, or which feature is not built in; never any part of it but the scheme, as the rest may
+    /// hold a password.
+    pub fn parse(url: &str) -> Result<Self, BadBrokerUrl> {
+        let scheme = url.split(':').next().unwrap_or_default();
+        match (scheme, url) {
+            (_, "local:") => Ok(Self::Local),
+            ("amqp" | "amqps", _) => amqp(scheme, url),
+            ("kafka", _) => Err(BadBrokerUrl(format!("this build has no support for {scheme}:// brokers"))),
+            _ if !url.contains(':') => {
+                Err(BadBrokerUrl("a broker URL begins with local:, amqp:// or amqps://".to_owned()))
+            }
+            _ => Err(BadBrokerUrl(format!("{scheme:?} is not a broker Towpath knows"))),
+        }
+    }
+}
+
+#[cfg(feature = "rabbitmq")]
+fn amqp(_scheme: &str, url: &str) -> Result<BrokerUrl, BadBrokerUrl> {
+    crate::rabbitmq::read_url(url)?;
+    Ok(BrokerUrl::Amqp { url: url.to_owned() })
+}
+
+#[cfg(not(feature = "rabbitmq"))]
+fn amqp(scheme: &str, _url: &str) -> Result<BrokerUrl, BadBrokerUrl> {
+    Err(BadBrokerUrl(format!(
+        "this build has no support for {scheme}:// brokers; build with `--features rabbitmq`"
+    )))
+}
+
+/// Without the password and without parameters: URLs end up in logs.
+impl fmt::Display for BrokerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Local => f.write_str("local:"),
+            Self::Amqp { url } => f.write_str(&without_password(url)),
+        }
+    }
+}
+
+impl fmt::Debug for BrokerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+fn without_password(url: &str) -> String {
+    let url = url.split(['?', '#']).next().unwrap_or_default();
+    let Some((scheme, rest)) = url.split_once("://") else { return "amqp://…".to_owned() };
+    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    match authority.rsplit_once('@') {
+        Some((user_and_password, host)) => match user_and_password.split_once(':') {
+            Some((user, _)) => format!("{scheme}://{user}:…@{host}{path}"),
+            None => url.to_owned(),
+        },
+        None => url.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_broker_that_is_not_built_in_is_refused_without_showing_the_password() {
+        assert_eq!(BrokerUrl::parse("local:"), Ok(BrokerUrl::Local));
+        for url in [
+            "kafka://me:s3cret@host:9092",
+            "redis://:s3cret@h",
+            "",
+            "localhost:s3cret",
+            "amqp:s3cret",
+            "amqp://me:s3cret@host:noport/",
+            "amqp://me:s3c/s3cret@host/",
+            "amqp://me:12/s3cret@host/",
+            "amqp://",
+        ] {
+            let error = BrokerUrl::parse(url).unwrap_err();
+            assert!(!error.to_string().contains("s3cret") && !error.to_string().is_empty(), "{error}");
+        }
+    }
+
+    #[cfg(not(feature = "rabbitmq"))]
+    #[test]
+    fn a_build_without_rabbitmq_says_how_to_get_it() {
+        let error = BrokerUrl::parse("amqp://me:s3cret@host/").unwrap_err();
+        assert!(error.to_string().contains("--features rabbitmq"), "{error}");
+    }
+
+    #[cfg(feature = "rabbitmq")]
+    #[test]
+    fn rabbitmq_is_understood_and_its_password_never_shown() {
+        for (url, shown) in [
+            ("amqp://me:s3cret@host:5672/%2f", "amqp://me:…@host:5672/%2f"),
+            ("amqps://me:s3cret@host/live?heartbeat=5", "amqps://me:…@host/live"),
+            ("amqp://me:s3%40cret@[::1]:5672/live", "amqp://me:…@[::1]:5672/live"),
+            ("amqp://me:s3@cret@host", "amqp://me:…@host"),
+            ("amqp://me@host", "amqp://me@host"),
+            ("amqp://host", "amqp://host"),
+        ] {
+            let parsed = BrokerUrl::parse(url).unwrap();
+            assert_eq!(parsed, BrokerUrl::Amqp { url: url.to_owned() });
+            assert_eq!(parsed.to_string(), shown);
+            assert_eq!(format!("{parsed:?}"), shown);
+        }
+    }
+}
