@@ -1,11 +1,15 @@
 //! Towpath's brokers. All wire formats of the product live here.
 //!
 //! - [`BrokerUrl`]: which broker a URL means, and what to write instead when it is wrong.
+//! - [`envelope_message`]: an event as a message.
 //! - `rabbitmq`: RabbitMQ by AMQP 0-9-1, behind the feature `rabbitmq` (on by default).
 
+mod format;
 #[cfg(feature = "rabbitmq")]
 pub mod rabbitmq;
 mod url;
+
+pub use format::envelope_message;
 
 #[cfg(feature = "rabbitmq")]
 pub use rabbitmq::RabbitMq;

@@ -26,6 +26,7 @@ use towpath_core::retry::{ErrorClass, RetryDecision, RetryPolicy};
 use uuid::Uuid;
 
 use crate::registry::Registry;
+use crate::relay::RelayWakes;
 use crate::service::Wake;
 
 /// How often a command is decided anew because somebody else was quicker, before it is recorded as failed. Each
@@ -229,6 +230,8 @@ pub(crate) struct Bus {
     pub(crate) retries: RetryPolicy,
     /// Wakes what follows a commit: the sequencer first.
     pub(crate) committed: Wake,
+    /// Wakes the relays of this process.
+    pub(crate) relays: RelayWakes,
 }
 
 impl Bus {
@@ -352,8 +355,11 @@ impl Bus {
             append,
         };
         let result = session.complete(&completed).await.map_err(|error| refused(SendError::Store(error)))?;
-        if completed.append.is_some() {
+        if let Some(append) = &completed.append {
             self.committed.wake();
+            for channel in append.events.iter().flat_map(|event| &event.channels) {
+                self.relays.wake(channel.as_str());
+            }
         }
         let events = completed.append.map_or_else(Vec::new, |append| envelopes(append, version));
         Ok(receipt(completed.command, result, events, false))
@@ -685,7 +691,7 @@ fn pause(round: u32) -> Duration {
 }
 
 /// A number in 0..1. UUIDv4 is the source of randomness that is here anyway.
-fn random_unit() -> f64 {
+pub(crate) fn random_unit() -> f64 {
     (Uuid::new_v4().as_u128() >> 75) as f64 / (1_u64 << 53) as f64
 }
 

@@ -1,12 +1,13 @@
 //! The lease keeper: everything this instance holds, renewed together.
 //!
-//! An instance holds its own lease, under which it runs commands, and perhaps the sequencer's. One service takes,
-//! renews and gives back all of them; the others read what is held from a watch.
+//! An instance holds its own lease, under which it runs commands, perhaps the sequencer's, and, if it relays, its share
+//! of the partitions. One service takes, renews and gives back all of them; the others read what is held from a watch.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use towpath_core::ids::{InstanceId, LeaseName};
+use towpath_core::ids::{InstanceId, Lane, LeaseName};
 use towpath_core::ports::store::{LeaseGrant, StoreResult};
 
 use crate::bus::{Bus, with_causes};
@@ -19,6 +20,10 @@ pub(crate) struct Held {
     pub(crate) instance: Option<LeaseGrant>,
     /// The sequencer's lease.
     pub(crate) sequencer: Option<LeaseGrant>,
+    /// The sign that this instance relays: it counts when the partitions are shared out.
+    relaying: Option<LeaseGrant>,
+    /// Its share of the partitions.
+    pub(crate) partitions: BTreeMap<u16, LeaseGrant>,
 }
 
 /// Takes the first leases and starts to keep them. What an earlier life of this instance held is taken over at once,
@@ -26,9 +31,10 @@ pub(crate) struct Held {
 pub(crate) async fn start(
     bus: Bus,
     instance: InstanceId,
+    relays: bool,
     lease: Duration,
 ) -> StoreResult<(Service, watch::Receiver<Held>)> {
-    let keeper = Keeper { bus, instance, lease };
+    let keeper = Keeper { bus, instance, relays, lease };
     let held = keeper.round(Held::default()).await?;
     let (publish, receive) = watch::channel(held);
     let service = Service::start("leases", |stopping| keeper.keep(publish, stopping));
@@ -38,6 +44,8 @@ pub(crate) async fn start(
 struct Keeper {
     bus: Bus,
     instance: InstanceId,
+    /// Whether it wants partitions.
+    relays: bool,
     lease: Duration,
 }
 
@@ -88,22 +96,69 @@ impl Keeper {
             let name = LeaseName::from_stored(SEQUENCER);
             held.sequencer = store.acquire_lease(&name, &self.instance, self.lease).await?;
         }
+        if self.relays {
+            self.balance(&mut held).await?;
+        }
         Ok(held)
+    }
+
+    /// Brings the partitions to a fair share: as many as fall to each of the instances that relay.
+    async fn balance(&self, held: &mut Held) -> StoreResult<()> {
+        let store = &self.bus.store;
+        if held.relaying.is_none() {
+            let name = LeaseName::from_stored(format!("{RELAYING}{}", self.instance));
+            held.relaying = store.acquire_lease(&name, &self.instance, self.lease).await?;
+        }
+        let relaying = store.leases(RELAYING).await?.into_iter().filter(|lease| lease.live).count().max(1);
+        let share = usize::from(Lane::PARTITIONS).div_ceil(relaying);
+        while held.partitions.len() > share {
+            if let Some((_, extra)) = held.partitions.pop_last() {
+                store.release_lease(&extra).await?;
+            }
+        }
+        let missing = share - held.partitions.len();
+        if missing > 0 {
+            let standings = store.leases(PARTITION).await?;
+            let is_others = |name: &LeaseName| {
+                let standing = standings.iter().find(|standing| standing.lease == *name);
+                standing.is_some_and(|standing| standing.live && standing.holder != self.instance)
+            };
+            let free: Vec<LeaseName> = (0..Lane::PARTITIONS)
+                .filter(|number| !held.partitions.contains_key(number))
+                .map(|number| LeaseName::from_stored(format!("{PARTITION}{number:02}")))
+                .filter(|name| !is_others(name))
+                .take(missing)
+                .collect();
+            for grant in store.acquire_leases(&free, &self.instance, self.lease).await? {
+                let number =
+                    grant.lease.as_str().strip_prefix(PARTITION).and_then(|number| number.parse().ok());
+                held.partitions.extend(number.map(|number: u16| (number, grant)));
+            }
+        }
+        Ok(())
     }
 }
 
 impl Held {
     fn all(&self) -> Vec<LeaseGrant> {
-        self.instance.iter().chain(&self.sequencer).cloned().collect()
+        let single = self.instance.iter().chain(&self.sequencer).chain(&self.relaying);
+        single.chain(self.partitions.values()).cloned().collect()
     }
 
     fn only(self, kept: &[LeaseGrant]) -> Self {
         let is_kept = |grant: &LeaseGrant| kept.contains(grant);
-        Self { instance: self.instance.filter(is_kept), sequencer: self.sequencer.filter(is_kept) }
+        Self {
+            instance: self.instance.filter(is_kept),
+            sequencer: self.sequencer.filter(is_kept),
+            relaying: self.relaying.filter(is_kept),
+            partitions: self.partitions.into_iter().filter(|(_, grant)| is_kept(grant)).collect(),
+        }
     }
 }
 
 const SEQUENCER: &str = "sequencer";
+const RELAYING: &str = "relaying/";
+const PARTITION: &str = "partition/";
 
 fn instance_lease(instance: &InstanceId) -> LeaseName {
     LeaseName::from_stored(format!("instance/{instance}"))

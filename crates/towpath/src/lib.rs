@@ -84,6 +84,7 @@ mod bus;
 mod clock;
 mod leases;
 mod registry;
+mod relay;
 mod runner;
 mod send;
 mod sequencer;
@@ -98,6 +99,7 @@ pub use towpath::{Builder, StartError, Towpath, View};
 
 pub use towpath_broker::{BadBrokerUrl, BrokerUrl};
 pub use towpath_core::aggregate::{Aggregate, Context, Reason, Refusal};
+pub use towpath_core::channel::{Channel, ChannelPolicy};
 pub use towpath_core::envelope::{ChangeContext, EventEnvelope, RecordedEvent};
 pub use towpath_core::flow;
 pub use towpath_core::ids;

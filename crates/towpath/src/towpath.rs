@@ -1,5 +1,6 @@
 //! Building, starting and stopping Towpath.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,17 +8,17 @@ use serde::Serialize;
 use tokio::sync::Mutex;
 use towpath_broker::{BadBrokerUrl, BrokerUrl};
 use towpath_core::aggregate::Aggregate;
+use towpath_core::channel::Channel;
 use towpath_core::decider::RegistrationFlaw;
 use towpath_core::envelope::RecordedEvent;
 use towpath_core::flow::{FlowCommand, FlowEvent, FlowReport, validate_flow};
-use towpath_core::ids::{
-    AggregateKey, ChannelName, CommandId, CorrelationId, InstanceId, InvalidId, Version,
-};
+use towpath_core::ids::{AggregateKey, CommandId, CorrelationId, InstanceId, InvalidId, Version};
 use towpath_core::payload::Payload;
+use towpath_core::ports::broker::{Broker, BrokerError, Topology};
 use towpath_core::ports::clock::Clock;
 use towpath_core::ports::store::{AggregateRow, CommandRecord, Flow, StateEvent, Store, StoreError};
 use towpath_core::retry::RetryPolicy;
-use towpath_core::route::{Glob, Route};
+use towpath_core::route::Route;
 use towpath_core::to_variant;
 use towpath_store::{SqlStore, StoreOptions, StoreUrl};
 use uuid::Uuid;
@@ -26,6 +27,7 @@ use crate::bus::{Bus, FoldError, SendError};
 use crate::clock::SystemClock;
 use crate::leases;
 use crate::registry::Registry;
+use crate::relay::{self, RelayWakes};
 use crate::send::Send;
 use crate::service::{Service, Wake};
 use crate::{runner, sequencer};
@@ -53,6 +55,8 @@ pub struct Builder {
     broker_url: String,
     store_options: StoreOptions,
     registry: Registry,
+    channels: Vec<Channel>,
+    topology: Topology,
     clock: Arc<dyn Clock>,
     retries: RetryPolicy,
     instance: Option<String>,
@@ -76,9 +80,12 @@ pub enum StartError {
     /// The store cannot be used.
     #[error("the store cannot be used")]
     Store(#[from] StoreError),
-    /// The broker cannot be used.
+    /// The broker's URL is wrong.
     #[error("the broker cannot be used")]
-    Broker(#[from] BadBrokerUrl),
+    BrokerUrl(#[from] BadBrokerUrl),
+    /// The broker cannot be reached, or its topology is not what was declared.
+    #[error("the broker cannot be used")]
+    Broker(#[from] BrokerError),
 }
 
 impl StartError {
@@ -88,6 +95,7 @@ impl StartError {
             Self::Registration(_) => "registration",
             Self::InvalidName(_) => "invalid-id",
             Self::Store(error) => error.code(),
+            Self::BrokerUrl(error) => error.code(),
             Self::Broker(error) => error.code(),
         }
     }
@@ -98,6 +106,7 @@ impl StartError {
             Self::Registration(_) => "Each flaw names the aggregate and what to write instead.",
             Self::InvalidName(_) => "Correct what the cause names.",
             Self::Store(error) => error.next_step(),
+            Self::BrokerUrl(error) => error.next_step(),
             Self::Broker(error) => error.next_step(),
         }
     }
@@ -133,6 +142,8 @@ impl Towpath {
             broker_url: DEFAULT_BROKER.to_owned(),
             store_options: StoreOptions::default(),
             registry: Registry::default(),
+            channels: Vec::new(),
+            topology: Topology::default(),
             clock: Arc::new(SystemClock),
             retries: RetryPolicy::genesis_command(),
             instance: None,
@@ -315,7 +326,7 @@ impl Builder {
         self
     }
 
-    /// The broker: `local:`.
+    /// The broker: `local:` or `amqp://…`.
     pub fn broker(mut self, url: &str) -> Self {
         self.broker_url = url.to_owned();
         self
@@ -329,15 +340,24 @@ impl Builder {
         self
     }
 
-    /// Routes events to a channel: `*` in a pattern stands for any run of characters.
-    pub fn channel<'p>(mut self, name: &str, event_types: impl IntoIterator<Item = &'p str>) -> Self {
-        match ChannelName::new(name) {
+    /// Adds a channel: events that fit its patterns get an outbox row each, and with a target they are published.
+    ///
+    /// A channel without a target only collects its rows.
+    pub fn channel(mut self, channel: Result<Channel, InvalidId>) -> Self {
+        match channel {
             Ok(channel) => {
-                let event_types = event_types.into_iter().map(Glob::new).collect();
-                self.registry.route(Route { channel, event_types });
+                let (name, event_types) = (channel.name.clone(), channel.event_types.clone());
+                self.registry.route(Route { channel: name, event_types });
+                self.channels.push(channel);
             }
             Err(error) => self.invalid.push(error),
         }
+        self
+    }
+
+    /// Exchanges, queues and bindings that must exist on the broker before anything is published.
+    pub fn topology(mut self, topology: Topology) -> Self {
+        self.topology = topology;
         self
     }
 
@@ -407,23 +427,51 @@ impl Builder {
             store.migrate().await?;
         }
         store.ready().await?;
+        let publishing = match open_broker(&broker)? {
+            Some(broker) => {
+                broker.declare(&self.topology).await?;
+                let targets = self.channels.into_iter().filter_map(|channel| {
+                    let target = channel.target.clone()?;
+                    Some((channel, target))
+                });
+                targets.map(|(channel, target)| (broker.clone(), channel, target)).collect()
+            }
+            None => Vec::new(),
+        };
+        let wakes: HashMap<String, Wake> =
+            publishing.iter().map(|(_, channel, _)| (channel.name.to_string(), Wake::default())).collect();
         let bus = Bus {
             store: Arc::new(store.clone()),
             registry: Arc::new(self.registry),
             clock: self.clock,
             retries: self.retries,
             committed: Wake::default(),
+            relays: RelayWakes::new(wakes.clone()),
         };
         let wake = Wake::default();
         let mut services = Vec::new();
         if self.workers {
-            let (keeper, held) = leases::start(bus.clone(), instance.clone(), self.lease).await?;
+            let (keeper, held) =
+                leases::start(bus.clone(), instance.clone(), !publishing.is_empty(), self.lease).await?;
             services.push(runner::start(bus.clone(), held.clone(), wake.clone(), self.scan));
-            services.push(sequencer::start(bus.clone(), held, bus.committed.clone(), self.scan));
+            services.push(sequencer::start(bus.clone(), held.clone(), bus.committed.clone(), self.scan));
+            for (broker, channel, target) in publishing {
+                let wake = wakes.get(channel.name.as_str()).cloned().unwrap_or_default();
+                services.push(relay::start(bus.clone(), broker, channel, target, held.clone(), wake));
+            }
             // Stopped last: the others finish what they have begun while the leases still live.
             services.push(keeper);
         }
         tracing::info!(store = %url, %broker, %instance, "towpath started");
         Ok(Towpath { bus, store, broker, instance, wake, services: Arc::new(Mutex::new(services)) })
+    }
+}
+
+/// Opens the broker that a URL names. The in-process one delivers nothing yet.
+fn open_broker(url: &BrokerUrl) -> Result<Option<Arc<dyn Broker>>, BadBrokerUrl> {
+    match url {
+        BrokerUrl::Local => Ok(None),
+        #[cfg(feature = "rabbitmq")]
+        amqp => Ok(Some(Arc::new(towpath_broker::RabbitMq::connect(amqp)?))),
     }
 }

@@ -39,7 +39,11 @@ pub(crate) async fn serve(flags: ServeFlags) -> Result<(), Failure> {
 
 fn start_log() {
     use tracing_subscriber::EnvFilter;
-    let filter = EnvFilter::try_from_env("TOWPATH_LOG").unwrap_or_else(|_| EnvFilter::new("info,sqlx=warn"));
+    // lapin logs whole messages as warnings, and the login with its password when it traces: never more than errors.
+    const QUIET: &str = "sqlx=warn,lapin=error,amq_protocol=error";
+    let chosen = std::env::var("TOWPATH_LOG").unwrap_or_else(|_| "info".to_owned());
+    let filter = EnvFilter::try_new(format!("{chosen},{QUIET}"))
+        .unwrap_or_else(|_| EnvFilter::new(format!("info,{QUIET}")));
     // A second subscriber is only possible in tests, and then the first one stays.
     let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use towpath::retry::{ErrorClass, RetryPolicy};
-use towpath::{Aggregate, Builder, Context, Machine, Refusal, Scratch, Towpath};
+use towpath::{Aggregate, Builder, Channel, Context, Machine, Refusal, Scratch, Towpath};
 
 /// An order, the usual one.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -141,7 +141,7 @@ impl Fresh {
         Towpath::builder()
             .store(self.url())
             .aggregate::<Order>()
-            .channel("orders", ["order.*"])
+            .channel(Channel::named("orders", ["order.*"]))
             .scan(Duration::from_millis(20))
             .command_retries(RetryPolicy::Fixed(vec![Duration::from_millis(30); 3]))
     }

@@ -145,7 +145,7 @@ async fn measure(scratch: &Scratch, flags: &WriteFlags) -> Result<Report, Failur
         .store(scratch.url())
         .store_options(StoreOptions { probe: counting.clone(), ..options })
         .aggregate::<Account>()
-        .channel("bench", ["account.*"])
+        .channel(Channel::named("bench", ["account.*"]))
         // The runner has nothing to do here; it should not add its own scans to the numbers.
         .scan(Duration::from_secs(3600))
         .start()

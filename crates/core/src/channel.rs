@@ -1,0 +1,127 @@
+//! Channels: named routes from event types to a destination on a broker, each with a policy of its own.
+
+use std::time::Duration;
+
+use crate::ids::{ChannelName, InvalidId};
+use crate::ports::broker::Destination;
+use crate::retry::RetryPolicy;
+use crate::route::Glob;
+
+/// A named route.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Channel {
+    /// Its name: the key of its outbox rows, never to be changed while rows wait.
+    pub name: ChannelName,
+    /// Which events: any of these patterns.
+    pub event_types: Vec<Glob>,
+    /// Where to. Without a target its rows are only collected.
+    pub target: Option<Target>,
+    /// How.
+    pub policy: ChannelPolicy,
+}
+
+/// Where a channel publishes to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// The exchange (on Kafka: the topic).
+    pub exchange: String,
+    /// Under which key.
+    pub routing_key: RoutingKey,
+}
+
+/// The routing key of a message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RoutingKey {
+    /// Always this one.
+    Fixed(String),
+    /// The event's type.
+    EventType,
+}
+
+/// How a channel publishes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ChannelPolicy {
+    /// How many rows are taken at a time.
+    pub batch: u32,
+    /// How often the outbox is looked at without being woken.
+    pub scan: Duration,
+    /// When a failed row is tried again, and how often.
+    pub retries: RetryPolicy,
+    /// Whether events of one aggregate go out in order, each after the one before it was confirmed. A stuck event then
+    /// parks its aggregate.
+    pub in_order: bool,
+    /// How long a batch waits for the broker's confirms.
+    pub patience: Duration,
+}
+
+impl Default for ChannelPolicy {
+    /// Every 2 s and at once when woken, exponential backoff with 10 attempts, in order.
+    fn default() -> Self {
+        Self {
+            batch: 200,
+            scan: Duration::from_secs(2),
+            retries: RetryPolicy::hive_outbox(),
+            in_order: true,
+            patience: Duration::from_secs(10),
+        }
+    }
+}
+
+impl Channel {
+    /// A channel for the events that fit any of the patterns (`*` stands for any run of characters).
+    pub fn named<'p>(
+        name: impl AsRef<str>,
+        event_types: impl IntoIterator<Item = &'p str>,
+    ) -> Result<Self, InvalidId> {
+        Ok(Self {
+            name: ChannelName::new(name)?,
+            event_types: event_types.into_iter().map(Glob::new).collect(),
+            target: None,
+            policy: ChannelPolicy::default(),
+        })
+    }
+
+    /// Publishes to an exchange under a fixed routing key.
+    pub fn to(mut self, exchange: impl Into<String>, routing_key: impl Into<String>) -> Self {
+        let routing_key = RoutingKey::Fixed(routing_key.into());
+        self.target = Some(Target { exchange: exchange.into(), routing_key });
+        self
+    }
+
+    /// Publishes to an exchange under each event's own type.
+    pub fn to_exchange(mut self, exchange: impl Into<String>) -> Self {
+        self.target = Some(Target { exchange: exchange.into(), routing_key: RoutingKey::EventType });
+        self
+    }
+
+    /// With another policy.
+    pub fn with(mut self, policy: ChannelPolicy) -> Self {
+        self.policy = policy;
+        self
+    }
+}
+
+impl Target {
+    /// Where an event of a type goes.
+    pub fn destination(&self, event_type: &str) -> Destination {
+        let routing_key = match &self.routing_key {
+            RoutingKey::Fixed(key) => key.clone(),
+            RoutingKey::EventType => event_type.to_owned(),
+        };
+        Destination { exchange: self.exchange.clone(), routing_key }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_destination_is_fixed_or_follows_the_event() {
+        let fixed = Channel::named("a", ["*"]).unwrap().to("orders", "order.created").target.unwrap();
+        assert_eq!(fixed.destination("x.happened").to_string(), "orders:order.created");
+        let own = Channel::named("a", ["*"]).unwrap().to_exchange("facts").target.unwrap();
+        assert_eq!(own.destination("x.happened").to_string(), "facts:x.happened");
+        assert!(Channel::named("", ["*"]).is_err());
+    }
+}
