@@ -5,7 +5,7 @@
 
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use lapin::tcp::{AMQPUriTcpExt, OwnedTLSConfig};
@@ -34,6 +34,8 @@ pub(super) struct Link {
     purpose: &'static str,
     closed: AtomicBool,
     state: Arc<tokio::sync::Mutex<State>>,
+    /// Connections that are no longer given out but may still be used, by a receiver for example.
+    retired: Mutex<Vec<Weak<Live>>>,
 }
 
 #[derive(Default)]
@@ -53,18 +55,25 @@ enum Failure {
 
 impl Link {
     pub(super) fn new(uri: AMQPUri, purpose: &'static str) -> Self {
-        Self { uri, purpose, closed: AtomicBool::new(false), state: Arc::default() }
+        Self {
+            uri,
+            purpose,
+            closed: AtomicBool::new(false),
+            state: Arc::default(),
+            retired: Mutex::default(),
+        }
     }
 
     /// The connection, made if there is none. An attempt that outlives the deadline goes on for the next caller.
     pub(super) async fn live(&self, deadline: Instant) -> BrokerResult<Arc<Live>> {
         loop {
-            if self.closed.load(Ordering::Acquire) {
-                return Err(unavailable("this handle was closed"));
-            }
             let Ok(mut state) = timeout_at(deadline, Arc::clone(&self.state).lock_owned()).await else {
                 return Err(unavailable("no connection within the time given"));
             };
+            // Asked under the lock, so that none is made after closing.
+            if self.closed.load(Ordering::Acquire) {
+                return Err(unavailable("this handle was closed"));
+            }
             if let Some(live) = &state.live
                 && live.connected()
             {
@@ -119,13 +128,17 @@ impl Link {
         {
             state.live = None;
         }
+        let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        retired.retain(|retired| retired.strong_count() > 0);
+        retired.push(Arc::downgrade(live));
     }
 
-    /// Ends the connection, for good.
+    /// Ends every connection, for good.
     pub(super) async fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        let live = self.state.lock().await.live.take();
-        if let Some(live) = live {
+        let current = self.state.lock().await.live.take();
+        let retired = std::mem::take(&mut *self.retired.lock().unwrap_or_else(PoisonError::into_inner));
+        for live in current.into_iter().chain(retired.iter().filter_map(Weak::upgrade)) {
             live.close().await;
         }
     }
