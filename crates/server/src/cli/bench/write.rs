@@ -14,7 +14,7 @@ use towpath::name::EventName;
 use towpath::ports::probe::Probe;
 use towpath::ports::store::{Append, Expected, NewEvent, Snapshot, Store};
 use towpath::{
-    Aggregate, ChangeContext, Context, Payload, Scratch, SqlStore, StoreOptions, StoreUrl, Towpath,
+    Aggregate, ChangeContext, Channel, Context, Payload, Scratch, SqlStore, StoreOptions, StoreUrl, Towpath,
 };
 
 use super::super::{Failure, output};
