@@ -117,6 +117,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_default_policy_is_the_sources() {
+        let policy = ChannelPolicy::default();
+        assert_eq!(policy.scan, Duration::from_secs(2));
+        assert_eq!(policy.retries, RetryPolicy::hive_outbox());
+        assert!(policy.retries.next_delay(9, 0.0).is_some(), "the tenth attempt follows the ninth failure");
+        assert_eq!(policy.retries.next_delay(10, 0.0), None, "and is the last");
+        assert!(policy.in_order);
+    }
+
+    #[test]
     fn a_destination_is_fixed_or_follows_the_event() {
         let fixed = Channel::named("a", ["*"]).unwrap().to("orders", "order.created").target.unwrap();
         assert_eq!(fixed.destination("x.happened").to_string(), "orders:order.created");

@@ -13,6 +13,7 @@ fn every_error_code_has_its_section() {
     let mut codes = BTreeSet::new();
     for path in [
         "crates/core/src/ports/store.rs",
+        "crates/core/src/ports/broker.rs",
         "crates/core/src/decider.rs",
         "crates/towpath/src/bus.rs",
         "crates/towpath/src/towpath.rs",
