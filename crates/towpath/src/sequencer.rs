@@ -15,6 +15,9 @@ use crate::service::{Service, Stopping, Wake, rest};
 /// How many events get their position in one transaction.
 const BATCH: u32 = 1000;
 
+/// How long a wake waits for others to join it.
+const SWARM: Duration = Duration::from_millis(10);
+
 /// Starts the service.
 pub(crate) fn start(bus: Bus, held: watch::Receiver<Held>, wake: Wake, scan: Duration) -> Service {
     Service::start("sequencer", move |stopping| run(bus, held, wake, scan, stopping))
@@ -36,6 +39,8 @@ async fn run(bus: Bus, held: watch::Receiver<Held>, wake: Wake, scan: Duration, 
             }
         }
         rest(&wake, scan, &mut stopping).await;
+        // Commits come in swarms: one transaction for all of a moment's events instead of one for each.
+        tokio::time::sleep(SWARM).await;
     }
 }
 
