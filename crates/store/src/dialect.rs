@@ -146,7 +146,9 @@ impl Dialect {
         say!(
             self,
             None,
-            Some("SELECT pg_advisory_xact_lock(hashtextextended('towpath_migrate.' || current_schema(), 0))"),
+            Some(
+                "SET LOCAL lock_timeout = 0; SELECT pg_advisory_xact_lock(hashtextextended('towpath_migrate.' || current_schema(), 0))"
+            ),
             None
         )
     }

@@ -273,6 +273,7 @@ pub(crate) fn command_values(record: &CommandRecord) -> Vec<Value<'_>> {
         record.status_reason.as_deref().map(code),
         record.status_message.as_deref().map(readable),
         record.retry_count,
+        0_u32,
         record.next_retry_at,
         record.claim.as_ref().map(|claim| claim.lease.as_str()),
         record.claim.as_ref().map(|claim| claim.epoch.cast_signed()),

@@ -245,6 +245,8 @@ pub(crate) const COMMAND_BOX: Table = Table {
         nullable("status_reason", Name(128)),
         nullable("status_message", Text),
         column("retry_count", Int),
+        // How often it has lost its holder: kept apart from the retries that its failures have used up.
+        column("recovery_count", Int),
         // When a worker should take it: set while it is PENDING, or FAILED with a retry to come.
         nullable("next_retry_at", Time),
         nullable("claimed_by_id", Name(128)),

@@ -504,10 +504,13 @@ impl Store for SqlStore {
         // number than rows that were seen before it, and later rows of its lane must not pass it.
         loop {
             let look = reading!(self, ops::outbox::look, claim)?;
-            if !look.behind.is_empty() {
-                transacting!(self, ops::outbox::park_behind, claim, &look.behind)?;
-            }
-            if !look.ready.is_empty() || look.behind.is_empty() {
+            let set_aside = if look.behind.is_empty() {
+                0
+            } else {
+                transacting!(self, ops::outbox::park_behind, claim, &look.behind)?
+            };
+            // With nothing ready and nothing set aside the next look would see the same.
+            if !look.ready.is_empty() || set_aside == 0 {
                 return Ok(look.ready);
             }
         }

@@ -277,7 +277,10 @@ impl Bus {
             match self.record(command, failure, started_at, incoming.expected_version.is_some()).await {
                 Ok(error) => return Err(error),
                 // Somebody else has ended this very command meanwhile: its record is the answer.
-                Err(Taken) if lost_rounds < MAX_ROUNDS => lost_rounds += 1,
+                Err(Taken) if lost_rounds < MAX_ROUNDS => {
+                    lost_rounds += 1;
+                    tokio::time::sleep(pause(lost_rounds)).await;
+                }
                 Err(Taken) => return Err(SendError::StillProcessing(incoming.command.command_id.clone())),
             }
         }
@@ -293,7 +296,8 @@ impl Bus {
     ) -> Result<Receipt, Attempt> {
         let unloaded = |error| {
             let error = SendError::Store(error);
-            Attempt::Failed(Failure { error, found: Found::Nowhere, retry_count: 0 })
+            let found = incoming.claim.clone().map_or(Found::Nowhere, Found::Claimed);
+            Attempt::Failed(Failure { error, found, retry_count: 0 })
         };
         let mut session = self.store.command_session().await.map_err(unloaded)?;
         let loaded = session.load(&command.aggregate, &command.command_id).await.map_err(unloaded)?;

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use towpath_core::ids::{InstanceId, Lane, LeaseName};
+use towpath_core::ids::{ChannelName, InstanceId, Lane, LeaseName};
 use towpath_core::ports::store::{LeaseGrant, StoreResult};
 
 use crate::bus::{Bus, with_causes};
@@ -20,9 +20,16 @@ pub(crate) struct Held {
     pub(crate) instance: Option<LeaseGrant>,
     /// The sequencer's lease.
     pub(crate) sequencer: Option<LeaseGrant>,
-    /// The sign that this instance relays: it counts when the partitions are shared out.
+    /// What it relays, by channel.
+    pub(crate) channels: BTreeMap<ChannelName, Share>,
+}
+
+/// This instance's share of one channel. Shares are by channel, because not every instance relays every channel.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Share {
+    /// The sign that this instance relays the channel: it counts when the partitions are shared out.
     relaying: Option<LeaseGrant>,
-    /// Its share of the partitions.
+    /// The partitions it holds.
     pub(crate) partitions: BTreeMap<u16, LeaseGrant>,
 }
 
@@ -31,10 +38,10 @@ pub(crate) struct Held {
 pub(crate) async fn start(
     bus: Bus,
     instance: InstanceId,
-    relays: bool,
+    relayed: Vec<ChannelName>,
     lease: Duration,
 ) -> StoreResult<(Service, watch::Receiver<Held>)> {
-    let keeper = Keeper { bus, instance, relays, lease };
+    let keeper = Keeper { bus, instance, relayed, lease };
     let held = keeper.round(Held::default()).await?;
     let (publish, receive) = watch::channel(held);
     let service = Service::start("leases", |stopping| keeper.keep(publish, stopping));
@@ -44,8 +51,8 @@ pub(crate) async fn start(
 struct Keeper {
     bus: Bus,
     instance: InstanceId,
-    /// Whether it wants partitions.
-    relays: bool,
+    /// The channels of which it wants partitions.
+    relayed: Vec<ChannelName>,
     lease: Duration,
 }
 
@@ -96,20 +103,24 @@ impl Keeper {
             let name = LeaseName::from_stored(SEQUENCER);
             held.sequencer = store.acquire_lease(&name, &self.instance, self.lease).await?;
         }
-        if self.relays {
-            self.balance(&mut held).await?;
+        for channel in &self.relayed {
+            let share = held.channels.entry(channel.clone()).or_default();
+            self.balance(channel, share).await?;
         }
         Ok(held)
     }
 
-    /// Brings the partitions to a fair share: as many as fall to each of the instances that relay.
-    async fn balance(&self, held: &mut Held) -> StoreResult<()> {
+    /// Brings the partitions of a channel to a fair share: as many as fall to each of the instances that relay it.
+    async fn balance(&self, channel: &ChannelName, held: &mut Share) -> StoreResult<()> {
         let store = &self.bus.store;
+        let (relaying_names, partition_names) =
+            (format!("relaying/{channel}/"), format!("partition/{channel}/"));
         if held.relaying.is_none() {
-            let name = LeaseName::from_stored(format!("{RELAYING}{}", self.instance));
+            let name = LeaseName::from_stored(format!("{relaying_names}{}", self.instance));
             held.relaying = store.acquire_lease(&name, &self.instance, self.lease).await?;
         }
-        let relaying = store.leases(RELAYING).await?.into_iter().filter(|lease| lease.live).count().max(1);
+        let relaying =
+            store.leases(&relaying_names).await?.into_iter().filter(|lease| lease.live).count().max(1);
         let share = usize::from(Lane::PARTITIONS).div_ceil(relaying);
         while held.partitions.len() > share {
             if let Some((_, extra)) = held.partitions.pop_last() {
@@ -118,20 +129,23 @@ impl Keeper {
         }
         let missing = share - held.partitions.len();
         if missing > 0 {
-            let standings = store.leases(PARTITION).await?;
+            let standings = store.leases(&partition_names).await?;
             let is_others = |name: &LeaseName| {
                 let standing = standings.iter().find(|standing| standing.lease == *name);
                 standing.is_some_and(|standing| standing.live && standing.holder != self.instance)
             };
             let free: Vec<LeaseName> = (0..Lane::PARTITIONS)
                 .filter(|number| !held.partitions.contains_key(number))
-                .map(|number| LeaseName::from_stored(format!("{PARTITION}{number:02}")))
+                .map(|number| LeaseName::from_stored(format!("{partition_names}{number:02}")))
                 .filter(|name| !is_others(name))
                 .take(missing)
                 .collect();
             for grant in store.acquire_leases(&free, &self.instance, self.lease).await? {
-                let number =
-                    grant.lease.as_str().strip_prefix(PARTITION).and_then(|number| number.parse().ok());
+                let number = grant
+                    .lease
+                    .as_str()
+                    .strip_prefix(&partition_names)
+                    .and_then(|number| number.parse().ok());
                 held.partitions.extend(number.map(|number: u16| (number, grant)));
             }
         }
@@ -141,8 +155,9 @@ impl Keeper {
 
 impl Held {
     fn all(&self) -> Vec<LeaseGrant> {
-        let single = self.instance.iter().chain(&self.sequencer).chain(&self.relaying);
-        single.chain(self.partitions.values()).cloned().collect()
+        let shares =
+            self.channels.values().flat_map(|share| share.relaying.iter().chain(share.partitions.values()));
+        self.instance.iter().chain(&self.sequencer).chain(shares).cloned().collect()
     }
 
     fn only(self, kept: &[LeaseGrant]) -> Self {
@@ -150,15 +165,21 @@ impl Held {
         Self {
             instance: self.instance.filter(is_kept),
             sequencer: self.sequencer.filter(is_kept),
-            relaying: self.relaying.filter(is_kept),
-            partitions: self.partitions.into_iter().filter(|(_, grant)| is_kept(grant)).collect(),
+            channels: self
+                .channels
+                .into_iter()
+                .map(|(channel, share)| {
+                    let relaying = share.relaying.filter(is_kept);
+                    let partitions =
+                        share.partitions.into_iter().filter(|(_, grant)| is_kept(grant)).collect();
+                    (channel, Share { relaying, partitions })
+                })
+                .collect(),
         }
     }
 }
 
 const SEQUENCER: &str = "sequencer";
-const RELAYING: &str = "relaying/";
-const PARTITION: &str = "partition/";
 
 fn instance_lease(instance: &InstanceId) -> LeaseName {
     LeaseName::from_stored(format!("instance/{instance}"))

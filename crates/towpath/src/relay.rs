@@ -43,13 +43,20 @@ struct Relay {
     held: watch::Receiver<Held>,
 }
 
+/// What a round leads to.
+enum Progress {
+    /// The batch was full and some of it went out: there is more.
+    GoOn,
+    /// Nothing more to do until woken.
+    Rest,
+}
+
 impl Relay {
     async fn run(self, wake: Wake, mut stopping: Stopping) {
         while !stopping.is_asked() {
             match self.round().await {
-                // As long as batches are full there is more.
-                Ok(sent) if sent >= self.channel.policy.batch as usize => {}
-                Ok(_) => rest(&wake, self.channel.policy.scan, &mut stopping).await,
+                Ok(Progress::GoOn) => {}
+                Ok(Progress::Rest) => rest(&wake, self.channel.policy.scan, &mut stopping).await,
                 Err(error) => {
                     let channel = self.channel.name.as_str();
                     match error {
@@ -68,23 +75,25 @@ impl Relay {
         }
     }
 
-    /// Takes one batch out. Answers how many were confirmed.
-    async fn round(&self) -> StoreResult<usize> {
-        let partitions = self.held.borrow().partitions.clone();
+    /// Takes one batch out.
+    async fn round(&self) -> StoreResult<Progress> {
+        let share = self.held.borrow().channels.get(&self.channel.name).cloned().unwrap_or_default();
+        let partitions = share.partitions;
         if partitions.is_empty() {
-            return Ok(0);
+            return Ok(Progress::Rest);
         }
         let numbers: Vec<u16> = partitions.keys().copied().collect();
         let claim = OutboxClaim {
             channel: &self.channel.name,
             partitions: &numbers,
-            limit: self.channel.policy.batch,
+            limit: self.channel.policy.batch.max(1),
             now: self.bus.clock.now(),
         };
         let items = self.bus.store.claim_outbox(&claim).await?;
         if items.is_empty() {
-            return Ok(0);
+            return Ok(Progress::Rest);
         }
+        let full = items.len() >= self.channel.policy.batch as usize;
         let results = self.publish(items).await;
         let touched: HashSet<u16> = results.iter().map(|result| result.lane.partition()).collect();
         let leases: Vec<LeaseGrant> = partitions
@@ -94,7 +103,8 @@ impl Relay {
             .collect();
         let now = self.bus.clock.now();
         self.bus.store.record_outbox(&leases, &self.channel.name, now, &results).await?;
-        Ok(results.iter().filter(|result| result.outcome == OutboxOutcome::Sent).count())
+        let sent = results.iter().any(|result| result.outcome == OutboxOutcome::Sent);
+        Ok(if full && sent { Progress::GoOn } else { Progress::Rest })
     }
 
     /// Publishes a batch in waves: with order, the n-th wave holds the n-th row of every lane whose earlier ones were

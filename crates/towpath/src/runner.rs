@@ -21,12 +21,22 @@ const BATCH: u32 = 32;
 /// How often a command may take down its holder before it is given up.
 const MOST_RECOVERIES: u32 = 3;
 
-/// Starts the service.
-pub(crate) fn start(bus: Bus, held: watch::Receiver<Held>, wake: Wake, scan: Duration) -> Service {
-    Service::start("command-runner", move |stopping| run(bus, held, wake, scan, stopping))
+/// How the runner keeps time.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pace {
+    /// How long the instance's lease lasts without renewal.
+    pub(crate) lease: Duration,
+    /// How often it looks for due commands without being woken.
+    pub(crate) scan: Duration,
 }
 
-async fn run(bus: Bus, held: watch::Receiver<Held>, wake: Wake, scan: Duration, mut stopping: Stopping) {
+/// Starts the service.
+pub(crate) fn start(bus: Bus, held: watch::Receiver<Held>, wake: Wake, pace: Pace) -> Service {
+    Service::start("command-runner", move |stopping| run(bus, held, wake, pace, stopping))
+}
+
+async fn run(bus: Bus, held: watch::Receiver<Held>, wake: Wake, pace: Pace, mut stopping: Stopping) {
+    let Pace { lease, scan } = pace;
     let mut running = JoinSet::new();
     // Commands that were claimed and could not be ended: owed back, under the grant they were claimed with.
     let mut owed: Vec<(LeaseGrant, CommandId)> = Vec::new();
@@ -38,7 +48,7 @@ async fn run(bus: Bus, held: watch::Receiver<Held>, wake: Wake, scan: Duration, 
         let free = BATCH.saturating_sub(u32::try_from(running.len()).unwrap_or(BATCH));
         let grant = held.borrow().instance.clone();
         let taken = match &grant {
-            Some(grant) if free > 0 => take(&bus, grant, free).await,
+            Some(grant) if free > 0 => take(&bus, grant, lease, free).await,
             _ => Ok(Vec::new()),
         };
         match (grant, taken) {
@@ -65,8 +75,11 @@ async fn run(bus: Bus, held: watch::Receiver<Held>, wake: Wake, scan: Duration, 
 }
 
 /// Puts back what lost its holder, then takes what is due.
-async fn take(bus: &Bus, grant: &LeaseGrant, limit: u32) -> StoreResult<Vec<CommandRecord>> {
+async fn take(bus: &Bus, grant: &LeaseGrant, lease: Duration, limit: u32) -> StoreResult<Vec<CommandRecord>> {
     let now = bus.clock.now();
+    // After a pause the lease may have run out without being taken. What is claimed under it would count as orphaned at
+    // once: make sure that it lives, or learn that it is gone.
+    bus.store.renew_lease(grant, lease).await?;
     let recovered = bus.store.recover_commands(now, MOST_RECOVERIES).await?;
     if recovered > 0 {
         tracing::info!(recovered, "put commands back whose holder is gone");

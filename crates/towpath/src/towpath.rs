@@ -451,9 +451,10 @@ impl Builder {
         let wake = Wake::default();
         let mut services = Vec::new();
         if self.workers {
-            let (keeper, held) =
-                leases::start(bus.clone(), instance.clone(), !publishing.is_empty(), self.lease).await?;
-            services.push(runner::start(bus.clone(), held.clone(), wake.clone(), self.scan));
+            let relayed = publishing.iter().map(|(_, channel, _)| channel.name.clone()).collect();
+            let (keeper, held) = leases::start(bus.clone(), instance.clone(), relayed, self.lease).await?;
+            let pace = runner::Pace { lease: self.lease, scan: self.scan };
+            services.push(runner::start(bus.clone(), held.clone(), wake.clone(), pace));
             services.push(sequencer::start(bus.clone(), held.clone(), bus.committed.clone(), self.scan));
             for (broker, channel, target) in publishing {
                 let wake = wakes.get(channel.name.as_str()).cloned().unwrap_or_default();

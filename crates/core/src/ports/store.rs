@@ -846,8 +846,8 @@ pub trait Store: Send + Sync + 'static {
     ) -> StoreResult<u64>;
 
     /// Puts commands back to PENDING whose holder is gone: its lease has a higher epoch by now, was released, or
-    /// has run out. A holder that merely slept is refused by its epoch when it tries to finish (P7). Each recovery
-    /// counts as a retry: a command that has taken down its holder more than `most` times ends FAILED instead.
+    /// has run out. A holder that merely slept is refused by its epoch when it tries to finish (P7). Recoveries are
+    /// counted: a command that has lost its holder `most` times before ends FAILED instead.
     async fn recover_commands(&self, now: DateTime<Utc>, most: u32) -> StoreResult<u64>;
 
     /// One command.

@@ -12,7 +12,7 @@ use crate::ops::append::{append, append_with_command};
 use crate::ops::leases::{fence, holder_is_gone};
 use crate::rows::{command_values, insert_sql, read_command, select_list, stored};
 use crate::schema::COMMAND_BOX;
-use crate::sql::{Session, SqlFault, unreadable, values};
+use crate::sql::{Session, SqlFault, code, readable, unreadable, values};
 
 /// Writes the whole effect of a command that was found nowhere.
 pub(crate) async fn complete_new(
@@ -166,7 +166,9 @@ pub(crate) async fn give_back(
          WHERE status = 'PROCESSING' AND claimed_by_id = ? AND claimed_epoch = ? AND command_id IN ({})",
         vec!["?"; command_ids.len()].join(", ")
     );
-    let mut changed = values![pending.as_str(), now, now, grant.lease.as_str(), grant.epoch];
+    // Not at once: whatever kept it from being ended may still be there.
+    let due_at = now + chrono::Duration::seconds(5);
+    let mut changed = values![pending.as_str(), now, due_at, grant.lease.as_str(), grant.epoch];
     changed.extend(command_ids.iter().flat_map(|id| values![id.as_str()]));
     Ok(session.execute("commands.give_back", &sql, changed).await?)
 }
@@ -177,14 +179,14 @@ pub(crate) async fn give_back(
 /// recovery of everything else.
 pub(crate) async fn recover(session: &mut Session<'_>, now: DateTime<Utc>, most: u32) -> StoreResult<u64> {
     let sql = format!(
-        "SELECT command_id, retry_count FROM command_box WHERE status = 'PROCESSING' AND {} LIMIT 1000 {}",
+        "SELECT command_id, recovery_count FROM command_box WHERE status = 'PROCESSING' AND {} LIMIT 1000 {}",
         holder_is_gone(session, "command_box"),
         session.dialect().for_update_skip_locked()
     );
     let (mut again, mut never) = (Vec::new(), Vec::new());
     for row in session.rows("commands.orphans", &sql, values![]).await? {
         let id = row.text("command_id")?;
-        if row.small("retry_count")? < most { again.push(id) } else { never.push(id) }
+        if row.small("recovery_count")? < most { again.push(id) } else { never.push(id) }
     }
     let pending = step(CommandStatus::Processing, CommandStep::Recover)?;
     let failed = step(CommandStatus::Processing, CommandStep::Fail)?;
@@ -194,7 +196,7 @@ pub(crate) async fn recover(session: &mut Session<'_>, now: DateTime<Utc>, most:
         }
         let sql = format!(
             "UPDATE command_box SET status = ?, status_changed_at = ?, status_reason = 'holder-gone', \
-             next_retry_at = ?, retry_count = retry_count + 1, claimed_by_id = NULL, claimed_epoch = NULL \
+             next_retry_at = ?, recovery_count = recovery_count + 1, claimed_by_id = NULL, claimed_epoch = NULL \
              WHERE command_id IN ({})",
             vec!["?"; ids.len()].join(", ")
         );
@@ -252,8 +254,8 @@ async fn update_found(session: &mut Session<'_>, record: &CommandRecord, found: 
     let mut changed = values![
         record.status.as_str(),
         record.status_changed_at,
-        record.status_reason.as_deref(),
-        record.status_message.as_deref(),
+        record.status_reason.as_deref().map(code),
+        record.status_message.as_deref().map(readable),
         // A completed command keeps the number of retries it took.
         (record.status == CommandStatus::Failed).then_some(i64::from(record.retry_count)),
         record.next_retry_at,

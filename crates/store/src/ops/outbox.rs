@@ -58,7 +58,9 @@ pub(crate) async fn look(session: &mut Session<'_>, claim: &OutboxClaim<'_>) -> 
         };
         match row.long_or_null("head_outbox_id")? {
             None => look.ready.push(item),
-            Some(head) if head.cast_unsigned() != item.outbox_id => look.behind.push(item),
+            Some(head) if head.cast_unsigned() < item.outbox_id => look.behind.push(item),
+            // Earlier than what its lane waits for: it goes first.
+            Some(head) if head.cast_unsigned() > item.outbox_id => look.ready.push(item),
             // The head itself goes out again when its lane is due.
             Some(_) if row.time_or_null("lane_due_at")?.is_some_and(|due_at| due_at <= claim.now) => {
                 look.ready.push(item);
@@ -77,16 +79,16 @@ pub(crate) async fn park_behind(
     session: &mut Session<'_>,
     claim: &OutboxClaim<'_>,
     behind: &[OutboxItem],
-) -> StoreResult<()> {
+) -> StoreResult<u64> {
     let heads = lock_heads(session, claim.channel, behind.iter().map(|item| item.lane)).await?;
     let waits = |item: &&OutboxItem| heads.get(&item.lane).is_some_and(|head| *head < item.outbox_id);
     let rows: Vec<i64> = behind.iter().filter(waits).map(|item| item.outbox_id.cast_signed()).collect();
     set_aside(session, claim.now, rows).await
 }
 
-async fn set_aside(session: &mut Session<'_>, now: DateTime<Utc>, rows: Vec<i64>) -> StoreResult<()> {
+async fn set_aside(session: &mut Session<'_>, now: DateTime<Utc>, rows: Vec<i64>) -> StoreResult<u64> {
     if rows.is_empty() {
-        return Ok(());
+        return Ok(0);
     }
     let mut changed = values![now];
     let Chosen { target, condition, .. } =
@@ -94,8 +96,7 @@ async fn set_aside(session: &mut Session<'_>, now: DateTime<Utc>, rows: Vec<i64>
     let sql = format!(
         "UPDATE {target} SET parked_at = ? WHERE {condition} AND parked_at IS NULL AND status IN ('NEW', 'RETRY')"
     );
-    session.execute("outbox.set_aside", &sql, changed).await?;
-    Ok(())
+    Ok(session.execute("outbox.set_aside", &sql, changed).await?)
 }
 
 /// Locks the lanes that are parked, and answers the row that each waits for.
