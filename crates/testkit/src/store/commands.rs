@@ -632,6 +632,9 @@ pub async fn any_message_can_be_recorded(fixture: &impl StoreFixture) {
         let mut failure = failed(&command, Found::Nowhere, 0, None);
         (failure.reason, failure.message) = (message.clone(), message);
         store.fail_command(&failure).await.expect("fail");
+        // And once more, over the record of the first failure.
+        failure.found = Found::Failed { retry_count: 0 };
+        store.fail_command(&failure).await.expect("fail again");
         let record = store.command(&command.command_id).await.expect("read").expect("it is recorded");
         let kept = record.status_message.expect("a message");
         assert!(
