@@ -1,0 +1,112 @@
+//! An application with tables of its own: its change and the facts commit in its own sqlx transaction, or neither does.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
+
+#[macro_use]
+mod support;
+
+use support::Fresh;
+use towpath::ids::{AggregateKey, CorrelationId, EventId};
+use towpath::name::EventName;
+use towpath::ports::store::{Append, Expected, NewEvent, Store, StoreError};
+use towpath::sqlx::{self, Executor, Row};
+use towpath::{ChangeContext, Payload, Towpath};
+
+on_every_database!(
+    the_applications_change_and_the_facts_commit_together,
+    a_rollback_takes_both_back,
+    a_refused_append_leaves_the_application_free_to_roll_back,
+);
+
+fn sold(product: &str) -> Append {
+    Append {
+        aggregate: AggregateKey::new("product", product).unwrap(),
+        expected: Expected::Any,
+        events: vec![NewEvent {
+            event_id: EventId(uuid::Uuid::now_v7()),
+            event_type: EventName::from_stored("product.sold"),
+            schema_version: 1,
+            payload: Payload::from_text(r#"{"price":88.50}"#).unwrap(),
+            channels: vec![],
+        }],
+        snapshot: None,
+        state_changes: vec![],
+        context: ChangeContext::new(chrono::Utc::now(), CorrelationId::new("flow-own").unwrap()),
+    }
+}
+
+/// Runs the same statements on whichever pool the app has: sell the product by a conditional update, append, end.
+macro_rules! sell {
+    ($pool:expr, $app:expr, $append:expr, $end:ident) => {{
+        let mut transaction = $pool.begin().await.unwrap();
+        let sold = sqlx::query("UPDATE products SET status = 'sold' WHERE id = 7 AND status = 'on_sale'")
+            .execute(&mut *transaction)
+            .await
+            .unwrap();
+        assert_eq!(sold.rows_affected(), 1);
+        let appended = $app.store().append_tx(&mut transaction, $append).await;
+        transaction.$end().await.unwrap();
+        appended
+    }};
+}
+
+macro_rules! on_its_pool {
+    ($app:expr, $pool:ident => $work:expr) => {
+        if let Some($pool) = $app.store().postgres_pool() {
+            $work
+        } else if let Some($pool) = $app.store().mysql_pool() {
+            $work
+        } else {
+            let $pool = $app.store().sqlite_pool().unwrap();
+            $work
+        }
+    };
+}
+
+async fn shop(fresh: &Fresh) -> Towpath {
+    let app = fresh.builder().without_workers().start().await.unwrap();
+    for sql in [
+        "CREATE TABLE products (id INT NOT NULL PRIMARY KEY, status VARCHAR(16) NOT NULL)",
+        "INSERT INTO products (id, status) VALUES (7, 'on_sale')",
+    ] {
+        on_its_pool!(app, pool => { pool.execute(sql).await.unwrap(); });
+    }
+    app
+}
+
+async fn status(app: &Towpath) -> String {
+    let sql = "SELECT status FROM products WHERE id = 7";
+    on_its_pool!(app, pool => pool.fetch_one(sql).await.unwrap().get::<String, _>(0))
+}
+
+async fn versions(app: &Towpath) -> (u64, usize) {
+    let key = AggregateKey::new("product", "p-7").unwrap();
+    let row = app.aggregate(&key).await.unwrap();
+    (row.map_or(0, |row| row.version), app.events_of(&key, 0, 10).await.unwrap().len())
+}
+
+async fn the_applications_change_and_the_facts_commit_together(fresh: &Fresh) {
+    let app = shop(fresh).await;
+    let appended = on_its_pool!(app, pool => sell!(pool, app, &sold("p-7"), commit)).unwrap();
+    assert_eq!(appended.version, 1);
+    assert_eq!((status(&app).await.as_str(), versions(&app).await), ("sold", (1, 1)));
+    app.stop().await;
+}
+
+async fn a_rollback_takes_both_back(fresh: &Fresh) {
+    let app = shop(fresh).await;
+    on_its_pool!(app, pool => sell!(pool, app, &sold("p-7"), rollback)).unwrap();
+    assert_eq!((status(&app).await.as_str(), versions(&app).await), ("on_sale", (0, 0)));
+    app.stop().await;
+}
+
+async fn a_refused_append_leaves_the_application_free_to_roll_back(fresh: &Fresh) {
+    let app = shop(fresh).await;
+    let mut stale = sold("p-7");
+    stale.expected = Expected::Exactly(4);
+    let refused = on_its_pool!(app, pool => sell!(pool, app, &stale, rollback));
+    assert!(matches!(refused, Err(StoreError::VersionConflict { .. })), "{refused:?}");
+    assert_eq!((status(&app).await.as_str(), versions(&app).await), ("on_sale", (0, 0)));
+    assert_eq!(app.store().head().await.unwrap(), 0);
+    app.stop().await;
+}
