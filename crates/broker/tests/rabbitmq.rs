@@ -133,7 +133,7 @@ async fn a_wrong_password_and_a_wrong_virtual_host_are_denied() {
         let destination =
             towpath_core::ports::broker::Destination { exchange: "e".into(), routing_key: "k".into() };
         let outcomes = broker.publish(&[message(&destination, "")], Duration::from_secs(10)).await;
-        assert!(matches!(outcomes[..], [Published::Unknown { .. }]), "{outcomes:?}");
+        assert!(matches!(outcomes[..], [Published::NotSent { .. }]), "{outcomes:?}");
         let shown = format!("{broker:?} {error:?} {error} {outcomes:?}");
         assert!(!shown.contains("s3cret"), "{shown}");
     }
@@ -193,8 +193,8 @@ async fn a_message_that_closes_the_channel_is_found() {
         let expected = match outcome {
             Published::Confirmed => other < place,
             Published::Refused { reason } => other == place && reason.contains(&internal),
-            Published::Unknown { .. } => other > place,
-            Published::Unroutable { .. } => false,
+            Published::NotSent { .. } => other > place,
+            Published::Unknown { .. } | Published::Unroutable { .. } => false,
         };
         assert!(expected, "{other}: {outcome:?}");
     }

@@ -16,8 +16,23 @@ pub struct Channel {
     pub event_types: Vec<Glob>,
     /// Where to. Without a target its rows are only collected.
     pub target: Option<Target>,
+    /// How an event looks as a message.
+    pub format: Format,
     /// How.
     pub policy: ChannelPolicy,
+}
+
+/// How an event looks as a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Format {
+    /// Towpath's own envelope: everything that is known of the event.
+    #[default]
+    Towpath,
+    /// The frozen envelope of the market's contract (O2).
+    Market,
+    /// CloudEvents 1.0, structured JSON.
+    CloudEvents,
 }
 
 /// Where a channel publishes to.
@@ -77,6 +92,7 @@ impl Channel {
             name: ChannelName::new(name)?,
             event_types: event_types.into_iter().map(Glob::new).collect(),
             target: None,
+            format: Format::default(),
             policy: ChannelPolicy::default(),
         })
     }
@@ -91,6 +107,18 @@ impl Channel {
     /// Publishes to an exchange under each event's own type.
     pub fn to_exchange(mut self, exchange: impl Into<String>) -> Self {
         self.target = Some(Target { exchange: exchange.into(), routing_key: RoutingKey::EventType });
+        self
+    }
+
+    /// Publishes to an exchange (on Kafka: a topic) of the channel's own name, under each event's type.
+    pub fn published(self) -> Self {
+        let exchange = self.name.to_string();
+        self.to_exchange(exchange)
+    }
+
+    /// In another format.
+    pub fn in_format(mut self, format: Format) -> Self {
+        self.format = format;
         self
     }
 

@@ -145,7 +145,7 @@ impl Relay {
             Published::Confirmed => return OutboxOutcome::Sent,
             Published::Unroutable { reason } => ("unroutable", reason),
             Published::Refused { reason } => ("broker-refused", reason),
-            Published::Unknown { reason } => ("not-confirmed", reason),
+            Published::Unknown { reason } | Published::NotSent { reason } => ("not-confirmed", reason),
         };
         let park = self.channel.policy.in_order;
         let decision =

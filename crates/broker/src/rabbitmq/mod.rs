@@ -5,8 +5,8 @@
 //! go on.
 //!
 //! On the wire, a message has the properties `message_id`, `type`, `timestamp` (whole seconds), `content_type` and
-//! `delivery_mode` 2 (persistent), its headers, and the header [`OCCURRED_AT_HEADER`] with the time to the letter. Its
-//! key does not travel: within a queue RabbitMQ keeps the order of publishing.
+//! `delivery_mode` 2 (persistent), its headers, and the headers [`OCCURRED_AT_HEADER`] with the time to the letter and
+//! [`KEY_HEADER`]. Within a queue RabbitMQ keeps the order of publishing.
 
 mod deliveries;
 mod errors;
@@ -32,7 +32,7 @@ use errors::{told, unavailable};
 use link::Link;
 use publishing::Publisher;
 
-pub use wire::OCCURRED_AT_HEADER;
+pub use wire::{KEY_HEADER, OCCURRED_AT_HEADER};
 
 /// How long the broker may take to answer anything that is not a publish.
 const ANSWER: Duration = Duration::from_secs(15);

@@ -74,11 +74,11 @@ impl Publisher {
             Err(error) => {
                 let cause =
                     std::error::Error::source(&error).map_or_else(String::new, |cause| format!(": {cause}"));
-                return Attempt::unknown(messages, &format!("not sent: {error}{cause}"));
+                return Attempt::not_sent(messages, &format!("{error}{cause}"));
             }
         };
         let Some(ConfirmChannel { live, channel }) = &checked_out.channel else {
-            return Attempt::unknown(messages, "not sent");
+            return Attempt::not_sent(messages, "the broker gave no channel");
         };
         let frame_max = live.frame_max();
         let (mut sent, mut places) = (Vec::new(), Vec::new());
@@ -171,7 +171,14 @@ impl Publisher {
         if let Some(culprit) = culprit {
             outcomes[culprit] = Some(Published::Refused { reason: words.clone() });
         }
-        fill(outcomes, &format!("the broker closed the channel over another message: {words}"));
+        let reason = format!("the broker closed the channel over another message: {words}");
+        // The broker takes messages in order: what came behind the culprit was thrown away unread.
+        if let Some(culprit) = culprit {
+            for outcome in outcomes[culprit..].iter_mut().filter(|outcome| outcome.is_none()) {
+                *outcome = Some(Published::NotSent { reason: reason.clone() });
+            }
+        }
+        fill(outcomes, &reason);
     }
 
     /// The first exchange that does not exist.
@@ -266,10 +273,9 @@ struct Attempt {
 }
 
 impl Attempt {
-    fn unknown(messages: &[&Message], reason: &str) -> Self {
-        let mut outcomes = vec![None; messages.len()];
-        fill(&mut outcomes, reason);
-        Self { outcomes, closed_over: None }
+    fn not_sent(messages: &[&Message], reason: &str) -> Self {
+        let not_sent = Published::NotSent { reason: reason.to_owned() };
+        Self { outcomes: vec![Some(not_sent); messages.len()], closed_over: None }
     }
 }
 

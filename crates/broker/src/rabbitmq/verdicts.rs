@@ -113,7 +113,7 @@ mod tests {
             Some(Published::Confirmed) => 'c',
             Some(Published::Unroutable { .. }) => 'u',
             Some(Published::Refused { .. }) => 'r',
-            Some(Published::Unknown { .. }) => '!',
+            Some(Published::Unknown { .. } | Published::NotSent { .. }) => '!',
             None => '?',
         };
         verdicts(&messages, answers, returns).iter().map(letter).collect()

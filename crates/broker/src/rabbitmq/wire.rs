@@ -9,6 +9,9 @@ use towpath_core::ports::broker::{DeliveryTag, Destination, Message, Received};
 /// The time of the event to the letter: the property `timestamp` holds whole seconds only.
 pub const OCCURRED_AT_HEADER: &str = "towpath-occurred-at";
 
+/// What keeps the order of a message: its aggregate.
+pub const KEY_HEADER: &str = "towpath-key";
+
 /// Survives a restart of the broker, in a durable queue.
 const PERSISTENT: u8 = 2;
 
@@ -33,6 +36,8 @@ pub(super) fn outgoing(message: &Message, frame_max: u32) -> Result<Outgoing, St
     }
     let occurred_at = message.occurred_at.to_rfc3339_opts(SecondsFormat::AutoSi, true);
     headers.insert(short("header name", OCCURRED_AT_HEADER)?, text(occurred_at));
+    size += KEY_HEADER.len() + message.key.len() + 6;
+    headers.insert(short("header name", KEY_HEADER)?, text(message.key.as_str()));
     if frame_max > 0 && size > frame_max as usize {
         return Err(format!("its headers take {size} bytes, the broker allows {frame_max}"));
     }
@@ -57,11 +62,13 @@ pub(super) fn outgoing(message: &Message, frame_max: u32) -> Result<Outgoing, St
 pub(super) fn received(queue: &str, delivery: Delivery) -> Received {
     let Delivery { delivery_tag, exchange, routing_key, redelivered, properties, data, .. } = delivery;
     let mut headers = Vec::new();
-    let mut occurred_at = None;
+    let (mut occurred_at, mut key) = (None, None);
     for (name, value) in properties.headers().iter().flatten() {
         let value = shown(value);
         if name.as_str() == OCCURRED_AT_HEADER {
             occurred_at = DateTime::parse_from_rfc3339(&value).ok().map(|time| time.with_timezone(&Utc));
+        } else if name.as_str() == KEY_HEADER {
+            key = Some(value);
         } else {
             headers.push((name.to_string(), value));
         }
@@ -76,6 +83,8 @@ pub(super) fn received(queue: &str, delivery: Delivery) -> Received {
         message_id: properties.message_id().as_ref().map(ToString::to_string),
         message_type: properties.kind().as_ref().map(ToString::to_string),
         occurred_at: occurred_at.or_else(timestamp),
+        key,
+        content_type: properties.content_type().as_ref().map(ToString::to_string),
         destination: Destination { exchange: exchange.into(), routing_key: routing_key.into() },
         headers,
         redelivered,

@@ -226,6 +226,11 @@ pub enum Published {
         /// The broker's words.
         reason: String,
     },
+    /// It never left: nothing was tried, so nothing has failed.
+    NotSent {
+        /// What was in the way.
+        reason: String,
+    },
     /// No word came back: it may or may not be there. Publishing it again is safe, receivers de-duplicate.
     Unknown {
         /// What was seen.
@@ -257,6 +262,10 @@ pub struct Received {
     pub message_type: Option<String>,
     /// When it happened, if the publisher said so.
     pub occurred_at: Option<DateTime<Utc>>,
+    /// Its key, if the publisher gave one: what keeps its order.
+    pub key: Option<String>,
+    /// What the body is, if the publisher said so.
+    pub content_type: Option<String>,
     /// Where it was published to.
     pub destination: Destination,
     /// Its other properties, as texts.
@@ -296,7 +305,7 @@ pub trait Broker: Send + Sync + 'static {
 
     /// Publishes messages in order and answers one outcome for each, in the same order. Confirms are pipelined: the
     /// whole batch is sent before the first is waited for. Never waits longer than `patience` in all: what is not
-    /// confirmed by then is `Unknown`.
+    /// confirmed by then is `Unknown`; what was not even handed to the broker is `NotSent`.
     async fn publish(&self, messages: &[Message], patience: Duration) -> Vec<Published>;
 
     /// Begins to receive.
@@ -309,7 +318,7 @@ pub trait Broker: Send + Sync + 'static {
 /// Messages as they arrive. Dropped, what is unsettled is delivered again.
 #[async_trait]
 pub trait Deliveries: Send + Sync {
-    /// The next message; waits for one. `Unavailable` when the connection is gone: subscribe again.
+    /// The next message; waits for one. A caller that stops waiting loses none. `Unavailable` when the connection is gone: subscribe again.
     async fn next(&self) -> BrokerResult<Received>;
 
     /// Settles a message. Settling one that was lost with its connection does nothing: it is delivered again.

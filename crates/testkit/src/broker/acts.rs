@@ -173,6 +173,8 @@ pub fn check_same(sent: &Message, received: &Received) {
     assert_eq!(received.message_id.as_deref(), Some(sent.message_id.as_str()));
     assert_eq!(received.message_type.as_deref(), Some(sent.message_type.as_str()));
     assert_eq!(received.occurred_at, Some(sent.occurred_at));
+    assert_eq!(received.content_type.as_deref(), Some(sent.content_type.as_str()));
+    assert_eq!(received.key.as_deref(), Some(sent.key.as_str()));
     for header in &sent.headers {
         assert!(received.headers.contains(header), "{header:?} is not among {:?}", received.headers);
     }
