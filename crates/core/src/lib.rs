@@ -14,6 +14,7 @@ pub mod decider;
 pub mod envelope;
 pub mod flow;
 pub mod ids;
+pub mod letters;
 pub mod lifecycle;
 pub mod machine;
 pub mod name;

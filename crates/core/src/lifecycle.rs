@@ -1,4 +1,4 @@
-//! The lifecycles of commands, outbox rows, inbox rows and tasks, each with one function that answers the next
+//! The lifecycles of commands, outbox rows, inbox rows, letters and tasks, each with one function that answers the next
 //! state.
 //!
 //! The live path, the checker, the repair and the console all go through `next`, so they cannot disagree about
@@ -254,6 +254,40 @@ lifecycle! {
 }
 
 lifecycle! {
+    "a letter"
+
+    /// Where a delivery that was set aside is.
+    states LetterStatus {
+        /// To be handled again at its due time.
+        Retry = "RETRY" { Postpone => Retry, GiveUp => Dead, Handle => Replayed, Discard => Discarded }
+        /// Waits for an earlier one of its aggregate.
+        Behind = "BEHIND" { Advance => Retry, Discard => Discarded }
+        /// Given up: an operator decides.
+        Dead = "DEAD" (terminal) { Replay => Retry, Discard => Discarded }
+        /// Handled after an operator let it be tried again. One that needed no operator leaves no letter.
+        Replayed = "REPLAYED" (terminal) {}
+        /// An operator threw it away.
+        Discarded = "DISCARDED" (terminal) { Replay => Retry }
+    }
+
+    /// What can happen to a letter.
+    steps LetterStep {
+        /// It failed again and the policy allows another try.
+        Postpone
+        /// It failed for good.
+        GiveUp
+        /// The handler did its work.
+        Handle
+        /// The one before it is through.
+        Advance
+        /// An operator lets it be tried again.
+        Replay (operator)
+        /// An operator throws it away.
+        Discard (operator)
+    }
+}
+
+lifecycle! {
     "a task"
 
     /// Where a task is, in the words of requirement S5.
@@ -391,6 +425,7 @@ mod tests {
     common_promises!(commands, CommandStatus, CommandStep);
     common_promises!(outbox, OutboxStatus, OutboxStep);
     common_promises!(inbox, InboxStatus, InboxStep);
+    common_promises!(letters, LetterStatus, LetterStep);
     common_promises!(tasks, TaskState, TaskStep);
 
     #[test]
@@ -444,6 +479,24 @@ mod tests {
     }
 
     #[test]
+    fn the_way_of_a_letter() {
+        use LetterStatus::*;
+        use LetterStep::{Advance, Discard, GiveUp, Handle, Postpone, Replay};
+        let legal = [
+            (Retry, Postpone, Retry),
+            (Retry, GiveUp, Dead),
+            (Retry, Handle, Replayed),
+            (Behind, Advance, Retry),
+            (Dead, Replay, Retry),
+            (Discarded, Replay, Retry),
+            (Retry, Discard, Discarded),
+            (Behind, Discard, Discarded),
+            (Dead, Discard, Discarded),
+        ];
+        exactly(LetterStatus::ALL, LetterStep::ALL, LetterStatus::next, &legal);
+    }
+
+    #[test]
     fn the_way_of_a_task() {
         use TaskState::*;
         use TaskStep::{Cancel, Enqueue, Fail, Retry, Skip, Start, Succeed, TimeOut};
@@ -471,6 +524,7 @@ mod tests {
         assert_eq!(json!(CommandStatus::ALL), json!(["PENDING", "PROCESSING", "COMPLETED", "FAILED"]));
         assert_eq!(json!(OutboxStatus::ALL), json!(["NEW", "RETRY", "SENT", "FAILED"]));
         assert_eq!(json!(InboxStatus::ALL), json!(["RETRY", "HANDLED", "DEAD"]));
+        assert_eq!(json!(LetterStatus::ALL), json!(["RETRY", "BEHIND", "DEAD", "REPLAYED", "DISCARDED"]));
         let tasks =
             json!(["pending", "queued", "running", "succeeded", "failed", "canceled", "timeout", "skipped"]);
         assert_eq!(json!(TaskState::ALL), tasks);

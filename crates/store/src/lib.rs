@@ -15,6 +15,7 @@
 //! # Ok(()) }
 //! ```
 
+mod deliveries;
 mod dialect;
 mod migrate;
 mod migrations;
@@ -27,8 +28,9 @@ mod store;
 mod transaction;
 mod url;
 
+pub use ops::inbox::FirstDelivery;
 pub use scratch::Scratch;
 pub use sqlx;
 pub use store::{SqlStore, StoreOptions};
-pub use transaction::JoinTransaction;
+pub use transaction::{JoinTransaction, SqlTransaction};
 pub use url::StoreUrl;

@@ -5,8 +5,8 @@
 //! repeated: a kill in the middle is healed by the next start.
 
 use crate::schema::{
-    AGGREGATES, CHANNELS, COMMAND_BOX, DOMAIN_EVENTS, EVENT_OUTBOX, EVENT_PENDING, EVENT_POSITIONS, INBOX,
-    LEASES, LOG_HEAD, PARKED_LANES, STATE_EVENTS, STATUS_VALUES, TIMERS, Table,
+    AGGREGATES, CHANNELS, COMMAND_BOX, DEAD_LETTERS, DOMAIN_EVENTS, EVENT_OUTBOX, EVENT_PENDING,
+    EVENT_POSITIONS, INBOX, LEASES, LOG_HEAD, PARKED_LANES, STATE_EVENTS, STATUS_VALUES, TIMERS, Table,
 };
 
 /// One version of the schema.
@@ -38,6 +38,7 @@ pub(crate) const MIGRATIONS: &[Migration] = &[Migration {
         Step::Create(&EVENT_OUTBOX),
         Step::Create(&PARKED_LANES),
         Step::Create(&INBOX),
+        Step::Create(&DEAD_LETTERS),
         Step::Create(&LEASES),
         Step::Create(&TIMERS),
         Step::Create(&CHANNELS),

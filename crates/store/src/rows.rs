@@ -3,14 +3,17 @@
 //! One writer and one reader per table, for all three databases. The order of a writer's values is the order of
 //! the table's declaration in `schema.rs`.
 
+use base64::Engine as _;
 use towpath_core::envelope::{ChangeContext, EventEnvelope, RecordedEvent};
 use towpath_core::ids::{
     ActorId, AggregateId, AggregateKey, AggregateKind, CausationId, ChannelName, CommandId, CorrelationId,
     EventId, HandlerName, Lane, LeaseName, RequestId, TenantId, TraceId, Version,
 };
+use towpath_core::letters::{Letter, NewLetter};
 use towpath_core::lifecycle::{CommandStatus, OutboxStatus, TaskState};
 use towpath_core::name::{CommandName, EventName};
 use towpath_core::payload::Payload;
+use towpath_core::ports::broker::{DeliveryTag, Destination, Received};
 use towpath_core::ports::store::{
     AggregateRow, Append, ChannelRow, CommandRecord, CommandResult, Disabled, InboxEntry, LeaseGrant,
     NewCommand, NewEvent, NewTimer, OutboxRow, Snapshot, StateChange, StateEvent, StoreError, StoreResult,
@@ -390,6 +393,117 @@ pub(crate) fn read_inbox(row: &Row) -> StoreResult<InboxEntry> {
         status_reason: row.text_or_null("status_reason")?,
         status_message: row.text_or_null("status_message")?,
     })
+}
+
+/// A row of `dead_letters` that begins: what was set aside. Status, reason, message, failures, due time and death key
+/// follow in the order of the declaration.
+pub(crate) fn letter_values<'a>(
+    letter: &'a NewLetter,
+    status: [Value<'a>; 6],
+    death_key: Option<&'a str>,
+) -> Vec<Value<'a>> {
+    let message = &letter.message;
+    let (body, encoding) = body_to_stored(&message.body);
+    let [status, changed_at, reason, text, retry_count, due_at] = status;
+    let mut row = values![
+        text!(letter.handler),
+        letter.event_id.map(|id| id.0),
+        letter.lane.to_stored(),
+        cut(&message.queue),
+        message.message_id.as_deref().map(readable),
+        message.message_type.as_deref().map(cut),
+        message.key.as_deref().map(readable),
+        message.occurred_at,
+        message.content_type.as_deref().map(readable),
+        readable(&message.destination.exchange),
+        readable(&message.destination.routing_key),
+        headers_to_stored(&message.headers),
+        body,
+        encoding,
+        None::<&str>,
+        letter.received_at,
+    ];
+    row.extend([status, changed_at, reason, text, retry_count, due_at]);
+    row.extend(values![None::<chrono::DateTime<chrono::Utc>>, None::<&str>, death_key]);
+    row
+}
+
+pub(crate) fn read_letter(row: &Row) -> StoreResult<Letter> {
+    let encoding = row.text("body_encoding")?;
+    let body = body_from_stored("body", row.text("body")?, &encoding)?;
+    let original_body = match row.text_or_null("original_body")? {
+        // What was there before is kept in the same encoding.
+        Some(original) => Some(body_from_stored("original_body", original, BASE64)?),
+        None => None,
+    };
+    let headers = row.text("headers")?;
+    Ok(Letter {
+        letter_id: row.count("dead_letter_id")?,
+        letter: NewLetter {
+            handler: row.text_or_null("handler")?.map(HandlerName::from_stored),
+            event_id: row.uuid_or_null("event_id")?.map(EventId),
+            lane: Lane::from_stored(row.long("lane")?),
+            message: Received {
+                tag: DeliveryTag(0),
+                queue: row.text("queue")?,
+                message_id: row.text_or_null("message_id")?,
+                message_type: row.text_or_null("message_type")?,
+                occurred_at: row.time_or_null("occurred_at")?,
+                key: row.text_or_null("message_key")?,
+                content_type: row.text_or_null("content_type")?,
+                destination: Destination {
+                    exchange: row.text("exchange")?,
+                    routing_key: row.text("routing_key")?,
+                },
+                headers: serde_json::from_str(&headers).map_err(|error| unreadable("headers", error))?,
+                redelivered: true,
+                body,
+            },
+            received_at: row.time("received_at")?,
+        },
+        status: stored(row, "status")?,
+        status_changed_at: row.time("status_changed_at")?,
+        status_reason: row.text_or_null("status_reason")?,
+        status_message: row.text_or_null("status_message")?,
+        retry_count: row.small("retry_count")?,
+        due_at: row.time_or_null("due_at")?,
+        replayed_at: row.time_or_null("replayed_at")?,
+        original_body,
+        changed_by_id: row.text_or_null("changed_by_id")?.map(ActorId::from_stored),
+    })
+}
+
+const BASE64: &str = "base64";
+
+/// A body as a text column keeps it, and how.
+pub(crate) fn body_to_stored(body: &[u8]) -> (String, &'static str) {
+    match std::str::from_utf8(body) {
+        // PostgreSQL has no NUL in a text.
+        Ok(text) if !text.contains('\0') => (text.to_owned(), "text"),
+        _ => (body_in_base64(body), BASE64),
+    }
+}
+
+/// A body of any kind.
+pub(crate) fn body_in_base64(body: &[u8]) -> String {
+    base64::engine::general_purpose::STANDARD.encode(body)
+}
+
+fn body_from_stored(what: &str, text: String, encoding: &str) -> StoreResult<Vec<u8>> {
+    if encoding != BASE64 {
+        return Ok(text.into_bytes());
+    }
+    base64::engine::general_purpose::STANDARD.decode(text).map_err(|error| unreadable(what, error))
+}
+
+/// Texts in a list always have a JSON form.
+fn headers_to_stored(headers: &[(String, String)]) -> String {
+    serde_json::to_string(headers).unwrap_or_else(|_| "[]".to_owned())
+}
+
+/// A name from outside, cut to what its column holds.
+fn cut(text: &str) -> String {
+    readable(text).chars().take(255).collect()
 }
 
 pub(crate) fn read_channel(row: &Row) -> StoreResult<ChannelRow> {

@@ -357,6 +357,68 @@ pub(crate) const INBOX: Table = Table {
     hot: false,
 };
 
+/// Deliveries that were set aside: to be tried again, waiting behind such a one, or dead.
+pub(crate) const DEAD_LETTERS: Table = Table {
+    name: "dead_letters",
+    columns: &[
+        column("dead_letter_id", AutoId),
+        nullable("handler", Name(64)),
+        nullable("event_id", Uuid),
+        column("lane", Long),
+        column("queue", Name(255)),
+        nullable("message_id", Text),
+        nullable("message_type", Name(255)),
+        nullable("message_key", Text),
+        nullable("occurred_at", Time),
+        nullable("content_type", Text),
+        column("exchange", Text),
+        column("routing_key", Text),
+        column("headers", Json),
+        // As text where it is text, so that a person can read it in any database tool; else in base64.
+        column("body", Json),
+        column("body_encoding", Name(16)),
+        nullable("original_body", Json),
+        column("received_at", Time),
+        column("status", Name(16)),
+        column("status_changed_at", Time),
+        nullable("status_reason", Name(128)),
+        nullable("status_message", Text),
+        column("retry_count", Int),
+        // Set while it is RETRY.
+        nullable("due_at", Time),
+        nullable("replayed_at", Time),
+        nullable("changed_by_id", Name(128)),
+        // What tells a message of the broker's dead-letter queue from another death of the same message.
+        nullable("death_key", Name(255)),
+    ],
+    primary_key: &["dead_letter_id"],
+    indexes: &[
+        Index {
+            name: "dead_letters_open",
+            columns: &["handler", "lane", "dead_letter_id"],
+            unique: false,
+            only: Only::Where {
+                condition: "status IN ('RETRY', 'BEHIND', 'DEAD')",
+                mysql_column: "open_handler",
+            },
+        },
+        Index {
+            name: "dead_letters_delivery",
+            columns: &["handler", "event_id"],
+            unique: true,
+            only: Only::Where {
+                condition: "status IN ('RETRY', 'BEHIND', 'DEAD')",
+                mysql_column: "open_delivery_handler",
+            },
+        },
+        Index { name: "dead_letters_due", columns: &["due_at"], unique: false, only: Only::FirstNotNull },
+        Index { name: "dead_letters_death", columns: &["death_key"], unique: true, only: Only::FirstNotNull },
+        index("dead_letters_status", &["status", "dead_letter_id"]),
+    ],
+    foreign_key: None,
+    hot: false,
+};
+
 /// Who holds what, in which epoch.
 pub(crate) const LEASES: Table = Table {
     name: "leases",

@@ -82,6 +82,12 @@ impl From<Uuid> for Value<'_> {
     }
 }
 
+impl From<Option<Uuid>> for Value<'_> {
+    fn from(uuid: Option<Uuid>) -> Self {
+        Self::Uuid(uuid)
+    }
+}
+
 impl From<DateTime<Utc>> for Value<'_> {
     fn from(moment: DateTime<Utc>) -> Self {
         Self::Time(Some(moment))
@@ -402,6 +408,10 @@ impl Row {
 
     pub(crate) fn uuid(&self, column: &str) -> Result<Uuid, StoreError> {
         get!(self, column, Uuid).map_err(|error| unreadable(column, error))
+    }
+
+    pub(crate) fn uuid_or_null(&self, column: &str) -> Result<Option<Uuid>, StoreError> {
+        get!(self, column, Option<Uuid>).map_err(|error| unreadable(column, error))
     }
 
     pub(crate) fn long(&self, column: &str) -> Result<i64, StoreError> {

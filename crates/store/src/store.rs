@@ -23,7 +23,7 @@ use uuid::Uuid;
 use crate::dialect::Dialect;
 use crate::ops;
 use crate::sql::{Session, classify};
-use crate::transaction::{Inner, JoinTransaction, OpenTransaction};
+use crate::transaction::{Inner, JoinTransaction, SqlTransaction};
 use crate::url::StoreUrl;
 
 /// A store on SQLite, PostgreSQL or MySQL/MariaDB. Clones share their connections.
@@ -190,7 +190,7 @@ impl SqlStore {
     }
 
     /// A connection for reading and for single statements that commit themselves.
-    async fn connection(&self, purpose: Purpose) -> StoreResult<OpenConnection> {
+    pub(crate) async fn connection(&self, purpose: Purpose) -> StoreResult<OpenConnection> {
         let inner = match &self.pool {
             #[cfg(feature = "sqlite")]
             Pool::Sqlite { writer, readers } => {
@@ -209,7 +209,7 @@ impl SqlStore {
         })
     }
 
-    async fn transaction(&self) -> StoreResult<OpenTransaction> {
+    pub(crate) async fn transaction(&self) -> StoreResult<SqlTransaction> {
         self.probe.before("begin");
         let inner = match &self.pool {
             // A write transaction from its first statement: one that begins by reading and then wants to write
@@ -230,7 +230,7 @@ impl SqlStore {
                 }
             }
         };
-        Ok(OpenTransaction {
+        Ok(SqlTransaction {
             inner: inner.map_err(|error| classify("begin", error))?,
             probe: self.probe.clone(),
         })
@@ -238,12 +238,12 @@ impl SqlStore {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Purpose {
+pub(crate) enum Purpose {
     Read,
     Write,
 }
 
-struct OpenConnection {
+pub(crate) struct OpenConnection {
     inner: InnerConnection,
     probe: Arc<dyn Probe>,
 }
@@ -258,7 +258,7 @@ enum InnerConnection {
 }
 
 impl OpenConnection {
-    fn session(&mut self) -> Session<'_> {
+    pub(crate) fn session(&mut self) -> Session<'_> {
         let probe = self.probe.as_ref();
         match &mut self.inner {
             #[cfg(feature = "sqlite")]
@@ -279,6 +279,8 @@ macro_rules! reading {
     }};
 }
 
+pub(crate) use reading;
+
 /// Runs an operation that is one statement, and so its own transaction.
 macro_rules! writing_once {
     ($store:expr, $operation:path $(, $argument:expr)*) => {{
@@ -286,6 +288,8 @@ macro_rules! writing_once {
         $operation(&mut connection.session() $(, $argument)*).await
     }};
 }
+
+pub(crate) use writing_once;
 
 /// Runs an operation in a transaction; on an error it is rolled back.
 macro_rules! transacting {
@@ -304,6 +308,8 @@ macro_rules! transacting {
         }
     }};
 }
+
+pub(crate) use transacting;
 
 #[async_trait]
 impl Store for SqlStore {

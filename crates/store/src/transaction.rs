@@ -12,8 +12,8 @@ use std::sync::Arc;
 use crate::ops;
 use crate::sql::{Session, classify};
 
-/// A transaction that was opened here.
-pub(crate) struct OpenTransaction {
+/// A transaction of the store's own, open on one of the three databases. Dropped without a commit, it is rolled back.
+pub struct SqlTransaction {
     pub(crate) inner: Inner,
     pub(crate) probe: Arc<dyn Probe>,
 }
@@ -27,7 +27,7 @@ pub(crate) enum Inner {
     MySql(sqlx::Transaction<'static, sqlx::MySql>),
 }
 
-impl OpenTransaction {
+impl SqlTransaction {
     pub(crate) fn session(&mut self) -> Session<'_> {
         let probe = self.probe.as_ref();
         match &mut self.inner {
@@ -68,7 +68,7 @@ impl OpenTransaction {
 }
 
 #[async_trait]
-impl StoreTx for OpenTransaction {
+impl StoreTx for SqlTransaction {
     async fn append(&mut self, append: &Append) -> StoreResult<Appended> {
         ops::append::append_tx(&mut self.session(), append).await
     }
@@ -91,11 +91,11 @@ impl StoreTx for OpenTransaction {
     }
 
     async fn commit(self: Box<Self>) -> StoreResult<()> {
-        OpenTransaction::commit(*self).await
+        SqlTransaction::commit(*self).await
     }
 
     async fn rollback(self: Box<Self>) -> StoreResult<()> {
-        OpenTransaction::rollback(*self).await
+        SqlTransaction::rollback(*self).await
     }
 }
 

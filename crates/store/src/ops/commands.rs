@@ -72,7 +72,21 @@ pub(crate) async fn fail(session: &mut Session<'_>, failed: &FailedCommand) -> S
 
 /// Records a command as PENDING, due at once.
 pub(crate) async fn accept(session: &mut Session<'_>, command: &NewCommand) -> StoreResult<()> {
-    let record = CommandRecord {
+    insert(session, &accepted(command)).await
+}
+
+/// Records a command inside a larger transaction, unless its id is recorded already. Answers whether.
+pub(crate) async fn accept_once(session: &mut Session<'_>, command: &NewCommand) -> StoreResult<bool> {
+    let sql = format!("{} {}", insert_sql(&COMMAND_BOX, 1), session.dialect().ignoring_duplicates());
+    match session.execute("commands.accept", &sql, command_values(&accepted(command))).await {
+        Ok(inserted) => Ok(inserted == 1),
+        Err(SqlFault::Unique { .. }) => Ok(false),
+        Err(fault) => Err(fault.into()),
+    }
+}
+
+fn accepted(command: &NewCommand) -> CommandRecord {
+    CommandRecord {
         command: command.clone(),
         status: CommandStatus::Pending,
         status_changed_at: command.context.occurred_at,
@@ -84,8 +98,7 @@ pub(crate) async fn accept(session: &mut Session<'_>, command: &NewCommand) -> S
         started_at: None,
         finished_at: None,
         result: None,
-    };
-    insert(session, &record).await
+    }
 }
 
 /// Puts a FAILED command back, if it is still as it was found.

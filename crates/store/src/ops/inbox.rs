@@ -3,11 +3,11 @@
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{EventId, HandlerName};
 use towpath_core::lifecycle::InboxStatus;
-use towpath_core::ports::store::{InboxEntry, InboxFailure, InboxMark, StoreResult};
+use towpath_core::ports::store::{InboxEntry, InboxFailure, InboxMark, StoreError, StoreResult};
 
 use crate::rows::{insert_sql, read_inbox, select_list};
 use crate::schema::INBOX;
-use crate::sql::{Session, SqlFault, code, readable, unreadable, values};
+use crate::sql::{Row, Session, SqlFault, code, readable, unreadable, values};
 
 /// Marks a delivery as handled, inside the handler's transaction.
 ///
@@ -50,6 +50,86 @@ pub(crate) async fn mark(
         Some(InboxStatus::Dead) => InboxMark::Dead,
         _ => InboxMark::Duplicate,
     })
+}
+
+/// A delivery that this transaction is the first to handle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FirstDelivery {
+    /// The fact.
+    pub event_id: EventId,
+    /// How often the handler has failed with it before.
+    pub failures: u32,
+}
+
+/// Marks many deliveries as handled and answers those that were not before. Inside the handler's transaction.
+///
+/// They are marked in the order of their ids, so that two transactions with the same deliveries wait for each other
+/// and do not deadlock.
+pub(crate) async fn mark_all(
+    session: &mut Session<'_>,
+    event_ids: &[EventId],
+    handler: &HandlerName,
+    now: DateTime<Utc>,
+) -> StoreResult<Vec<FirstDelivery>> {
+    let mut ids: Vec<EventId> = event_ids.to_vec();
+    ids.sort_unstable_by_key(|id| id.0);
+    ids.dedup();
+    if session.dialect().reports_upserts_plainly() {
+        let handled = InboxStatus::Handled.as_str();
+        let mut rows = Vec::with_capacity(ids.len() * 7);
+        for id in &ids {
+            let none = None::<&str>;
+            rows.extend(values![id.0, handler.as_str(), handled, now, none, none, 0_u32]);
+        }
+        let sql = format!(
+            "{} ON CONFLICT (event_id, handler) DO UPDATE SET status = 'HANDLED', status_reason = NULL, \
+             status_message = NULL, status_changed_at = excluded.status_changed_at WHERE inbox.status = 'RETRY' \
+             RETURNING event_id, retry_count",
+            insert_sql(&INBOX, ids.len())
+        );
+        let marked = session.rows("inbox.mark_all", &sql, rows).await?;
+        return marked.iter().map(first_delivery).collect();
+    }
+    // MySQL has no RETURNING, and says of an upsert neither which rows it inserted nor which it left alone: so look,
+    // then write. Whoever wrote the same delivery in between makes the insert fail, and all of it is done again.
+    let marks = vec!["?"; ids.len()].join(", ");
+    let sql = format!(
+        "SELECT event_id, status, retry_count FROM inbox WHERE event_id IN ({marks}) AND handler = ? {}",
+        session.dialect().for_update()
+    );
+    let mut keys: Vec<_> = ids.iter().flat_map(|id| values![id.0]).collect();
+    keys.extend(values![handler.as_str()]);
+    let (mut known, mut first) = (Vec::new(), Vec::new());
+    for row in session.rows("inbox.look", &sql, keys).await? {
+        let delivery = first_delivery(&row)?;
+        known.push(delivery.event_id);
+        if row.text("status")? == InboxStatus::Retry.as_str() {
+            let sql = "UPDATE inbox SET status = 'HANDLED', status_reason = NULL, status_message = NULL, \
+                 status_changed_at = ? WHERE event_id = ? AND handler = ?";
+            let marked = values![now, delivery.event_id.0, handler.as_str()];
+            session.execute("inbox.remark", sql, marked).await?;
+            first.push(delivery);
+        }
+    }
+    let fresh: Vec<EventId> = ids.into_iter().filter(|id| !known.contains(id)).collect();
+    if fresh.is_empty() {
+        return Ok(first);
+    }
+    let handled = InboxStatus::Handled.as_str();
+    let mut rows = Vec::with_capacity(fresh.len() * 7);
+    for id in &fresh {
+        rows.extend(values![id.0, handler.as_str(), handled, now, None::<&str>, None::<&str>, 0_u32]);
+    }
+    match session.execute("inbox.mark_all", &insert_sql(&INBOX, fresh.len()), rows).await {
+        Ok(_) => first.extend(fresh.into_iter().map(|event_id| FirstDelivery { event_id, failures: 0 })),
+        Err(SqlFault::Unique { error, .. }) => return Err(StoreError::Contention(Box::new(error))),
+        Err(fault) => return Err(fault.into()),
+    }
+    Ok(first)
+}
+
+fn first_delivery(row: &Row) -> StoreResult<FirstDelivery> {
+    Ok(FirstDelivery { event_id: EventId(row.uuid("event_id")?), failures: row.small("retry_count")? })
 }
 
 /// Counts a failure. Runs in a transaction.

@@ -7,6 +7,7 @@ pub(crate) mod channels;
 pub(crate) mod commands;
 pub(crate) mod inbox;
 pub(crate) mod leases;
+pub(crate) mod letters;
 pub(crate) mod log;
 pub(crate) mod outbox;
 pub(crate) mod reads;

@@ -1,0 +1,200 @@
+//! What consumers need of the store: the handler's transaction, and deliveries that were set aside.
+
+use chrono::{DateTime, Utc};
+use towpath_core::ids::{ActorId, EventId, HandlerName, Lane};
+use towpath_core::letters::{Letter, LetterFilter, LetterGroup, NewLetter, SetAside};
+use towpath_core::ports::store::{Append, Appended, NewCommand, NewTimer, StoreError, StoreResult};
+use uuid::Uuid;
+
+use crate::ops;
+use crate::ops::inbox::FirstDelivery;
+use crate::store::{Purpose, SqlStore, reading, transacting, writing_once};
+use crate::transaction::{Inner, SqlTransaction};
+
+impl SqlTransaction {
+    /// The connection, on SQLite.
+    #[cfg(feature = "sqlite")]
+    pub fn sqlite(&mut self) -> Option<&mut sqlx::SqliteConnection> {
+        match &mut self.inner {
+            Inner::Sqlite(transaction) => Some(&mut *transaction),
+            #[allow(unreachable_patterns, reason = "reachable when more databases are built in")]
+            _ => None,
+        }
+    }
+
+    /// The connection, on PostgreSQL.
+    #[cfg(feature = "postgres")]
+    pub fn postgres(&mut self) -> Option<&mut sqlx::PgConnection> {
+        match &mut self.inner {
+            Inner::Postgres(transaction) => Some(&mut *transaction),
+            #[allow(unreachable_patterns, reason = "reachable when more databases are built in")]
+            _ => None,
+        }
+    }
+
+    /// The connection, on MySQL and MariaDB.
+    #[cfg(feature = "mysql")]
+    pub fn mysql(&mut self) -> Option<&mut sqlx::MySqlConnection> {
+        match &mut self.inner {
+            Inner::MySql(transaction) => Some(&mut *transaction),
+            #[allow(unreachable_patterns, reason = "reachable when more databases are built in")]
+            _ => None,
+        }
+    }
+
+    /// Appends facts: they commit with the rest of this transaction or not at all.
+    pub async fn append_facts(&mut self, append: &Append) -> StoreResult<Appended> {
+        ops::append::append_tx(&mut self.session(), append).await
+    }
+
+    /// Records a command for a worker to run once this transaction is committed. Answers whether it was new: the same
+    /// command id is recorded once.
+    pub async fn accept_command(&mut self, command: &NewCommand) -> StoreResult<bool> {
+        ops::commands::accept_once(&mut self.session(), command).await
+    }
+
+    /// Schedules a timer.
+    pub async fn add_timer(&mut self, timer: &NewTimer) -> StoreResult<()> {
+        ops::timers::schedule(&mut self.session(), timer).await
+    }
+
+    /// Cancels a timer that has not begun; answers whether it did.
+    pub async fn remove_timer(&mut self, timer_id: Uuid, now: DateTime<Utc>) -> StoreResult<bool> {
+        ops::timers::cancel(&mut self.session(), timer_id, now).await
+    }
+
+    /// Marks deliveries as handled and answers those that were not before.
+    pub async fn mark_deliveries(
+        &mut self,
+        event_ids: &[EventId],
+        handler: &HandlerName,
+        now: DateTime<Utc>,
+    ) -> StoreResult<Vec<FirstDelivery>> {
+        ops::inbox::mark_all(&mut self.session(), event_ids, handler, now).await
+    }
+
+    /// Which of these lanes have letters of a handler that are not through.
+    pub async fn waiting_lanes(&mut self, handler: &HandlerName, lanes: &[Lane]) -> StoreResult<Vec<Lane>> {
+        ops::letters::waiting_lanes(&mut self.session(), handler, lanes).await
+    }
+
+    /// Sets a delivery aside behind the earlier ones of its lane. Ask [`waiting_lanes`](Self::waiting_lanes) first.
+    pub async fn set_behind(&mut self, letter: &NewLetter, now: DateTime<Utc>) -> StoreResult<()> {
+        ops::letters::set_behind(&mut self.session(), letter, now).await
+    }
+
+    /// Takes the next letter of a handler that is due, and holds it until this transaction ends.
+    pub async fn take_letter(
+        &mut self,
+        handler: &HandlerName,
+        now: DateTime<Utc>,
+    ) -> StoreResult<Option<Letter>> {
+        ops::letters::take(&mut self.session(), handler, now).await
+    }
+
+    /// Ends a letter that was handled, and lets the next of its lane go on.
+    pub async fn letter_handled(&mut self, letter: &Letter, now: DateTime<Utc>) -> StoreResult<()> {
+        ops::letters::handled(&mut self.session(), letter, now).await
+    }
+
+    /// Makes all of it true.
+    pub async fn finish(self) -> StoreResult<()> {
+        self.commit().await
+    }
+
+    /// Makes none of it true.
+    pub async fn abandon(self) -> StoreResult<()> {
+        self.rollback().await
+    }
+}
+
+impl SqlStore {
+    /// Opens a transaction of the store's own.
+    pub async fn open_transaction(&self) -> StoreResult<SqlTransaction> {
+        self.transaction().await
+    }
+
+    /// Sets a failed delivery aside until it is due, or among the dead.
+    pub async fn set_aside(&self, aside: &SetAside) -> StoreResult<()> {
+        transacting!(self, ops::letters::set_aside, aside)
+    }
+
+    /// Takes a message of the broker's dead-letter queue in, once per death. Answers whether it was new.
+    pub async fn read_in_letter(
+        &self,
+        letter: &NewLetter,
+        death_key: &str,
+        reason: &str,
+        now: DateTime<Utc>,
+    ) -> StoreResult<bool> {
+        match transacting!(self, ops::letters::read_in, letter, death_key, reason, now) {
+            // Somebody else has taken the same one in.
+            Err(StoreError::Contention(_)) => {
+                transacting!(self, ops::letters::read_in, letter, death_key, reason, now)
+            }
+            answer => answer,
+        }
+    }
+
+    /// When the next letter of a handler is due.
+    pub async fn next_letter_due(&self, handler: &HandlerName) -> StoreResult<Option<DateTime<Utc>>> {
+        reading!(self, ops::letters::next_due, handler)
+    }
+
+    /// One letter.
+    pub async fn letter(&self, letter_id: u64) -> StoreResult<Option<Letter>> {
+        reading!(self, ops::letters::find, letter_id)
+    }
+
+    /// Letters behind a number, in order.
+    pub async fn letters(&self, filter: &LetterFilter, after: u64, limit: u32) -> StoreResult<Vec<Letter>> {
+        reading!(self, ops::letters::list, filter, after, limit)
+    }
+
+    /// Letters by cause.
+    pub async fn letter_groups(&self, filter: &LetterFilter) -> StoreResult<Vec<LetterGroup>> {
+        reading!(self, ops::letters::groups, filter)
+    }
+
+    /// Lets a dead letter of a handler be tried again. `false` when it has changed since it was read.
+    pub async fn replay_letter(
+        &self,
+        letter: &Letter,
+        by: Option<&ActorId>,
+        now: DateTime<Utc>,
+    ) -> StoreResult<bool> {
+        transacting!(self, ops::letters::replay, letter, by, now)
+    }
+
+    /// Marks a letter as replayed that went back to the broker.
+    pub async fn letter_republished(
+        &self,
+        letter_id: u64,
+        by: Option<&ActorId>,
+        now: DateTime<Utc>,
+    ) -> StoreResult<bool> {
+        writing_once!(self, ops::letters::republished, letter_id, by, now)
+    }
+
+    /// Replaces the body of a dead letter. `false` when it is not dead any more.
+    pub async fn edit_letter(
+        &self,
+        letter: &Letter,
+        body: &[u8],
+        by: Option<&ActorId>,
+        now: DateTime<Utc>,
+    ) -> StoreResult<bool> {
+        writing_once!(self, ops::letters::edit, letter, body, by, now)
+    }
+
+    /// Throws a letter away. `false` when it has changed since it was read.
+    pub async fn discard_letter(
+        &self,
+        letter: &Letter,
+        by: Option<&ActorId>,
+        message: Option<&str>,
+        now: DateTime<Utc>,
+    ) -> StoreResult<bool> {
+        transacting!(self, ops::letters::discard, letter, by, message, now)
+    }
+}

@@ -1,0 +1,431 @@
+//! Letters: deliveries that were set aside, and what operators do with the dead among them.
+//!
+//! A letter that is tried again is not marked as taken: the lock on its row, held in the transaction of the handler,
+//! is the claim. A process that dies lets go of it with its connection.
+
+use chrono::{DateTime, Utc};
+use towpath_core::ids::{ActorId, EventId, HandlerName, Lane};
+use towpath_core::letters::{Letter, LetterFilter, LetterGroup, NewLetter, SetAside};
+use towpath_core::lifecycle::{InboxStatus, InboxStep, LetterStatus, LetterStep};
+use towpath_core::ports::store::{StoreError, StoreResult};
+
+use crate::rows::{
+    body_in_base64, body_to_stored, insert_sql, letter_values, read_letter, select_list, stored,
+};
+use crate::schema::DEAD_LETTERS;
+use crate::sql::{Session, SqlFault, Value, code, readable, unreadable, values};
+
+/// Which of these lanes have letters of a handler that are not through. Runs in the handler's transaction and keeps the
+/// first letter of each from ending meanwhile: whoever ends it looks for the next behind it, and must see what is
+/// set aside now. Deliveries of one lane come one after the other, so no first letter can appear meanwhile.
+pub(crate) async fn waiting_lanes(
+    session: &mut Session<'_>,
+    handler: &HandlerName,
+    lanes: &[Lane],
+) -> StoreResult<Vec<Lane>> {
+    let (open_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[0], "");
+    let mut keys = values![handler.as_str()];
+    let chosen = session.one_of("lane", lanes.iter().map(|lane| lane.to_stored()).collect(), &mut keys);
+    let sql =
+        format!("SELECT DISTINCT lane FROM dead_letters WHERE {open_handler} = ?{condition} AND {chosen}");
+    let mut waiting = Vec::new();
+    for row in session.rows("letters.waiting", &sql, keys).await? {
+        let lane = Lane::from_stored(row.long("lane")?);
+        if first_of_lane(session, handler, lane).await?.is_some() {
+            waiting.push(lane);
+        }
+    }
+    Ok(waiting)
+}
+
+/// Sets a delivery aside behind the earlier ones of its lane. Setting it aside again changes nothing. Runs in a
+/// transaction that has asked [`waiting_lanes`].
+pub(crate) async fn set_behind(
+    session: &mut Session<'_>,
+    letter: &NewLetter,
+    now: DateTime<Utc>,
+) -> StoreResult<()> {
+    if open_letter_of(session, letter).await?.is_some() {
+        return Ok(());
+    }
+    let status = values![
+        LetterStatus::Behind.as_str(),
+        now,
+        Some("behind-another"),
+        Some("an earlier delivery of its aggregate is not through"),
+        0_u32,
+        None::<DateTime<Utc>>
+    ];
+    insert(session, letter, status, None).await
+}
+
+/// Sets a failed delivery aside until it is due, or for an operator. Runs in a transaction.
+pub(crate) async fn set_aside(session: &mut Session<'_>, aside: &SetAside) -> StoreResult<()> {
+    let status = match aside.due_at {
+        Some(_) => LetterStatus::Retry,
+        None => LetterStatus::Dead,
+    };
+    if status == LetterStatus::Dead
+        && let (Some(event_id), Some(handler)) = (aside.letter.event_id, &aside.letter.handler)
+    {
+        let dead = inbox_step(InboxStatus::Retry, InboxStep::GiveUp)?;
+        let sql = "UPDATE inbox SET status = ?, status_changed_at = ? \
+             WHERE event_id = ? AND handler = ? AND status = 'RETRY'";
+        let given_up = values![dead.as_str(), aside.now, event_id.0, handler.as_str()];
+        session.execute("letters.give_up", sql, given_up).await?;
+    }
+    let standing = values![
+        status.as_str(),
+        aside.now,
+        Some(code(&aside.reason)),
+        Some(readable(&aside.message)),
+        aside.retry_count,
+        aside.due_at
+    ];
+    let Some(letter_id) = open_letter_of(session, &aside.letter).await? else {
+        return insert(session, &aside.letter, standing, None).await;
+    };
+    let sql = "UPDATE dead_letters SET status = ?, status_changed_at = ?, status_reason = ?, status_message = ?, \
+         retry_count = ?, due_at = ? WHERE dead_letter_id = ?";
+    let mut changed = standing;
+    changed.extend(values![letter_id]);
+    session.execute("letters.update", sql, changed).await?;
+    Ok(())
+}
+
+/// Takes a message of the broker's dead-letter queue in. Answers whether it was new. Runs in a transaction.
+pub(crate) async fn read_in(
+    session: &mut Session<'_>,
+    letter: &NewLetter,
+    death_key: &str,
+    reason: &str,
+    now: DateTime<Utc>,
+) -> StoreResult<bool> {
+    let status = values![
+        LetterStatus::Dead.as_str(),
+        now,
+        Some(code(reason)),
+        Some("found in a dead-letter queue of the broker"),
+        0_u32,
+        None::<DateTime<Utc>>
+    ];
+    let sql = "SELECT dead_letter_id FROM dead_letters WHERE death_key = ?";
+    if session.row("letters.death", sql, values![death_key]).await?.is_some() {
+        return Ok(false);
+    }
+    insert(session, letter, status, Some(death_key)).await.map(|()| true)
+}
+
+async fn insert(
+    session: &mut Session<'_>,
+    letter: &NewLetter,
+    status: Vec<Value<'_>>,
+    death_key: Option<&str>,
+) -> StoreResult<()> {
+    let status: [Value<'_>; 6] =
+        status.try_into().map_err(|_| unreadable("dead_letters", "a status has six columns"))?;
+    let row = letter_values(letter, status, death_key);
+    match session.execute("letters.insert", &insert_sql(&DEAD_LETTERS, 1), row).await {
+        Ok(_) => Ok(()),
+        // Somebody else has the same delivery at this moment.
+        Err(SqlFault::Unique { error, .. }) => Err(StoreError::Contention(Box::new(error))),
+        Err(fault) => Err(fault.into()),
+    }
+}
+
+async fn open_letter_of(session: &mut Session<'_>, letter: &NewLetter) -> StoreResult<Option<u64>> {
+    let (Some(handler), Some(event_id)) = (&letter.handler, letter.event_id) else { return Ok(None) };
+    let (open_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[1], "");
+    let sql = format!(
+        "SELECT dead_letter_id FROM dead_letters WHERE {open_handler} = ?{condition} AND event_id = ? {}",
+        session.dialect().for_update()
+    );
+    let row = session.row("letters.open", &sql, values![handler.as_str(), event_id.0]).await?;
+    row.map(|row| row.count("dead_letter_id")).transpose()
+}
+
+/// When the next letter of a handler is due.
+pub(crate) async fn next_due(
+    session: &mut Session<'_>,
+    handler: &HandlerName,
+) -> StoreResult<Option<DateTime<Utc>>> {
+    let sql =
+        "SELECT due_at FROM dead_letters WHERE due_at IS NOT NULL AND handler = ? ORDER BY due_at LIMIT 1";
+    let row = session.row("letters.next_due", sql, values![handler.as_str()]).await?;
+    row.map(|row| row.time("due_at")).transpose()
+}
+
+/// Takes the next letter of a handler that is due. Runs in the handler's transaction, which then holds it.
+pub(crate) async fn take(
+    session: &mut Session<'_>,
+    handler: &HandlerName,
+    now: DateTime<Utc>,
+) -> StoreResult<Option<Letter>> {
+    let sql = format!(
+        "SELECT {} FROM dead_letters d WHERE d.due_at <= ? AND d.handler = ? AND d.status = 'RETRY' \
+         ORDER BY d.due_at, d.dead_letter_id LIMIT 1 {}",
+        select_list(&DEAD_LETTERS, "d", ""),
+        session.dialect().for_update_skip_locked()
+    );
+    let row = session.row("letters.take", &sql, values![now, handler.as_str()]).await?;
+    row.as_ref().map(read_letter).transpose()
+}
+
+/// Ends a letter that was handled, and lets the next of its lane go on. Runs in the handler's transaction.
+pub(crate) async fn handled(
+    session: &mut Session<'_>,
+    letter: &Letter,
+    now: DateTime<Utc>,
+) -> StoreResult<()> {
+    if letter.replayed_at.is_some() {
+        let status = step(LetterStatus::Retry, LetterStep::Handle)?;
+        let sql = "UPDATE dead_letters SET status = ?, status_changed_at = ?, due_at = NULL WHERE dead_letter_id = ?";
+        session.execute("letters.replayed", sql, values![status.as_str(), now, letter.letter_id]).await?;
+    } else {
+        let sql = "DELETE FROM dead_letters WHERE dead_letter_id = ?";
+        session.execute("letters.through", sql, values![letter.letter_id]).await?;
+    }
+    advance(session, letter.letter.handler.as_ref(), letter.letter.lane, now).await
+}
+
+/// The first of a lane, if it was waiting, is due now.
+async fn advance(
+    session: &mut Session<'_>,
+    handler: Option<&HandlerName>,
+    lane: Lane,
+    now: DateTime<Utc>,
+) -> StoreResult<()> {
+    let Some(handler) = handler else { return Ok(()) };
+    let Some((first, status)) = first_of_lane(session, handler, lane).await? else { return Ok(()) };
+    if status != LetterStatus::Behind {
+        return Ok(());
+    }
+    let next = step(status, LetterStep::Advance)?;
+    let sql =
+        "UPDATE dead_letters SET status = ?, status_changed_at = ?, due_at = ? WHERE dead_letter_id = ?";
+    session.execute("letters.advance", sql, values![next.as_str(), now, now, first]).await?;
+    Ok(())
+}
+
+/// The first letter of a lane that is not through, locked.
+async fn first_of_lane(
+    session: &mut Session<'_>,
+    handler: &HandlerName,
+    lane: Lane,
+) -> StoreResult<Option<(u64, LetterStatus)>> {
+    let (open_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[0], "");
+    let sql = format!(
+        "SELECT dead_letter_id, status FROM dead_letters WHERE {open_handler} = ?{condition} AND lane = ? \
+         ORDER BY dead_letter_id LIMIT 1 {}",
+        session.dialect().for_update()
+    );
+    let first = session.row("letters.first", &sql, values![handler.as_str(), lane.to_stored()]).await?;
+    first.map(|row| Ok((row.count("dead_letter_id")?, stored(&row, "status")?))).transpose()
+}
+
+// Operators -------------------------------------------------------------------------------------------------
+
+pub(crate) async fn find(session: &mut Session<'_>, letter_id: u64) -> StoreResult<Option<Letter>> {
+    let sql = format!(
+        "SELECT {} FROM dead_letters d WHERE d.dead_letter_id = ?",
+        select_list(&DEAD_LETTERS, "d", "")
+    );
+    let row = session.row("letters.find", &sql, values![letter_id]).await?;
+    row.as_ref().map(read_letter).transpose()
+}
+
+/// Letters behind a number, in order.
+pub(crate) async fn list(
+    session: &mut Session<'_>,
+    filter: &LetterFilter,
+    after: u64,
+    limit: u32,
+) -> StoreResult<Vec<Letter>> {
+    let (condition, mut keys) = condition(filter);
+    keys.extend(values![after]);
+    let sql = format!(
+        "SELECT {} FROM dead_letters d WHERE {condition} AND d.dead_letter_id > ? \
+         ORDER BY d.dead_letter_id LIMIT {limit}",
+        select_list(&DEAD_LETTERS, "d", "")
+    );
+    session.rows("letters.list", &sql, keys).await?.iter().map(read_letter).collect()
+}
+
+/// Letters by cause, the largest groups first.
+pub(crate) async fn groups(
+    session: &mut Session<'_>,
+    filter: &LetterFilter,
+) -> StoreResult<Vec<LetterGroup>> {
+    let (condition, keys) = condition(filter);
+    let by = "d.status, d.handler, d.queue, d.message_type, d.status_reason";
+    let sql = format!(
+        "SELECT {by}, COUNT(*) AS letters, MIN(d.received_at) AS oldest_at, MAX(d.received_at) AS newest_at, \
+         MAX(d.dead_letter_id) AS last_id FROM dead_letters d WHERE {condition} GROUP BY {by} \
+         ORDER BY letters DESC, last_id"
+    );
+    let mut groups = Vec::new();
+    for row in session.rows("letters.groups", &sql, keys).await? {
+        groups.push(LetterGroup {
+            status: stored(&row, "status")?,
+            handler: row.text_or_null("handler")?,
+            queue: row.text("queue")?,
+            message_type: row.text_or_null("message_type")?,
+            reason: row.text_or_null("status_reason")?,
+            count: row.count("letters")?,
+            oldest_at: row.time("oldest_at")?,
+            newest_at: row.time("newest_at")?,
+            last_id: row.count("last_id")?,
+        });
+    }
+    Ok(groups)
+}
+
+fn condition(filter: &LetterFilter) -> (String, Vec<Value<'_>>) {
+    let LetterFilter { status, handler, queue, message_type, reason, since, until, up_to } = filter;
+    let (mut conditions, mut keys) = (vec!["1 = 1".to_owned()], Vec::new());
+    let texts = [
+        ("d.status", status.map(LetterStatus::as_str)),
+        ("d.handler", handler.as_deref()),
+        ("d.queue", queue.as_deref()),
+        ("d.message_type", message_type.as_deref()),
+        ("d.status_reason", reason.as_deref()),
+    ];
+    for (column, text) in texts {
+        if let Some(text) = text {
+            conditions.push(format!("{column} = ?"));
+            keys.extend(values![text]);
+        }
+    }
+    for (condition, moment) in [("d.received_at >= ?", since), ("d.received_at < ?", until)] {
+        if let Some(moment) = moment {
+            conditions.push(condition.to_owned());
+            keys.extend(values![*moment]);
+        }
+    }
+    if let Some(up_to) = up_to {
+        conditions.push("d.dead_letter_id <= ?".to_owned());
+        keys.extend(values![*up_to]);
+    }
+    (conditions.join(" AND "), keys)
+}
+
+/// Lets a dead letter of a handler be tried again: the letter and its inbox row together. `false` when it is not dead
+/// any more. Runs in a transaction.
+pub(crate) async fn replay(
+    session: &mut Session<'_>,
+    letter: &Letter,
+    by: Option<&ActorId>,
+    now: DateTime<Utc>,
+) -> StoreResult<bool> {
+    let status = step(letter.status, LetterStep::Replay)?;
+    let sql = "UPDATE dead_letters SET status = ?, status_changed_at = ?, status_reason = 'replayed', \
+         replayed_at = ?, due_at = ?, retry_count = 0, changed_by_id = ? WHERE dead_letter_id = ? AND status = ?";
+    let changed = values![
+        status.as_str(),
+        now,
+        now,
+        now,
+        by.map(|by| by.as_str()),
+        letter.letter_id,
+        letter.status.as_str()
+    ];
+    let touched = match session.execute("letters.replay", sql, changed).await {
+        Ok(touched) => touched,
+        // A discarded one whose delivery has another open letter.
+        Err(SqlFault::Unique { .. }) => return Ok(false),
+        Err(fault) => return Err(fault.into()),
+    };
+    if touched == 0 {
+        return Ok(false);
+    }
+    if let (Some(event_id), Some(handler)) = (letter.letter.event_id, &letter.letter.handler) {
+        reopen_inbox(session, event_id, handler, now).await?;
+    }
+    Ok(true)
+}
+
+async fn reopen_inbox(
+    session: &mut Session<'_>,
+    event_id: EventId,
+    handler: &HandlerName,
+    now: DateTime<Utc>,
+) -> StoreResult<()> {
+    let reopened = inbox_step(InboxStatus::Dead, InboxStep::Reopen)?;
+    let sql = "UPDATE inbox SET status = ?, status_changed_at = ?, retry_count = 0 \
+         WHERE event_id = ? AND handler = ? AND status = 'DEAD'";
+    let changed = values![reopened.as_str(), now, event_id.0, handler.as_str()];
+    session.execute("letters.reopen_inbox", sql, changed).await?;
+    Ok(())
+}
+
+/// Marks a letter as replayed that went back to the broker.
+pub(crate) async fn republished(
+    session: &mut Session<'_>,
+    letter_id: u64,
+    by: Option<&ActorId>,
+    now: DateTime<Utc>,
+) -> StoreResult<bool> {
+    let status = step(step(LetterStatus::Dead, LetterStep::Replay)?, LetterStep::Handle)?;
+    let sql = "UPDATE dead_letters SET status = ?, status_changed_at = ?, status_reason = 'republished', \
+         replayed_at = ?, changed_by_id = ? WHERE dead_letter_id = ? AND status IN ('DEAD', 'DISCARDED')";
+    let changed = values![status.as_str(), now, now, by.map(|by| by.as_str()), letter_id];
+    Ok(session.execute("letters.republished", sql, changed).await? == 1)
+}
+
+/// Replaces the body of a dead letter. The first one is kept beside it.
+pub(crate) async fn edit(
+    session: &mut Session<'_>,
+    letter: &Letter,
+    body: &[u8],
+    by: Option<&ActorId>,
+    now: DateTime<Utc>,
+) -> StoreResult<bool> {
+    let original = letter.original_body.as_deref().unwrap_or(&letter.letter.message.body);
+    let (text, encoding) = body_to_stored(body);
+    let sql = "UPDATE dead_letters SET body = ?, body_encoding = ?, original_body = ?, status_changed_at = ?, \
+         changed_by_id = ? WHERE dead_letter_id = ? AND status = 'DEAD'";
+    let changed = values![
+        text,
+        encoding,
+        Some(body_in_base64(original)),
+        now,
+        by.map(|by| by.as_str()),
+        letter.letter_id
+    ];
+    Ok(session.execute("letters.edit", sql, changed).await? == 1)
+}
+
+/// Throws a letter away and lets the next of its lane go on. `false` when it is through already. Runs in a transaction.
+pub(crate) async fn discard(
+    session: &mut Session<'_>,
+    letter: &Letter,
+    by: Option<&ActorId>,
+    message: Option<&str>,
+    now: DateTime<Utc>,
+) -> StoreResult<bool> {
+    let status = step(letter.status, LetterStep::Discard)?;
+    let sql = "UPDATE dead_letters SET status = ?, status_changed_at = ?, status_reason = 'discarded', \
+         status_message = COALESCE(?, status_message), due_at = NULL, changed_by_id = ? \
+         WHERE dead_letter_id = ? AND status = ?";
+    let changed = values![
+        status.as_str(),
+        now,
+        message.map(readable),
+        by.map(|by| by.as_str()),
+        letter.letter_id,
+        letter.status.as_str()
+    ];
+    if session.execute("letters.discard", sql, changed).await? == 0 {
+        return Ok(false);
+    }
+    advance(session, letter.letter.handler.as_ref(), letter.letter.lane, now).await?;
+    Ok(true)
+}
+
+fn step(from: LetterStatus, step: LetterStep) -> StoreResult<LetterStatus> {
+    from.next(step).map_err(|error| unreadable("dead_letters.status", error))
+}
+
+fn inbox_step(from: InboxStatus, step: InboxStep) -> StoreResult<InboxStatus> {
+    from.next(step).map_err(|error| unreadable("inbox.status", error))
+}
