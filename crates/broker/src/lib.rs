@@ -1,7 +1,7 @@
 //! Towpath's brokers. All wire formats of the product live here.
 //!
 //! - [`BrokerUrl`]: which broker a URL means, and what to write instead when it is wrong.
-//! - [`envelope_message`]: an event as a message.
+//! - [`message`] and [`read`]: an event as a message, in three formats, and back.
 //! - `rabbitmq`: RabbitMQ by AMQP 0-9-1, behind the feature `rabbitmq` (on by default).
 
 mod format;
@@ -9,7 +9,7 @@ mod format;
 pub mod rabbitmq;
 mod url;
 
-pub use format::envelope_message;
+pub use format::{FormatError, message, read};
 
 #[cfg(feature = "rabbitmq")]
 pub use rabbitmq::RabbitMq;

@@ -18,6 +18,8 @@ pub struct Channel {
     pub target: Option<Target>,
     /// How an event looks as a message.
     pub format: Format,
+    /// The base of a CloudEvent's source, before the kind of the aggregate; without one it is `/towpath`.
+    pub source: Option<String>,
     /// How.
     pub policy: ChannelPolicy,
 }
@@ -93,6 +95,7 @@ impl Channel {
             event_types: event_types.into_iter().map(Glob::new).collect(),
             target: None,
             format: Format::default(),
+            source: None,
             policy: ChannelPolicy::default(),
         })
     }
@@ -119,6 +122,12 @@ impl Channel {
     /// In another format.
     pub fn in_format(mut self, format: Format) -> Self {
         self.format = format;
+        self
+    }
+
+    /// With another base of the source in CloudEvents.
+    pub fn from_source(mut self, base: impl Into<String>) -> Self {
+        self.source = Some(base.into());
         self
     }
 

@@ -14,6 +14,7 @@ pub mod decider;
 pub mod envelope;
 pub mod flow;
 pub mod ids;
+pub mod incoming;
 pub mod letters;
 pub mod lifecycle;
 pub mod machine;
@@ -29,5 +30,6 @@ pub use envelope::EventEnvelope;
 pub use ids::{
     AggregateId, AggregateKey, AggregateKind, CommandId, CorrelationId, EventId, Position, Version,
 };
+pub use incoming::IncomingEvent;
 pub use payload::Payload;
 pub use variant::{NotAnEnum, from_variant, to_variant, variant_names};

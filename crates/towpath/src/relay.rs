@@ -11,8 +11,9 @@ use std::sync::Arc;
 use chrono::{DateTime, Utc};
 use tokio::sync::watch;
 use towpath_core::channel::{Channel, Target};
+use towpath_core::envelope::EventEnvelope;
 use towpath_core::ids::Lane;
-use towpath_core::ports::broker::{Broker, Message, Published};
+use towpath_core::ports::broker::{Broker, Published};
 use towpath_core::ports::store::{
     LeaseGrant, OutboxClaim, OutboxItem, OutboxOutcome, OutboxResult, StoreError, StoreResult,
 };
@@ -20,6 +21,7 @@ use towpath_core::retry::{ErrorClass, RetryDecision};
 
 use crate::bus::{Bus, random_unit, with_causes};
 use crate::leases::Held;
+use crate::publishing::publish;
 use crate::service::{Service, Stopping, Wake, rest};
 
 /// Starts the relay of one channel.
@@ -118,11 +120,8 @@ impl Relay {
             let (wave, later): (Vec<_>, Vec<_>) = waiting
                 .into_iter()
                 .partition(|item| !self.channel.policy.in_order || in_wave.insert(item.lane));
-            let messages: Vec<Message> = wave.iter().map(|item| self.message(item)).collect();
-            let published = self.broker.publish(&messages, self.channel.policy.patience).await;
-            // A broker that forgot some of them has said nothing about them.
-            let silent = Published::Unknown { reason: "the broker gave no answer".to_owned() };
-            let published = published.into_iter().chain(std::iter::repeat(silent));
+            let events: Vec<&EventEnvelope> = wave.iter().map(|item| &item.event).collect();
+            let published = publish(self.broker.as_ref(), &self.channel, &self.target, &events).await;
             for (item, published) in wave.iter().zip(published) {
                 let outcome = self.outcome(item, published);
                 if outcome != OutboxOutcome::Sent && self.channel.policy.in_order {
@@ -133,10 +132,6 @@ impl Relay {
             waiting = later.into_iter().filter(|item| !stuck.contains(&item.lane)).collect();
         }
         results
-    }
-
-    fn message(&self, item: &OutboxItem) -> Message {
-        towpath_broker::envelope_message(&item.event, self.target.destination(item.event.event_type.as_str()))
     }
 
     /// What a publishing means for its row.

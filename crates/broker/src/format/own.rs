@@ -1,0 +1,45 @@
+//! Towpath's own envelope: everything that is known of the event, as one JSON object in camelCase.
+
+use towpath_core::envelope::EventEnvelope;
+use towpath_core::incoming::IncomingEvent;
+use towpath_core::name::EventName;
+
+use super::FormatError;
+use super::fields::{Fields, written};
+
+pub(super) const CONTENT_TYPE: &str = "application/vnd.towpath.event+json";
+
+const FORMAT: &str = "Towpath's envelope";
+
+/// What a receiver may want to know before it reads the body.
+pub(super) fn headers(event: &EventEnvelope) -> Vec<(String, String)> {
+    let headers = [
+        ("towpath-aggregate-kind", Some(event.aggregate.kind.to_string())),
+        ("towpath-aggregate-id", Some(event.aggregate.id.to_string())),
+        ("towpath-aggregate-version", Some(event.aggregate_version.to_string())),
+        ("towpath-correlation-id", Some(event.correlation_id.to_string())),
+        ("towpath-causation-id", event.causation_id.as_ref().map(ToString::to_string)),
+        ("towpath-trace-id", event.trace_id.as_ref().map(ToString::to_string)),
+        ("towpath-tenant-id", event.tenant_id.as_ref().map(ToString::to_string)),
+    ];
+    headers.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+}
+
+pub(super) fn write(event: &EventEnvelope) -> Result<Vec<u8>, FormatError> {
+    written(FORMAT, event)
+}
+
+pub(super) fn read(body: &[u8]) -> Result<IncomingEvent, FormatError> {
+    let fields = Fields::of_body(FORMAT, body)?;
+    Ok(IncomingEvent {
+        event_id: fields.required("eventId")?,
+        event_type: EventName::from_stored(fields.text("eventType")?),
+        aggregate: Some(fields.required("aggregate")?),
+        aggregate_version: Some(fields.required("aggregateVersion")?),
+        occurred_at: Some(fields.required("occurredAt")?),
+        correlation_id: Some(fields.required("correlationId")?),
+        causation_id: fields.optional("causationId")?,
+        trace_id: fields.optional("traceId")?,
+        payload: fields.payload("payload")?.ok_or_else(|| fields.missing("payload"))?,
+    })
+}

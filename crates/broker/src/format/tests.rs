@@ -1,0 +1,339 @@
+//! Formats, written and read.
+
+use chrono::{DateTime, Utc};
+use proptest::prelude::*;
+use towpath_core::ids::{ActorId, AggregateKey, CausationId, CorrelationId, EventId, TenantId, TraceId};
+use towpath_core::name::EventName;
+use towpath_core::payload::Payload;
+use towpath_core::ports::broker::DeliveryTag;
+
+use super::*;
+
+const TRACE_PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+fn order_created() -> EventEnvelope {
+    EventEnvelope {
+        event_id: EventId("0197c0de-0000-7000-8000-000000000001".parse().unwrap()),
+        event_type: EventName::from_stored("ORDER_CREATED"),
+        schema_version: 1,
+        aggregate: AggregateKey::new("Order", "900001").unwrap(),
+        aggregate_version: 3,
+        occurred_at: "2026-02-04T10:30:00.123456Z".parse().unwrap(),
+        correlation_id: CorrelationId::new("flow-1").unwrap(),
+        causation_id: Some(CausationId::new("cart-7").unwrap()),
+        trace_id: Some(TraceId::new("trace-xxx").unwrap()),
+        actor_id: None,
+        tenant_id: None,
+        payload: Payload::from_text(r#"{ "orderId":900001, "totalAmount":88.50 }"#).unwrap(),
+    }
+}
+
+fn arrived(message: Message) -> Received {
+    Received {
+        tag: DeliveryTag(1),
+        queue: "q".into(),
+        message_id: Some(message.message_id),
+        message_type: Some(message.message_type),
+        occurred_at: Some(message.occurred_at),
+        key: Some(message.key),
+        content_type: Some(message.content_type),
+        destination: message.destination,
+        headers: message.headers,
+        redelivered: false,
+        body: message.body,
+    }
+}
+
+fn written_as(format: Format, event: &EventEnvelope) -> Message {
+    let destination = Destination { exchange: "facts".into(), routing_key: "k".into() };
+    message(format, None, event, destination).unwrap()
+}
+
+fn text(message: &Message) -> &str {
+    std::str::from_utf8(&message.body).unwrap()
+}
+
+fn json(content_type: &str, body: &str) -> Received {
+    let mut received = arrived(written_as(Format::Towpath, &order_created()));
+    received.content_type = Some(content_type.into());
+    received.headers.clear();
+    received.body = body.as_bytes().to_vec();
+    received
+}
+
+/// What is wrong with a body, as code and field.
+fn flaw(content_type: &str, body: &str) -> (&'static str, &'static str) {
+    let error = read(&json(content_type, body)).unwrap_err();
+    assert_eq!(error.class(), ErrorClass::Unrecoverable);
+    match error {
+        FormatError::MissingField { field, .. } | FormatError::BadField { field, .. } => {
+            (error.code(), field)
+        }
+        _ => (error.code(), ""),
+    }
+}
+
+#[test]
+fn towpaths_envelope_tells_everything_and_the_payload_stays_as_it_was() {
+    let event = order_created();
+    let message = written_as(Format::Towpath, &event);
+    assert!(
+        text(&message).contains(r#""payload":{ "orderId":900001, "totalAmount":88.50 }"#),
+        "{}",
+        text(&message)
+    );
+    assert_eq!(serde_json::from_slice::<EventEnvelope>(&message.body).unwrap(), event);
+    assert_eq!((message.message_type.as_str(), message.key.as_str()), ("ORDER_CREATED", "Order/900001"));
+    assert_eq!(message.message_id, event.event_id.to_string());
+    assert_eq!(read(&arrived(message)).unwrap(), IncomingEvent::from(event));
+}
+
+#[test]
+fn the_markets_envelope_is_the_contract_to_the_letter() {
+    let message = written_as(Format::Market, &order_created());
+    let expected = concat!(
+        r#"{"eventId":"0197c0de-0000-7000-8000-000000000001","eventType":"ORDER_CREATED","aggregateType":"Order","#,
+        r#""aggregateId":900001,"occurredAt":"2026-02-04T10:30:00Z","traceId":"trace-xxx","#,
+        r#""payload":{ "orderId":900001, "totalAmount":88.50 }}"#
+    );
+    assert_eq!(text(&message), expected);
+    assert_eq!(message.content_type, "application/json");
+    let read = read(&arrived(message)).unwrap();
+    assert_eq!(read.aggregate, Some(AggregateKey::new("Order", "900001").unwrap()));
+    assert_eq!(read.payload, order_created().payload);
+    assert_eq!(read.occurred_at, Some("2026-02-04T10:30:00Z".parse().unwrap()));
+    assert_eq!(read.trace_id, order_created().trace_id);
+}
+
+#[test]
+fn only_an_id_that_is_the_same_as_a_number_becomes_one() {
+    for (id, written) in [
+        ("0", "0"),
+        ("9223372036854775807", "9223372036854775807"),
+        ("9223372036854775808", "\"9223372036854775808\""),
+        ("007", "\"007\""),
+        ("-5", "\"-5\""),
+        ("+5", "\"+5\""),
+        ("order-7", "\"order-7\""),
+    ] {
+        let event = EventEnvelope { aggregate: AggregateKey::new("Order", id).unwrap(), ..order_created() };
+        let message = written_as(Format::Market, &event);
+        assert!(text(&message).contains(&format!(r#""aggregateId":{written},"#)), "{}", text(&message));
+        assert_eq!(read(&arrived(message)).unwrap().aggregate, Some(event.aggregate));
+    }
+}
+
+#[test]
+fn the_market_names_each_field_that_is_missing_or_wrong() {
+    let whole = text(&written_as(Format::Market, &order_created())).to_owned();
+    let fields = ["eventId", "eventType", "aggregateType", "aggregateId", "occurredAt", "traceId", "payload"];
+    for field in fields {
+        let renamed = whole.replace(&format!("\"{field}\""), "\"other\"");
+        assert_eq!(flaw("application/json", &renamed), ("format-missing-field", field));
+    }
+    for (right, wrong, field) in [
+        ("0197c0de-0000-7000-8000-000000000001", "order-7", "eventId"),
+        ("\"ORDER_CREATED\"", "\"\"", "eventType"),
+        ("\"Order\"", "\" Order\"", "aggregateType"),
+        ("900001,\"occ", "9.5,\"occ", "aggregateId"),
+        ("2026-02-04T10:30:00Z", "yesterday", "occurredAt"),
+        ("\"trace-xxx\"", "7", "traceId"),
+    ] {
+        assert_eq!(flaw("application/json", &whole.replace(right, wrong)), ("format-bad-field", field));
+    }
+    for body in ["", "[]", "7", "{", "\u{0}"] {
+        assert_eq!(flaw("application/json", body).0, "format-not-an-object");
+    }
+}
+
+#[test]
+fn a_cloud_event_is_what_the_specification_says() {
+    let event = EventEnvelope { trace_id: Some(TraceId::new(TRACE_PARENT).unwrap()), ..order_created() };
+    let message = written_as(Format::CloudEvents, &event);
+    let expected = concat!(
+        r#"{"specversion":"1.0","id":"0197c0de-0000-7000-8000-000000000001","source":"/towpath/Order","#,
+        r#""type":"ORDER_CREATED","subject":"900001","time":"2026-02-04T10:30:00.123456Z","#,
+        r#""datacontenttype":"application/json","partitionkey":"Order/900001","aggregateversion":3,"#,
+        r#""correlationid":"flow-1","causationid":"cart-7","#,
+        r#""traceparent":"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01","#,
+        r#""data":{ "orderId":900001, "totalAmount":88.50 }}"#
+    );
+    assert_eq!(text(&message), expected);
+    assert_eq!(message.content_type, "application/cloudevents+json");
+    assert_eq!(read(&arrived(message)).unwrap(), IncomingEvent::from(event));
+}
+
+#[test]
+fn a_channels_own_source_is_used_and_the_aggregate_is_still_found() {
+    let event =
+        EventEnvelope { aggregate: AggregateKey::new("späte Order", "7/8").unwrap(), ..order_created() };
+    let destination = Destination { exchange: "facts".into(), routing_key: "k".into() };
+    let message = message(Format::CloudEvents, Some("https://shop.example/"), &event, destination).unwrap();
+    assert!(
+        text(&message).contains(r#""source":"https://shop.example/sp%C3%A4te%20Order""#),
+        "{}",
+        text(&message)
+    );
+    assert_eq!(read(&arrived(message)).unwrap(), IncomingEvent::from(event));
+}
+
+#[test]
+fn cloud_events_of_others_are_read_in_both_modes() {
+    let body = r#"{"specversion":"1.0","id":"0197c0de-0000-7000-8000-000000000001","source":"https://x.example/y",
+        "type":"com.example.seen","subject":"a blob","time":"2026-02-04T11:30:00+01:00","data":{"a":1.0}}"#;
+    let structured = read(&json("application/cloudevents+json; charset=utf-8", body)).unwrap();
+    assert_eq!(structured.aggregate, None);
+    assert_eq!(structured.payload.as_text(), r#"{"a":1.0}"#);
+    assert_eq!(structured.occurred_at, Some("2026-02-04T10:30:00Z".parse().unwrap()));
+    for prefix in ["ce-", "ce_", "cloudEvents:", "cloudEvents_"] {
+        let mut binary = json("application/json", r#"{"a":1.0}"#);
+        binary.headers = [
+            ("specversion", "1.0"),
+            ("id", "0197c0de-0000-7000-8000-000000000001"),
+            ("source", "https://x.example/y"),
+            ("type", "com.example.seen"),
+            ("subject", "a blob"),
+            ("time", "2026-02-04T11:30:00+01:00"),
+        ]
+        .map(|(name, value)| (format!("{prefix}{name}"), value.to_owned()))
+        .to_vec();
+        assert_eq!(read(&binary).unwrap(), structured, "{prefix}");
+        binary.headers.push((format!("{prefix}aggregateversion"), "5000000000".into()));
+        assert_eq!(read(&binary).unwrap().aggregate_version, Some(5_000_000_000));
+        binary.headers.retain(|(name, _)| !name.ends_with("source"));
+        assert!(matches!(read(&binary), Err(FormatError::MissingField { field: "source", .. })));
+    }
+}
+
+#[test]
+fn a_cloud_event_that_cannot_be_used_names_the_attribute() {
+    let whole = text(&written_as(Format::CloudEvents, &order_created())).to_owned();
+    let content_type = "application/cloudevents+json";
+    for field in ["specversion", "id", "source", "type"] {
+        let renamed = whole.replace(&format!("\"{field}\""), "\"other\"");
+        assert_eq!(flaw(content_type, &renamed), ("format-missing-field", field));
+    }
+    for (right, wrong, field) in [
+        ("\"specversion\":\"1.0\"", "\"specversion\":\"0.3\"", "specversion"),
+        ("\"data\"", "\"data_base64\"", "data_base64"),
+        ("\"aggregateversion\":3", "\"aggregateversion\":-3", "aggregateversion"),
+        ("\"cart-7\"", "7", "causationid"),
+    ] {
+        assert_eq!(flaw(content_type, &whole.replace(right, wrong)), ("format-bad-field", field));
+    }
+}
+
+#[test]
+fn what_no_format_claims_is_told() {
+    assert_eq!(flaw("text/plain", "{}").0, "format-unknown");
+    assert_eq!(flaw("application/vnd.towpath.event+json", "{}"), ("format-missing-field", "eventId"));
+    let mut nameless = json("", text(&written_as(Format::Market, &order_created())));
+    nameless.content_type = None;
+    assert!(read(&nameless).is_ok(), "without a content type the body decides");
+}
+
+#[test]
+fn a_year_of_five_digits_cannot_be_written_where_rfc_3339_is_wanted() {
+    let event = EventEnvelope {
+        occurred_at: DateTime::from_timestamp(253_402_300_800, 0).unwrap(),
+        ..order_created()
+    };
+    for format in [Format::Market, Format::CloudEvents] {
+        let destination = Destination { exchange: "facts".into(), routing_key: "k".into() };
+        let error = message(format, None, &event, destination).unwrap_err();
+        assert_eq!(error.code(), "format-unwritable");
+    }
+    let own = written_as(Format::Towpath, &event);
+    assert_eq!(read(&arrived(own)).unwrap(), IncomingEvent::from(event));
+}
+
+fn safe_text(most: usize) -> impl Strategy<Value = String> {
+    proptest::string::string_regex(&format!("\\PC{{1,{most}}}"))
+        .unwrap()
+        .prop_map(|text| text.trim().to_owned())
+        .prop_filter("an identity", |text| CausationId::new(text).is_ok())
+}
+
+fn moments() -> impl Strategy<Value = DateTime<Utc>> {
+    // From 1900 to 9999, in microseconds.
+    (-2_208_988_800_000_000_i64..253_402_300_799_999_999)
+        .prop_map(|micros| DateTime::from_timestamp_micros(micros).unwrap())
+}
+
+fn payloads() -> impl Strategy<Value = Payload> {
+    prop_oneof![
+        Just(r#"{"amount":88.50,"amount":1e2}"#.to_owned()),
+        Just("null".to_owned()),
+        Just("[1,\n 2]".to_owned()),
+        Just("123456789012345678901234567890.10".to_owned()),
+        Just(format!("{}{}", "[".repeat(127), "]".repeat(127))),
+        any::<String>().prop_map(|text| serde_json::to_string(&text).unwrap()),
+    ]
+    .prop_map(|text| Payload::from_text(text).unwrap())
+}
+
+fn traces() -> impl Strategy<Value = Option<String>> {
+    prop_oneof![Just(None), Just(Some(TRACE_PARENT.to_owned())), safe_text(64).prop_map(Some)]
+}
+
+prop_compose! {
+    fn events()(
+        id in any::<u128>(),
+        event_type in "[A-Za-z._]{1,40}",
+        kind in safe_text(64),
+        aggregate_id in safe_text(128),
+        aggregate_version in any::<u64>(),
+        occurred_at in moments(),
+        correlation in safe_text(128),
+        causation in proptest::option::of(safe_text(128)),
+        trace in traces(),
+        tenant in proptest::option::of(safe_text(64)),
+        payload in payloads(),
+    ) -> EventEnvelope {
+        EventEnvelope {
+            event_id: EventId(uuid::Uuid::from_u128(id)),
+            event_type: EventName::from_stored(event_type),
+            schema_version: 2,
+            aggregate: AggregateKey::new(kind, aggregate_id).unwrap(),
+            aggregate_version,
+            occurred_at,
+            correlation_id: CorrelationId::new(correlation).unwrap(),
+            causation_id: causation.map(|id| CausationId::new(id).unwrap()),
+            trace_id: trace.map(|id| TraceId::new(id).unwrap()),
+            actor_id: tenant.as_ref().map(|id| ActorId::new(id).unwrap()),
+            tenant_id: tenant.map(|id| TenantId::new(id).unwrap()),
+            payload,
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn towpath_and_cloud_events_give_back_what_they_were_given(event in events()) {
+        let own = written_as(Format::Towpath, &event);
+        prop_assert_eq!(&serde_json::from_slice::<EventEnvelope>(&own.body).unwrap(), &event);
+        prop_assert_eq!(read(&arrived(own)).unwrap(), IncomingEvent::from(event.clone()));
+        let cloud = written_as(Format::CloudEvents, &event);
+        prop_assert_eq!(read(&arrived(cloud)).unwrap(), IncomingEvent::from(event));
+    }
+
+    #[test]
+    fn the_market_gives_back_all_it_can_hold(event in events()) {
+        let back = read(&arrived(written_as(Format::Market, &event))).unwrap();
+        prop_assert_eq!(back.event_id, event.event_id);
+        prop_assert_eq!(back.event_type, event.event_type);
+        prop_assert_eq!(back.aggregate, Some(event.aggregate));
+        prop_assert_eq!(back.payload, event.payload);
+        prop_assert_eq!(back.occurred_at.map(|at| at.timestamp()), Some(event.occurred_at.timestamp()));
+    }
+
+    #[test]
+    fn no_body_makes_a_reader_panic(body in any::<Vec<u8>>(), text in "\\PC{0,80}", pick in 0_usize..4) {
+        let content_type =
+            ["application/json", "application/cloudevents+json", "application/vnd.towpath.event+json", ""][pick];
+        let mut received = json(content_type, &text);
+        let _ = read(&received);
+        received.body = body;
+        prop_assert!(read(&received).is_err());
+    }
+}
