@@ -119,6 +119,12 @@ impl Channel {
         self.to_exchange(exchange)
     }
 
+    /// Makes sure that it publishes: to an exchange of its own name, unless a target was given.
+    pub fn publish_by_default(&mut self) -> &Target {
+        let own = || Target { exchange: self.name.to_string(), routing_key: RoutingKey::EventType };
+        self.target.get_or_insert_with(own)
+    }
+
     /// In another format.
     pub fn in_format(mut self, format: Format) -> Self {
         self.format = format;

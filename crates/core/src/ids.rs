@@ -219,6 +219,11 @@ impl AggregateKey {
         Ok(Self { kind: AggregateKind::new(kind)?, id: AggregateId::new(id)? })
     }
 
+    /// A key from two texts that were checked before, or are hashed only.
+    pub fn from_stored(kind: impl AsRef<str>, id: impl AsRef<str>) -> Self {
+        Self { kind: AggregateKind::from_stored(kind), id: AggregateId::from_stored(id) }
+    }
+
     /// The lane of this aggregate: a 64-bit hash under which its order is kept and its work is spread.
     ///
     /// FNV-1a with the finalizer of splitmix64 behind it (alone, FNV-1a spreads short keys badly). Written out here

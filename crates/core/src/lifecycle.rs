@@ -267,7 +267,7 @@ lifecycle! {
         /// Handled after an operator let it be tried again. One that needed no operator leaves no letter.
         Replayed = "REPLAYED" (terminal) {}
         /// An operator threw it away.
-        Discarded = "DISCARDED" (terminal) { Replay => Retry }
+        Discarded = "DISCARDED" (terminal) {}
     }
 
     /// What can happen to a letter.
@@ -488,7 +488,6 @@ mod tests {
             (Retry, Handle, Replayed),
             (Behind, Advance, Retry),
             (Dead, Replay, Retry),
-            (Discarded, Replay, Retry),
             (Retry, Discard, Discarded),
             (Behind, Discard, Discarded),
             (Dead, Discard, Discarded),

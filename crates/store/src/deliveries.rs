@@ -156,14 +156,14 @@ impl SqlStore {
         reading!(self, ops::letters::groups, filter)
     }
 
-    /// Lets a dead letter of a handler be tried again. `false` when it has changed since it was read.
-    pub async fn replay_letter(
+    /// Lets dead letters of handlers be tried again. Answers how many were still dead.
+    pub async fn replay_letters(
         &self,
-        letter: &Letter,
+        letter_ids: &[u64],
         by: Option<&ActorId>,
         now: DateTime<Utc>,
-    ) -> StoreResult<bool> {
-        transacting!(self, ops::letters::replay, letter, by, now)
+    ) -> StoreResult<u64> {
+        transacting!(self, ops::letters::replay, letter_ids, by, now)
     }
 
     /// Marks a letter as replayed that went back to the broker.

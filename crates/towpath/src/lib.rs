@@ -82,6 +82,7 @@
 
 mod bus;
 mod clock;
+mod consumer;
 mod leases;
 mod publishing;
 mod registry;
@@ -94,6 +95,10 @@ mod towpath;
 
 pub use bus::{Receipt, SendError};
 pub use clock::SystemClock;
+pub use consumer::{
+    Afterwards, Batch, Consumer, ConsumerOf, ConsumerPolicy, DeadTo, Delivered, Delivery, HandlerError,
+    HandlerTx, Letters, LettersError, Next, Preview, ReplayReport, WrongDatabase,
+};
 pub use registry::Registry;
 pub use send::{Accepted, Send};
 pub use towpath::{Builder, StartError, Towpath, View};
@@ -107,6 +112,7 @@ pub use towpath_core::envelope::{ChangeContext, EventEnvelope, RecordedEvent};
 pub use towpath_core::flow;
 pub use towpath_core::ids;
 pub use towpath_core::incoming::IncomingEvent;
+pub use towpath_core::letters;
 pub use towpath_core::lifecycle;
 pub use towpath_core::machine::{self, Deadline, Machine};
 pub use towpath_core::name;

@@ -8,13 +8,17 @@ use serde::Serialize;
 use tokio::sync::Mutex;
 use towpath_broker::{BadBrokerUrl, BrokerUrl};
 use towpath_core::aggregate::Aggregate;
-use towpath_core::channel::Channel;
+use towpath_core::channel::{Channel, RoutingKey, Target};
 use towpath_core::decider::RegistrationFlaw;
 use towpath_core::envelope::RecordedEvent;
 use towpath_core::flow::{FlowCommand, FlowEvent, FlowReport, validate_flow};
-use towpath_core::ids::{AggregateKey, CommandId, CorrelationId, InstanceId, InvalidId, Version};
+use towpath_core::ids::{
+    AggregateKey, CommandId, CorrelationId, HandlerName, InstanceId, InvalidId, Version,
+};
 use towpath_core::payload::Payload;
-use towpath_core::ports::broker::{Broker, BrokerError, Topology};
+use towpath_core::ports::broker::{
+    Argument, Binding, Broker, BrokerError, Exchange, ExchangeKind, Queue, Topology,
+};
 use towpath_core::ports::clock::Clock;
 use towpath_core::ports::store::{AggregateRow, CommandRecord, Flow, StateEvent, Store, StoreError};
 use towpath_core::retry::RetryPolicy;
@@ -25,6 +29,7 @@ use uuid::Uuid;
 
 use crate::bus::{Bus, FoldError, SendError};
 use crate::clock::SystemClock;
+use crate::consumer::{self, Consumer, Letters, Source};
 use crate::leases;
 use crate::registry::Registry;
 use crate::relay::{self, RelayWakes};
@@ -44,6 +49,7 @@ pub struct Towpath {
     bus: Bus,
     store: SqlStore,
     broker: BrokerUrl,
+    opened: Option<Arc<dyn Broker>>,
     instance: InstanceId,
     wake: Wake,
     services: Arc<Mutex<Vec<Service>>>,
@@ -57,6 +63,8 @@ pub struct Builder {
     registry: Registry,
     channels: Vec<Channel>,
     topology: Topology,
+    consumers: Vec<Consumer>,
+    dead_letter_queues: Vec<String>,
     clock: Arc<dyn Clock>,
     retries: RetryPolicy,
     instance: Option<String>,
@@ -83,6 +91,9 @@ pub enum StartError {
     /// The broker's URL is wrong.
     #[error("the broker cannot be used")]
     BrokerUrl(#[from] BadBrokerUrl),
+    /// Consumers and channels do not fit together.
+    #[error("{0}")]
+    Wiring(String),
     /// The broker cannot be reached, or its topology is not what was declared.
     #[error("the broker cannot be used")]
     Broker(#[from] BrokerError),
@@ -96,6 +107,7 @@ impl StartError {
             Self::InvalidName(_) => "invalid-id",
             Self::Store(error) => error.code(),
             Self::BrokerUrl(error) => error.code(),
+            Self::Wiring(_) => "wiring",
             Self::Broker(error) => error.code(),
         }
     }
@@ -107,6 +119,7 @@ impl StartError {
             Self::InvalidName(_) => "Correct what the cause names.",
             Self::Store(error) => error.next_step(),
             Self::BrokerUrl(error) => error.next_step(),
+            Self::Wiring(_) => "Correct the consumer or channel that the message names.",
             Self::Broker(error) => error.next_step(),
         }
     }
@@ -143,6 +156,8 @@ impl Towpath {
             store_options: StoreOptions::default(),
             registry: Registry::default(),
             channels: Vec::new(),
+            consumers: Vec::new(),
+            dead_letter_queues: Vec::new(),
             topology: Topology::default(),
             clock: Arc::new(SystemClock),
             retries: RetryPolicy::genesis_command(),
@@ -277,6 +292,17 @@ impl Towpath {
         Ok((flow, report))
     }
 
+    /// The dead letters of all consumers, and what the broker gave up.
+    ///
+    /// # Errors
+    /// `Wiring` when this build has no broker to give letters back to.
+    pub fn dead_letters(&self) -> Result<Letters<'_>, StartError> {
+        let Some(broker) = &self.opened else {
+            return Err(StartError::Wiring("there is no broker to give letters back to".to_owned()));
+        };
+        Ok(Letters { store: &self.store, broker, clock: &self.bus.clock, horizon: HORIZON, by: None })
+    }
+
     /// What was registered.
     pub fn registry(&self) -> &Registry {
         &self.bus.registry
@@ -361,6 +387,19 @@ impl Builder {
         self
     }
 
+    /// Adds a consumer: its handler gets the facts it asks for, each once.
+    pub fn consumer(mut self, consumer: Consumer) -> Self {
+        self.consumers.push(consumer);
+        self
+    }
+
+    /// A dead-letter queue of the broker's own that is read into the dead letters ([`Towpath::dead_letters`]). It must
+    /// exist, or be declared in the topology.
+    pub fn dead_letter_queue(mut self, queue: impl Into<String>) -> Self {
+        self.dead_letter_queues.push(queue.into());
+        self
+    }
+
     /// Another clock than the machine's.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
@@ -409,7 +448,7 @@ impl Builder {
     /// # Errors
     /// All registration flaws at once; a URL that is wrong, with what to write instead; a database that cannot be
     /// reached or is from a newer version.
-    pub async fn start(self) -> Result<Towpath, StartError> {
+    pub async fn start(mut self) -> Result<Towpath, StartError> {
         if !self.flaws.is_empty() {
             return Err(StartError::Registration(self.flaws));
         }
@@ -427,7 +466,9 @@ impl Builder {
             store.migrate().await?;
         }
         store.ready().await?;
-        let publishing = match open_broker(&broker)? {
+        let consumers = wire(&mut self.channels, &mut self.topology, self.consumers)?;
+        let opened = open_broker(&broker)?;
+        let publishing = match &opened {
             Some(broker) => {
                 broker.declare(&self.topology).await?;
                 let targets = self.channels.into_iter().filter_map(|channel| {
@@ -460,12 +501,99 @@ impl Builder {
                 let wake = wakes.get(channel.name.as_str()).cloned().unwrap_or_default();
                 services.push(relay::start(bus.clone(), broker, channel, target, held.clone(), wake));
             }
+            if let Some(broker) = &opened {
+                let running = consumer::Running {
+                    bus: bus.clone(),
+                    store: store.clone(),
+                    broker: broker.clone(),
+                    runner: wake.clone(),
+                    patience: self.scan,
+                };
+                for Wired { consumer, handler, queue } in consumers {
+                    services.extend(consumer::start(running.clone(), consumer, handler, queue));
+                }
+                for queue in self.dead_letter_queues {
+                    services.push(consumer::start_reader(running.clone(), queue));
+                }
+            }
             // Stopped last: the others finish what they have begun while the leases still live.
             services.push(keeper);
         }
         tracing::info!(store = %url, %broker, %instance, "towpath started");
-        Ok(Towpath { bus, store, broker, instance, wake, services: Arc::new(Mutex::new(services)) })
+        let services = Arc::new(Mutex::new(services));
+        Ok(Towpath { bus, store, broker, opened, instance, wake, services })
     }
+}
+
+/// How long the inbox remembers what was handled.
+const HORIZON: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// A consumer with the queue it takes from.
+struct Wired {
+    consumer: Consumer,
+    handler: HandlerName,
+    queue: String,
+}
+
+/// Gives each consumer its queue, and declares what it needs on the broker.
+fn wire(
+    channels: &mut [Channel],
+    topology: &mut Topology,
+    consumers: Vec<Consumer>,
+) -> Result<Vec<Wired>, StartError> {
+    let mut wired: Vec<Wired> = Vec::new();
+    for consumer in consumers {
+        let handler = HandlerName::new(&consumer.handler)?;
+        if wired.iter().any(|other| other.handler == handler) {
+            let twice = format!("two consumers are called {handler}: the inbox could not tell them apart");
+            return Err(StartError::Wiring(twice));
+        }
+        let queue = match &consumer.source {
+            Source::Queue(queue) => queue.clone(),
+            Source::Channel(name) => {
+                let channel = channels.iter_mut().find(|channel| channel.name.as_str() == name);
+                let target = channel.map(|channel| channel.publish_by_default().clone());
+                declare_for(topology, name, target.as_ref(), &handler, consumer.policy.in_order)
+            }
+        };
+        wired.push(Wired { consumer, handler, queue });
+    }
+    Ok(wired)
+}
+
+/// Declares the handler's own queue on what a channel publishes to; answers its name.
+fn declare_for(
+    topology: &mut Topology,
+    channel: &str,
+    target: Option<&Target>,
+    handler: &HandlerName,
+    in_order: bool,
+) -> String {
+    let exchange = target.map_or_else(|| channel.to_owned(), |target| target.exchange.clone());
+    let kind = match topology.exchanges.iter().find(|declared| declared.name == exchange) {
+        Some(declared) => declared.kind,
+        None => {
+            let kind = ExchangeKind::Topic;
+            topology.exchanges.push(Exchange { name: exchange.clone(), kind });
+            kind
+        }
+    };
+    let queue = format!("{exchange}.{handler}");
+    if !topology.queues.iter().any(|declared| declared.name == queue) {
+        let mut arguments = vec![("x-queue-type".to_owned(), Argument::Text("quorum".to_owned()))];
+        if in_order {
+            // With several instances one of them receives at a time, or two would handle one aggregate at once.
+            arguments.push(("x-single-active-consumer".to_owned(), Argument::Switch(true)));
+        }
+        topology.queues.push(Queue { name: queue.clone(), arguments });
+    }
+    let routing_key = match (kind, target.map(|target| &target.routing_key)) {
+        (ExchangeKind::Topic, _) => "#".to_owned(),
+        (_, Some(RoutingKey::Fixed(key))) => key.clone(),
+        (ExchangeKind::Fanout | ExchangeKind::Direct, _) => String::new(),
+    };
+    topology.bindings.push(Binding { queue: queue.clone(), exchange, routing_key });
+    queue
 }
 
 /// Opens the broker that a URL names. The in-process one delivers nothing yet.

@@ -4,7 +4,7 @@
 //! is the claim. A process that dies lets go of it with its connection.
 
 use chrono::{DateTime, Utc};
-use towpath_core::ids::{ActorId, EventId, HandlerName, Lane};
+use towpath_core::ids::{ActorId, HandlerName, Lane};
 use towpath_core::letters::{Letter, LetterFilter, LetterGroup, NewLetter, SetAside};
 use towpath_core::lifecycle::{InboxStatus, InboxStep, LetterStatus, LetterStep};
 use towpath_core::ports::store::{StoreError, StoreResult};
@@ -13,7 +13,7 @@ use crate::rows::{
     body_in_base64, body_to_stored, insert_sql, letter_values, read_letter, select_list, stored,
 };
 use crate::schema::DEAD_LETTERS;
-use crate::sql::{Session, SqlFault, Value, code, readable, unreadable, values};
+use crate::sql::{Chosen, Session, SqlFault, Value, code, readable, unreadable, values};
 
 /// Which of these lanes have letters of a handler that are not through. Runs in the handler's transaction and keeps the
 /// first letter of each from ending meanwhile: whoever ends it looks for the next behind it, and must see what is
@@ -309,53 +309,37 @@ fn condition(filter: &LetterFilter) -> (String, Vec<Value<'_>>) {
     (conditions.join(" AND "), keys)
 }
 
-/// Lets a dead letter of a handler be tried again: the letter and its inbox row together. `false` when it is not dead
-/// any more. Runs in a transaction.
+/// Lets dead letters of handlers be tried again: the letters and their inbox rows together. Answers how many were still
+/// dead. Runs in a transaction.
 pub(crate) async fn replay(
     session: &mut Session<'_>,
-    letter: &Letter,
+    letter_ids: &[u64],
     by: Option<&ActorId>,
     now: DateTime<Utc>,
-) -> StoreResult<bool> {
-    let status = step(letter.status, LetterStep::Replay)?;
-    let sql = "UPDATE dead_letters SET status = ?, status_changed_at = ?, status_reason = 'replayed', \
-         replayed_at = ?, due_at = ?, retry_count = 0, changed_by_id = ? WHERE dead_letter_id = ? AND status = ?";
-    let changed = values![
-        status.as_str(),
-        now,
-        now,
-        now,
-        by.map(|by| by.as_str()),
-        letter.letter_id,
-        letter.status.as_str()
-    ];
-    let touched = match session.execute("letters.replay", sql, changed).await {
-        Ok(touched) => touched,
-        // A discarded one whose delivery has another open letter.
-        Err(SqlFault::Unique { .. }) => return Ok(false),
-        Err(fault) => return Err(fault.into()),
-    };
-    if touched == 0 {
-        return Ok(false);
+) -> StoreResult<u64> {
+    if letter_ids.is_empty() {
+        return Ok(0);
     }
-    if let (Some(event_id), Some(handler)) = (letter.letter.event_id, &letter.letter.handler) {
-        reopen_inbox(session, event_id, handler, now).await?;
-    }
-    Ok(true)
-}
-
-async fn reopen_inbox(
-    session: &mut Session<'_>,
-    event_id: EventId,
-    handler: &HandlerName,
-    now: DateTime<Utc>,
-) -> StoreResult<()> {
+    let ids = || letter_ids.iter().map(|id| id.cast_signed()).collect::<Vec<_>>();
     let reopened = inbox_step(InboxStatus::Dead, InboxStep::Reopen)?;
-    let sql = "UPDATE inbox SET status = ?, status_changed_at = ?, retry_count = 0 \
-         WHERE event_id = ? AND handler = ? AND status = 'DEAD'";
-    let changed = values![reopened.as_str(), now, event_id.0, handler.as_str()];
-    session.execute("letters.reopen_inbox", sql, changed).await?;
-    Ok(())
+    let mut changed = values![reopened.as_str(), now];
+    let chosen = session.one_of("d.dead_letter_id", ids(), &mut changed);
+    let sql = format!(
+        "UPDATE inbox SET status = ?, status_changed_at = ?, retry_count = 0 WHERE status = 'DEAD' AND EXISTS \
+         (SELECT 1 FROM dead_letters d WHERE {chosen} AND d.status = 'DEAD' AND d.event_id = inbox.event_id \
+         AND d.handler = inbox.handler)"
+    );
+    session.execute("letters.reopen_inbox", &sql, changed).await?;
+    let status = step(LetterStatus::Dead, LetterStep::Replay)?;
+    let mut changed = values![status.as_str(), now, now, now, by.map(|by| by.as_str())];
+    let Chosen { target, condition, .. } =
+        session.choose_for_update("dead_letters", "dead_letter_id", ids(), &mut changed);
+    let sql = format!(
+        "UPDATE {target} SET status = ?, status_changed_at = ?, status_reason = 'replayed', replayed_at = ?, \
+         due_at = ?, retry_count = 0, changed_by_id = ? WHERE {condition} AND status = 'DEAD' \
+         AND handler IS NOT NULL"
+    );
+    Ok(session.execute("letters.replay", &sql, changed).await?)
 }
 
 /// Marks a letter as replayed that went back to the broker.
@@ -367,7 +351,7 @@ pub(crate) async fn republished(
 ) -> StoreResult<bool> {
     let status = step(step(LetterStatus::Dead, LetterStep::Replay)?, LetterStep::Handle)?;
     let sql = "UPDATE dead_letters SET status = ?, status_changed_at = ?, status_reason = 'republished', \
-         replayed_at = ?, changed_by_id = ? WHERE dead_letter_id = ? AND status IN ('DEAD', 'DISCARDED')";
+         replayed_at = ?, changed_by_id = ? WHERE dead_letter_id = ? AND status = 'DEAD'";
     let changed = values![status.as_str(), now, now, by.map(|by| by.as_str()), letter_id];
     Ok(session.execute("letters.republished", sql, changed).await? == 1)
 }

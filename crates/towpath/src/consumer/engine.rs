@@ -1,0 +1,606 @@
+//! Receives deliveries, runs the handler, settles them.
+//!
+//! One task receives; as many workers as the policy allows handle. With order, each aggregate has one worker. A worker
+//! takes what has arrived, up to the size of a batch, opens a transaction, marks the inbox, runs the handler, commits,
+//! then acknowledges. What fails is rolled back; its failure is recorded in a transaction of its own, and decides what
+//! happens next. When the store cannot be reached nothing has failed: the worker waits for it.
+
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use futures_util::FutureExt as _;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use towpath_core::ids::{AggregateKey, HandlerName, Lane};
+use towpath_core::incoming::IncomingEvent;
+use towpath_core::letters::{Letter, NewLetter, SetAside};
+use towpath_core::ports::broker::{Broker, Deliveries, Received, Settlement, Subscription};
+use towpath_core::ports::store::{InboxFailure, Store as _, StoreError};
+use towpath_core::retry::{ErrorClass, RetryDecision};
+use towpath_store::SqlStore;
+
+use super::{Afterwards, Batch, Consumer, DeadTo, Delivered, HandlerError, HandlerTx, Next, Step};
+use crate::bus::{Bus, random_unit, with_causes};
+use crate::service::{Service, Stopping, Wake};
+
+/// What a consumer works with.
+#[derive(Clone)]
+pub(crate) struct Running {
+    pub(crate) bus: Bus,
+    pub(crate) store: SqlStore,
+    pub(crate) broker: Arc<dyn Broker>,
+    /// Wakes the command runner of this process.
+    pub(crate) runner: Wake,
+    /// How long to wait before the store or the broker is tried again, at most.
+    pub(crate) patience: Duration,
+}
+
+/// A consumer whose names are checked.
+pub(crate) struct Job {
+    pub(super) running: Running,
+    pub(super) consumer: Consumer,
+    pub(super) handler: HandlerName,
+    pub(super) queue: String,
+    /// Wakes the redelivery of what was set aside.
+    pub(super) aside: Wake,
+}
+
+/// Starts a consumer: one service that receives, one that brings back what was set aside.
+pub(crate) fn start(
+    running: Running,
+    consumer: Consumer,
+    handler: HandlerName,
+    queue: String,
+) -> Vec<Service> {
+    let job = Arc::new(Job { running, consumer, handler, queue, aside: Wake::default() });
+    let again = Arc::clone(&job);
+    vec![
+        Service::start("consumer", move |stopping| receive(job, stopping)),
+        Service::start("redelivery", move |stopping| super::redelivery::run(again, stopping)),
+    ]
+}
+
+/// A delivery on its way to a worker.
+struct Arrived {
+    received: Received,
+    from: Arc<dyn Deliveries>,
+}
+
+/// A delivery that can be handled.
+struct Ready {
+    arrived: Arrived,
+    event: IncomingEvent,
+    lane: Lane,
+}
+
+/// How an attempt to handle deliveries ended.
+pub(super) enum Attempt {
+    /// Committed, or found to be done already.
+    Done,
+    /// Rolled back, because the handler said no.
+    Failed(Failure),
+    /// Rolled back, because earlier deliveries of an aggregate wait and order is kept.
+    Waits,
+    /// The store did not answer: nothing is known to have failed.
+    NoStore(StoreError),
+}
+
+/// Why a delivery was not handled.
+#[derive(Debug)]
+pub(super) struct Failure {
+    class: ErrorClass,
+    reason: String,
+    message: String,
+    /// The handler said when to come again; then it is not counted.
+    after: Option<Duration>,
+}
+
+async fn receive(job: Arc<Job>, mut stopping: Stopping) {
+    let mut workers = JoinSet::new();
+    let mut queues = Vec::new();
+    let lanes = job.consumer.policy.concurrency.max(1);
+    let (shared, taken) = async_channel(job.consumer.policy.prefetch);
+    if job.consumer.policy.in_order {
+        for _ in 0..lanes {
+            let (sender, receiver) = mpsc::channel(usize::from(job.consumer.policy.prefetch.max(1)));
+            queues.push(sender);
+            workers.spawn(work(Arc::clone(&job), Inbound::Own(receiver), stopping.clone()));
+        }
+    } else {
+        for _ in 0..lanes {
+            workers.spawn(work(Arc::clone(&job), Inbound::Shared(Arc::clone(&taken)), stopping.clone()));
+        }
+        queues.push(shared);
+    }
+    let mut backoff = Backoff::default();
+    while !stopping.is_asked() {
+        let deliveries = tokio::select! {
+            () = stopping.asked() => break,
+            subscribed = subscribe(&job) => subscribed,
+        };
+        match deliveries {
+            Ok(deliveries) => {
+                let error = tokio::select! {
+                    () = stopping.asked() => break,
+                    error = hand_out(&job, &deliveries, &queues, &mut backoff) => error,
+                };
+                tracing::warn!(queue = job.queue, cause = error, "receiving was interrupted");
+            }
+            Err(error) => {
+                tracing::warn!(
+                    queue = job.queue,
+                    code = error.code(),
+                    cause = with_causes(&error),
+                    "could not subscribe"
+                );
+            }
+        }
+        tokio::select! {
+            () = stopping.asked() => break,
+            () = tokio::time::sleep(backoff.next(job.running.patience)) => {}
+        }
+    }
+    // Workers end with their queues, after what they are at; the rest was never settled and is delivered again.
+    drop(queues);
+    while let Some(ended) = workers.join_next().await {
+        if let Err(error) = ended {
+            tracing::error!(queue = job.queue, %error, "a worker ended badly");
+        }
+    }
+}
+
+async fn subscribe(job: &Job) -> Result<Arc<dyn Deliveries>, towpath_core::ports::broker::BrokerError> {
+    let policy = &job.consumer.policy;
+    let at_a_time = policy.concurrency.max(1).saturating_mul(job.consumer.batch);
+    let subscription = Subscription {
+        queue: job.queue.clone(),
+        group: job.handler.to_string(),
+        prefetch: policy.prefetch.max(u16::try_from(at_a_time).unwrap_or(u16::MAX)),
+    };
+    Ok(Arc::from(job.running.broker.subscribe(&subscription).await?))
+}
+
+/// Hands deliveries to the workers until there are no more; answers why.
+async fn hand_out(
+    job: &Job,
+    deliveries: &Arc<dyn Deliveries>,
+    queues: &[mpsc::Sender<Arrived>],
+    backoff: &mut Backoff,
+) -> String {
+    loop {
+        let received = match deliveries.next().await {
+            Ok(received) => received,
+            Err(error) => return with_causes(&error),
+        };
+        backoff.reset();
+        let place = if job.consumer.policy.in_order { place_of(&received, queues.len()) } else { 0 };
+        let arrived = Arrived { received, from: Arc::clone(deliveries) };
+        let Some(queue) = queues.get(place) else { return "there are no workers".to_owned() };
+        if queue.send(arrived).await.is_err() {
+            return "the workers have ended".to_owned();
+        }
+    }
+}
+
+/// Which worker a message belongs to: messages of one key have one.
+fn place_of(received: &Received, workers: usize) -> usize {
+    let mut hasher = DefaultHasher::new();
+    match &received.key {
+        Some(key) => key.hash(&mut hasher),
+        None => received.message_id.hash(&mut hasher),
+    }
+    // The remainder is smaller than the number of workers.
+    usize::try_from(hasher.finish() % workers.max(1) as u64).unwrap_or(0)
+}
+
+type SharedReceiver = Arc<tokio::sync::Mutex<mpsc::Receiver<Arrived>>>;
+
+/// Where a worker's deliveries come from.
+enum Inbound {
+    Own(mpsc::Receiver<Arrived>),
+    Shared(SharedReceiver),
+}
+
+fn async_channel(capacity: u16) -> (mpsc::Sender<Arrived>, SharedReceiver) {
+    let (sender, receiver) = mpsc::channel(usize::from(capacity.max(1)));
+    (sender, Arc::new(tokio::sync::Mutex::new(receiver)))
+}
+
+impl Inbound {
+    /// What has arrived, up to so many; waits for the first. Empty at the end.
+    async fn take(&mut self, most: usize) -> Vec<Arrived> {
+        let mut taken = Vec::with_capacity(most);
+        match self {
+            Self::Own(receiver) => receiver.recv_many(&mut taken, most).await,
+            Self::Shared(receiver) => receiver.lock().await.recv_many(&mut taken, most).await,
+        };
+        taken
+    }
+}
+
+async fn work(job: Arc<Job>, mut inbound: Inbound, mut stopping: Stopping) {
+    loop {
+        let arrived = tokio::select! {
+            () = stopping.asked() => return,
+            arrived = inbound.take(job.consumer.batch) => arrived,
+        };
+        if arrived.is_empty() {
+            return;
+        }
+        job.handle_all(arrived, &mut stopping).await;
+    }
+}
+
+impl Job {
+    /// Handles what has arrived, together if possible.
+    async fn handle_all(&self, arrived: Vec<Arrived>, stopping: &mut Stopping) {
+        let mut ready = Vec::with_capacity(arrived.len());
+        for arrived in arrived {
+            match towpath_broker::read(&arrived.received) {
+                Ok(event) if self.wants(&event) => {
+                    let lane = lane_of(&arrived.received, &event);
+                    ready.push(Ready { arrived, event, lane });
+                }
+                Ok(_) => settle(&arrived, Settlement::Acknowledge).await,
+                Err(error) => self.unreadable(&arrived, &error, stopping).await,
+            }
+        }
+        if ready.len() > 1 {
+            let events: Vec<&Ready> = ready.iter().collect();
+            if let Attempt::Done = self.attempt(&events, None).await {
+                for ready in &ready {
+                    settle(&ready.arrived, Settlement::Acknowledge).await;
+                }
+                return;
+            }
+            // One of them does not go through, or the store is away: each for itself.
+        }
+        for ready in &ready {
+            if stopping.is_asked() {
+                // Unsettled, so delivered again.
+                return;
+            }
+            self.handle_one(ready, stopping).await;
+        }
+    }
+
+    fn wants(&self, event: &IncomingEvent) -> bool {
+        let types = &self.consumer.event_types;
+        types.is_empty() || types.iter().any(|glob| glob.matches(event.event_type.as_str()))
+    }
+
+    /// Handles one delivery until it is settled.
+    async fn handle_one(&self, ready: &Ready, stopping: &mut Stopping) {
+        let mut backoff = Backoff::default();
+        loop {
+            let settlement = match self.attempt(&[ready], None).await {
+                Attempt::Done => Ok(Some(Settlement::Acknowledge)),
+                Attempt::Waits => {
+                    self.set_behind(ready).await.map(|set| set.then_some(Settlement::Acknowledge))
+                }
+                Attempt::Failed(failure) => {
+                    self.failed(&ready.arrived.received, &ready.event, ready.lane, failure).await
+                }
+                Attempt::NoStore(error) => Err(error),
+            };
+            match settlement {
+                Ok(Some(settlement)) => return settle(&ready.arrived, settlement).await,
+                // At once again.
+                Ok(None) if !stopping.is_asked() => {}
+                Ok(None) => return,
+                Err(error) => {
+                    self.note_store(&error);
+                    tokio::select! {
+                        () = stopping.asked() => return,
+                        () = tokio::time::sleep(backoff.next(self.running.patience)) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    fn note_store(&self, error: &StoreError) {
+        tracing::warn!(
+            handler = %self.handler,
+            code = error.code(),
+            cause = with_causes(error),
+            "a delivery waits for the store"
+        );
+    }
+
+    /// One transaction: mark, handle, commit. With a letter, the transaction is the one that holds it.
+    async fn attempt(&self, deliveries: &[&Ready], letter: Option<(&Letter, HandlerTx)>) -> Attempt {
+        let mut events: Vec<(&IncomingEvent, &Received, Lane)> = Vec::with_capacity(deliveries.len());
+        for ready in deliveries {
+            events.push((&ready.event, &ready.arrived.received, ready.lane));
+        }
+        self.attempt_events(&events, letter).await
+    }
+
+    pub(super) async fn open(&self) -> Result<HandlerTx, StoreError> {
+        let inner = self.running.store.open_transaction().await?;
+        Ok(HandlerTx::new(inner, &self.running.bus, &self.running.runner, &self.handler))
+    }
+
+    pub(super) async fn attempt_events(
+        &self,
+        events: &[(&IncomingEvent, &Received, Lane)],
+        letter: Option<(&Letter, HandlerTx)>,
+    ) -> Attempt {
+        let (letter, tx) = match letter {
+            Some((letter, tx)) => (Some(letter), Ok(tx)),
+            None => (None, self.open().await),
+        };
+        let mut tx = match tx {
+            Ok(tx) => tx,
+            Err(error) => return Attempt::NoStore(error),
+        };
+        let now = self.running.bus.clock.now();
+        if self.consumer.policy.in_order && letter.is_none() {
+            let lanes: Vec<Lane> = events.iter().map(|(.., lane)| *lane).collect();
+            match tx.inner.waiting_lanes(&self.handler, &lanes).await {
+                Ok(waiting) if waiting.is_empty() => {}
+                Ok(_) => return Attempt::Waits,
+                Err(error) => return Attempt::NoStore(error),
+            }
+        }
+        let ids: Vec<_> = events.iter().map(|(event, ..)| event.event_id).collect();
+        let first = match tx.inner.mark_deliveries(&ids, &self.handler, now).await {
+            Ok(first) => first,
+            Err(error) => return Attempt::NoStore(error),
+        };
+        let mut deliveries = Vec::with_capacity(first.len());
+        for (event, received, _) in events {
+            let Some(first) = first.iter().find(|first| first.event_id == event.event_id) else { continue };
+            // The same event twice in one batch is one delivery.
+            if deliveries.iter().any(|known: &Delivered| known.event.event_id == event.event_id) {
+                continue;
+            }
+            deliveries.push(Delivered {
+                event: (*event).clone(),
+                attempt: first.failures + 1,
+                redelivered: received.redelivered,
+                headers: received.headers.clone(),
+            });
+        }
+        let answer = if deliveries.is_empty() {
+            Ok(Next(Step::Handled(Some(tx))))
+        } else {
+            let run = (self.consumer.run)(Batch { deliveries, tx });
+            match AssertUnwindSafe(run).catch_unwind().await {
+                Ok(answer) => answer,
+                Err(panic) => Err(HandlerError::transient("handler-panicked", panic_message(panic.as_ref()))),
+            }
+        };
+        let failure = match answer {
+            Ok(Next(Step::Handled(Some(mut tx)))) => {
+                if let Some(letter) = letter
+                    && let Err(error) = tx.inner.letter_handled(letter, now).await
+                {
+                    return Attempt::NoStore(error);
+                }
+                return match tx.commit().await {
+                    Ok(()) => Attempt::Done,
+                    // It may have been committed: marking it again tells.
+                    Err(error) => Attempt::NoStore(error),
+                };
+            }
+            Ok(Next(Step::Handled(None))) => Failure {
+                class: ErrorClass::Unrecoverable,
+                reason: "transaction-lost".to_owned(),
+                message: "the handler answered without its transaction".to_owned(),
+                after: None,
+            },
+            Ok(Next(Step::RetryAfter { delay, reason, message })) => {
+                Failure { class: ErrorClass::Transient, reason, message, after: Some(delay) }
+            }
+            Ok(Next(Step::Dead { reason, message })) => {
+                Failure { class: ErrorClass::Unrecoverable, reason, message, after: None }
+            }
+            Err(error) => Failure {
+                class: error.class(),
+                reason: error.code().to_owned(),
+                message: error.message(),
+                after: None,
+            },
+        };
+        Attempt::Failed(failure)
+    }
+
+    /// Sets a delivery aside behind the earlier ones of its aggregate; `false` when they are through by now.
+    async fn set_behind(&self, ready: &Ready) -> Result<bool, StoreError> {
+        let mut transaction = self.running.store.open_transaction().await?;
+        if transaction.waiting_lanes(&self.handler, &[ready.lane]).await?.is_empty() {
+            return Ok(false);
+        }
+        let now = self.running.bus.clock.now();
+        let letter = self.letter(&ready.arrived.received, Some(&ready.event), ready.lane, now);
+        transaction.set_behind(&letter, now).await?;
+        transaction.finish().await?;
+        Ok(true)
+    }
+
+    /// Records a failure and decides: `None` is "at once again".
+    pub(super) async fn failed(
+        &self,
+        received: &Received,
+        event: &IncomingEvent,
+        lane: Lane,
+        failure: Failure,
+    ) -> Result<Option<Settlement>, StoreError> {
+        let now = self.running.bus.clock.now();
+        let Failure { class, reason, message, after } = failure;
+        let (event_id, handler, queue) = (event.event_id, &self.handler, &received.queue);
+        let trace_id = event.trace_id.as_ref().map(ToString::to_string).unwrap_or_default();
+        let failed = InboxFailure {
+            event_id,
+            handler: &self.handler,
+            reason: &reason,
+            message: &message,
+            failed_at: now,
+            dead: false,
+        };
+        let aside = |due_at, retry_count| SetAside {
+            letter: self.letter(received, Some(event), lane, now),
+            due_at,
+            reason: reason.clone(),
+            message: message.clone(),
+            retry_count,
+            now,
+        };
+        if let Some(delay) = after {
+            tracing::info!(%event_id, trace_id, queue, %handler, reason, message, "a delivery comes again later");
+            self.running.store.set_aside(&aside(Some(later(now, delay)), 0)).await?;
+            self.aside.wake();
+            return Ok(Some(Settlement::Acknowledge));
+        }
+        let failures = self.running.store.fail_delivery(&failed).await?;
+        let policy = &self.consumer.policy;
+        let retryable = matches!(class, ErrorClass::Transient | ErrorClass::Conflict);
+        if retryable && failures <= policy.immediate_retries {
+            tracing::info!(%event_id, trace_id, queue, %handler, reason, message, "a delivery is tried again");
+            return Ok(None);
+        }
+        let next = match &policy.afterwards {
+            Afterwards::SetAside(retries) => {
+                match retries.decide(
+                    class,
+                    failures - policy.immediate_retries.min(failures - 1),
+                    random_unit(),
+                ) {
+                    RetryDecision::RetryAfter(delay) => Some(Some(later(now, delay))),
+                    RetryDecision::GiveUp(_) => None,
+                }
+            }
+            Afterwards::Requeue { at_most } => (retryable && failures < *at_most).then_some(None),
+        };
+        match (next, policy.dead) {
+            (Some(Some(due_at)), _) => {
+                tracing::warn!(%event_id, trace_id, queue, %handler, reason, message, failures, "a delivery failed and is set aside");
+                self.running.store.set_aside(&aside(Some(due_at), failures)).await?;
+                self.aside.wake();
+                Ok(Some(Settlement::Acknowledge))
+            }
+            (Some(None), _) => {
+                tracing::warn!(%event_id, trace_id, queue, %handler, reason, message, failures, "a delivery failed and goes back");
+                Ok(Some(Settlement::Requeue))
+            }
+            (None, DeadTo::Store) => {
+                tracing::error!(%event_id, trace_id, queue, %handler, reason, message, failures, "a delivery was given up");
+                self.running.store.set_aside(&aside(None, failures)).await?;
+                Ok(Some(Settlement::Acknowledge))
+            }
+            (None, DeadTo::Broker) => {
+                tracing::error!(%event_id, trace_id, queue, %handler, reason, message, failures, "a delivery was given up and rejected");
+                Ok(Some(Settlement::Reject))
+            }
+        }
+    }
+
+    /// A message that is no event for anyone: dead at once.
+    async fn unreadable(
+        &self,
+        arrived: &Arrived,
+        error: &towpath_broker::FormatError,
+        stopping: &mut Stopping,
+    ) {
+        let received = &arrived.received;
+        let message_id = received.message_id.as_deref().unwrap_or_default();
+        tracing::error!(
+            message_id,
+            queue = received.queue,
+            handler = %self.handler,
+            code = error.code(),
+            cause = with_causes(error),
+            "a message cannot be read"
+        );
+        if self.consumer.policy.dead == DeadTo::Broker {
+            return settle(arrived, Settlement::Reject).await;
+        }
+        let mut backoff = Backoff::default();
+        loop {
+            let now = self.running.bus.clock.now();
+            let aside = SetAside {
+                letter: self.letter(received, None, lane_of_key(received), now),
+                due_at: None,
+                reason: error.code().to_owned(),
+                message: with_causes(error),
+                retry_count: 1,
+                now,
+            };
+            match self.running.store.set_aside(&aside).await {
+                Ok(()) => return settle(arrived, Settlement::Acknowledge).await,
+                Err(error) => self.note_store(&error),
+            }
+            tokio::select! {
+                () = stopping.asked() => return,
+                () = tokio::time::sleep(backoff.next(self.running.patience)) => {}
+            }
+        }
+    }
+
+    fn letter(
+        &self,
+        received: &Received,
+        event: Option<&IncomingEvent>,
+        lane: Lane,
+        now: DateTime<Utc>,
+    ) -> NewLetter {
+        NewLetter {
+            handler: Some(self.handler.clone()),
+            event_id: event.map(|event| event.event_id),
+            lane,
+            message: received.clone(),
+            received_at: now,
+        }
+    }
+}
+
+/// The lane of a delivery: its aggregate's, or that of its key.
+pub(super) fn lane_of(received: &Received, event: &IncomingEvent) -> Lane {
+    event.aggregate.as_ref().map_or_else(|| lane_of_key(received), AggregateKey::lane)
+}
+
+fn lane_of_key(received: &Received) -> Lane {
+    let key = received.key.as_deref().or(received.message_id.as_deref()).unwrap_or_default();
+    // A key that is no name of ours still has its own lane.
+    AggregateKey::from_stored("message", key).lane()
+}
+
+/// Settling can only fail with the connection, and then the message is delivered again and found to be done.
+async fn settle(arrived: &Arrived, settlement: Settlement) {
+    if let Err(error) = arrived.from.settle(arrived.received.tag, settlement).await {
+        tracing::warn!(queue = arrived.received.queue, cause = with_causes(&error), "could not settle");
+    }
+}
+
+fn later(now: DateTime<Utc>, delay: Duration) -> DateTime<Utc> {
+    // Too far in the future to be written down: as good as now, but never lost.
+    chrono::Duration::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay)).unwrap_or(now)
+}
+
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "the handler panicked".to_owned())
+}
+
+/// Waits that grow while nothing answers.
+#[derive(Default)]
+pub(super) struct Backoff(u32);
+
+impl Backoff {
+    pub(super) fn next(&mut self, at_most: Duration) -> Duration {
+        let exponential = Duration::from_millis(50).saturating_mul(1 << self.0.min(10));
+        self.0 += 1;
+        exponential.min(at_most).mul_f64(0.5 + random_unit() / 2.0)
+    }
+
+    pub(super) fn reset(&mut self) {
+        self.0 = 0;
+    }
+}

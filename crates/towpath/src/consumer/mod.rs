@@ -1,0 +1,412 @@
+//! Consumers: handlers that take facts, each once.
+//!
+//! Reading order: this file declares a consumer and what its handler gets and answers; `tx` is the handler's
+//! transaction; `engine` receives, runs and settles; `redelivery` brings back what was set aside; `letters` is what an
+//! operator does with the dead; `reader` takes in what the broker itself gave up.
+
+mod engine;
+mod letters;
+mod reader;
+mod redelivery;
+mod tx;
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use towpath_core::aggregate::Aggregate;
+use towpath_core::incoming::IncomingEvent;
+use towpath_core::payload::InvalidPayload;
+use towpath_core::ports::store::StoreError;
+use towpath_core::retry::{ErrorClass, RetryPolicy};
+use towpath_core::route::Glob;
+
+use crate::bus::SendError;
+
+pub(crate) use engine::{Running, start};
+pub use letters::{Letters, LettersError, Preview, ReplayReport};
+pub(crate) use reader::start as start_reader;
+pub use tx::{HandlerTx, WrongDatabase};
+
+/// Declares who takes which facts.
+///
+/// ```no_run
+/// # use towpath::{Consumer, Delivery, HandlerError, Next};
+/// async fn bill(delivery: Delivery) -> Result<Next, HandlerError> {
+///     println!("{}", delivery.event.event_type);
+///     Ok(delivery.handled())
+/// }
+/// let consumer = Consumer::of("orders").each("billing", bill);
+/// ```
+///
+/// # Guarantees
+/// What a handler changes in its transaction happens once per (event, handler), whatever is delivered again, inside the
+/// de-duplication horizon. A delivery is acknowledged after the commit.
+///
+/// # Caveats
+/// What a handler does outside of its transaction may happen more than once.
+pub struct Consumer {
+    pub(crate) source: Source,
+    pub(crate) handler: String,
+    pub(crate) event_types: Vec<Glob>,
+    pub(crate) policy: ConsumerPolicy,
+    pub(crate) batch: usize,
+    pub(crate) run: Run,
+}
+
+/// Half a consumer: it knows what it takes, and not yet what to do with it.
+pub struct ConsumerOf {
+    source: Source,
+    event_types: Vec<Glob>,
+    policy: ConsumerPolicy,
+}
+
+/// Where deliveries come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// What a channel publishes, through a queue of the handler's own.
+    Channel(String),
+    /// A queue that exists or is declared in the topology.
+    Queue(String),
+}
+
+pub(crate) type Run =
+    Arc<dyn Fn(Batch) -> Pin<Box<dyn Future<Output = Result<Next, HandlerError>> + Send>> + Send + Sync>;
+
+/// How a consumer works.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ConsumerPolicy {
+    /// How many handlers run at a time.
+    pub concurrency: usize,
+    /// How many deliveries are fetched ahead. At least as many as are handled at a time.
+    pub prefetch: u16,
+    /// Deliveries of one aggregate are handled one after the other, in their order; one that fails holds back those
+    /// behind it. Different aggregates go on in parallel. With several instances one of them receives at a time.
+    pub in_order: bool,
+    /// How often a failed delivery is tried again at once.
+    pub immediate_retries: u32,
+    /// What then.
+    pub afterwards: Afterwards,
+    /// Where a delivery goes that is given up.
+    pub dead: DeadTo,
+}
+
+/// What happens to a delivery that failed more often than it is tried again at once.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Afterwards {
+    /// It is set aside in the store and comes back when it is due; the broker is done with it.
+    SetAside(RetryPolicy),
+    /// It goes back to the broker, which delivers it again, until it has failed this often in all.
+    Requeue {
+        /// The failure that is the last.
+        at_most: u32,
+    },
+}
+
+/// Where a delivery goes that is given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeadTo {
+    /// Among Towpath's dead letters.
+    Store,
+    /// Back to the broker as rejected: to the dead-letter queue, if its queue has one.
+    Broker,
+}
+
+impl Default for ConsumerPolicy {
+    /// Eight at a time, without order; two more attempts at once, then after 5 s, 30 s and 2 minutes; the dead are kept
+    /// in the store.
+    fn default() -> Self {
+        Self {
+            concurrency: 8,
+            prefetch: 64,
+            in_order: false,
+            immediate_retries: 2,
+            afterwards: Afterwards::SetAside(RetryPolicy::market_outbox()),
+            dead: DeadTo::Store,
+        }
+    }
+}
+
+impl Consumer {
+    /// Takes what a channel publishes. The handler gets a queue of its own, `<exchange>.<handler>`, so that handlers of
+    /// one event do not depend on each other.
+    pub fn of(channel: impl Into<String>) -> ConsumerOf {
+        ConsumerOf::from(Source::Channel(channel.into()))
+    }
+
+    /// Takes what is in a queue. The queue must exist, or be declared in the topology.
+    pub fn from_queue(queue: impl Into<String>) -> ConsumerOf {
+        ConsumerOf::from(Source::Queue(queue.into()))
+    }
+}
+
+impl ConsumerOf {
+    fn from(source: Source) -> Self {
+        Self { source, event_types: Vec::new(), policy: ConsumerPolicy::default() }
+    }
+
+    /// Only events that fit any of the patterns; others are acknowledged and left alone.
+    pub fn only<'p>(mut self, event_types: impl IntoIterator<Item = &'p str>) -> Self {
+        self.event_types = event_types.into_iter().map(Glob::new).collect();
+        self
+    }
+
+    /// With another policy.
+    pub fn with(mut self, policy: ConsumerPolicy) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    /// Deliveries of one aggregate in their order, different aggregates in parallel.
+    pub fn in_order(mut self) -> Self {
+        self.policy.in_order = true;
+        self
+    }
+
+    /// A handler that takes one delivery at a time, each in a transaction of its own.
+    pub fn each<F, Answer>(self, handler: impl Into<String>, run: F) -> Consumer
+    where
+        F: Fn(Delivery) -> Answer + Send + Sync + 'static,
+        Answer: Future<Output = Result<Next, HandlerError>> + Send + 'static,
+    {
+        let run = Arc::new(run);
+        self.batches(handler, 1, move |batch: Batch| {
+            let run = Arc::clone(&run);
+            async move {
+                let Batch { deliveries, tx } = batch;
+                let mut tx = Some(tx);
+                let Some(delivered) = deliveries.into_iter().next() else {
+                    return Ok(Next::handled(tx.take()));
+                };
+                let Delivered { event, attempt, redelivered, headers } = delivered;
+                match tx {
+                    Some(tx) => run(Delivery { event, attempt, redelivered, headers, tx }).await,
+                    None => Ok(Next::handled(None)),
+                }
+            }
+        })
+    }
+
+    /// A handler that takes up to `most` deliveries in one transaction. When one of them fails, all are taken again one
+    /// by one, so that only the one that fails is held up.
+    pub fn batches<F, Answer>(self, handler: impl Into<String>, most: usize, run: F) -> Consumer
+    where
+        F: Fn(Batch) -> Answer + Send + Sync + 'static,
+        Answer: Future<Output = Result<Next, HandlerError>> + Send + 'static,
+    {
+        Consumer {
+            source: self.source,
+            handler: handler.into(),
+            event_types: self.event_types,
+            policy: self.policy,
+            batch: most.max(1),
+            run: Arc::new(move |batch| Box::pin(run(batch))),
+        }
+    }
+}
+
+/// One fact, delivered to a handler together with the transaction in which it is handled.
+pub struct Delivery {
+    /// The fact.
+    pub event: IncomingEvent,
+    /// Which attempt of this handler this is, from 1.
+    pub attempt: u32,
+    /// Whether it may have been delivered before.
+    pub redelivered: bool,
+    /// The message's other properties.
+    pub headers: Vec<(String, String)>,
+    /// What is written here commits together with the mark that this delivery was handled.
+    pub tx: HandlerTx,
+}
+
+/// One of the deliveries of a batch.
+#[derive(Debug, Clone)]
+pub struct Delivered {
+    /// The fact.
+    pub event: IncomingEvent,
+    /// Which attempt of this handler this is, from 1.
+    pub attempt: u32,
+    /// Whether it may have been delivered before.
+    pub redelivered: bool,
+    /// The message's other properties.
+    pub headers: Vec<(String, String)>,
+}
+
+/// Facts that are handled in one transaction. None of them was handled before.
+pub struct Batch {
+    /// The facts, in the order of their arrival.
+    pub deliveries: Vec<Delivered>,
+    /// What is written here commits together with the marks that these deliveries were handled.
+    pub tx: HandlerTx,
+}
+
+/// What a handler answers.
+#[must_use = "a handler returns it"]
+pub struct Next(pub(crate) Step);
+
+pub(crate) enum Step {
+    /// Commit, then acknowledge.
+    Handled(Option<HandlerTx>),
+    /// Roll back and come again then.
+    RetryAfter { delay: Duration, reason: String, message: String },
+    /// Roll back and never come again by itself.
+    Dead { reason: String, message: String },
+}
+
+impl Next {
+    fn handled(tx: Option<HandlerTx>) -> Self {
+        Self(Step::Handled(tx))
+    }
+
+    fn retry_after(delay: Duration, reason: impl Into<String>, message: impl Into<String>) -> Self {
+        Self(Step::RetryAfter { delay, reason: reason.into(), message: message.into() })
+    }
+
+    fn dead(reason: impl Into<String>, message: impl Into<String>) -> Self {
+        Self(Step::Dead { reason: reason.into(), message: message.into() })
+    }
+}
+
+impl Delivery {
+    /// The fact as one of an aggregate's events.
+    ///
+    /// # Errors
+    /// When the type or the payload is not one of them: unrecoverable, the delivery is dead at once.
+    pub fn read<A: Aggregate>(&self) -> Result<A::Event, HandlerError> {
+        read_event::<A>(&self.event)
+    }
+
+    /// The payload as a value.
+    ///
+    /// # Errors
+    /// When it does not fit: unrecoverable, the delivery is dead at once.
+    pub fn payload<T: DeserializeOwned>(&self) -> Result<T, HandlerError> {
+        self.event.payload.read(self.event.event_type.as_str()).map_err(HandlerError::unrecoverable_source)
+    }
+
+    /// Records a command that follows from this fact. It commits with the rest and is then run by a worker.
+    pub async fn send<A: Aggregate>(
+        &mut self,
+        aggregate_id: impl AsRef<str>,
+        command: A::Command,
+    ) -> Result<(), HandlerError> {
+        self.tx.send::<A>(&self.event, aggregate_id, command).await
+    }
+
+    /// Done: commit, then acknowledge.
+    pub fn handled(self) -> Next {
+        Next::handled(Some(self.tx))
+    }
+
+    /// Not now: roll back, and come again after so long. It does not count as a failure.
+    pub fn retry_after(self, delay: Duration, reason: impl Into<String>, message: impl Into<String>) -> Next {
+        Next::retry_after(delay, reason, message)
+    }
+
+    /// Never: roll back, and put it among the dead letters.
+    pub fn dead(self, reason: impl Into<String>, message: impl Into<String>) -> Next {
+        Next::dead(reason, message)
+    }
+}
+
+impl Batch {
+    /// Done: commit, then acknowledge all of them.
+    pub fn handled(self) -> Next {
+        Next::handled(Some(self.tx))
+    }
+
+    /// Not now: roll back. They are taken again one by one, and one that answers this alone comes again after so long.
+    pub fn retry_after(self, delay: Duration, reason: impl Into<String>, message: impl Into<String>) -> Next {
+        Next::retry_after(delay, reason, message)
+    }
+
+    /// Never: roll back. They are taken again one by one, and one that answers this alone is dead.
+    pub fn dead(self, reason: impl Into<String>, message: impl Into<String>) -> Next {
+        Next::dead(reason, message)
+    }
+}
+
+/// The event of an incoming fact, as one of an aggregate's.
+pub(crate) fn read_event<A: Aggregate>(event: &IncomingEvent) -> Result<A::Event, HandlerError> {
+    towpath_core::from_variant(event.event_type.as_str(), &event.payload)
+        .map_err(HandlerError::unrecoverable_source)
+}
+
+/// Why a handler failed. Any error becomes one by `?`; its class decides whether it is tried again.
+///
+/// Errors of Towpath and of the database are classified by their type. Any other error counts as passing: use
+/// [`HandlerError::unrecoverable`] for what will be no better the next time.
+pub struct HandlerError {
+    class: ErrorClass,
+    code: String,
+    source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+impl HandlerError {
+    /// An error that will be no better the next time: the delivery is dead at once.
+    pub fn unrecoverable(code: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { class: ErrorClass::Unrecoverable, code: code.into(), source: message.into().into() }
+    }
+
+    /// An error that may be gone the next time.
+    pub fn transient(code: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { class: ErrorClass::Transient, code: code.into(), source: message.into().into() }
+    }
+
+    pub(crate) fn unrecoverable_source(source: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Self {
+            class: ErrorClass::Unrecoverable,
+            code: "invalid-payload".to_owned(),
+            source: Box::new(source),
+        }
+    }
+
+    /// How a retry decision sees it.
+    pub fn class(&self) -> ErrorClass {
+        self.class
+    }
+
+    /// A stable code.
+    pub fn code(&self) -> &str {
+        &self.code
+    }
+
+    /// What happened, with its causes.
+    pub fn message(&self) -> String {
+        crate::bus::with_causes(self.source.as_ref())
+    }
+}
+
+// Like other errors that take in every error, it is not one itself: the conversions would overlap.
+impl<E: std::error::Error + Send + Sync + 'static> From<E> for HandlerError {
+    fn from(error: E) -> Self {
+        let known: &(dyn std::error::Error + 'static) = &error;
+        let (class, code) = if let Some(error) = known.downcast_ref::<StoreError>() {
+            (error.class(), error.code())
+        } else if let Some(error) = known.downcast_ref::<SendError>() {
+            (error.class(), error.code())
+        } else if known.is::<InvalidPayload>() || known.is::<serde_json::Error>() {
+            (ErrorClass::InvalidPayload, "invalid-payload")
+        } else if known.is::<WrongDatabase>() {
+            (ErrorClass::Unrecoverable, "wrong-database")
+        } else {
+            (ErrorClass::Transient, "handler-failed")
+        };
+        Self { class, code: code.to_owned(), source: Box::new(error) }
+    }
+}
+
+impl fmt::Debug for HandlerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.code, self.message())
+    }
+}
+
+impl fmt::Display for HandlerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message())
+    }
+}

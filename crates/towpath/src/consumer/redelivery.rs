@@ -1,0 +1,97 @@
+//! Brings back deliveries that were set aside, when they are due.
+//!
+//! The letter is taken in the handler's own transaction, and held by the lock on its row: a process that dies lets go of
+//! it, and nothing is left claimed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use towpath_core::letters::SetAside;
+use towpath_core::ports::store::StoreError;
+
+use super::engine::{Attempt, Backoff, Job, lane_of};
+use crate::bus::with_causes;
+use crate::service::{Stopping, rest};
+
+/// How long to rest at most: other instances and operators set letters aside too.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What a round did.
+enum Round {
+    /// A letter was taken; there may be more.
+    Worked,
+    /// Nothing is due before then.
+    Nothing(Duration),
+}
+
+pub(super) async fn run(job: Arc<Job>, mut stopping: Stopping) {
+    let mut backoff = Backoff::default();
+    while !stopping.is_asked() {
+        let pause = match job.redeliver_one().await {
+            Ok(Round::Worked) => {
+                backoff.reset();
+                continue;
+            }
+            Ok(Round::Nothing(pause)) => pause,
+            Err(error) => {
+                tracing::warn!(
+                    handler = %job.handler,
+                    code = error.code(),
+                    cause = with_causes(&error),
+                    "could not look for deliveries that were set aside"
+                );
+                backoff.next(job.running.patience)
+            }
+        };
+        rest(&job.aside, pause, &mut stopping).await;
+    }
+}
+
+impl Job {
+    async fn redeliver_one(&self) -> Result<Round, StoreError> {
+        let now = self.running.bus.clock.now();
+        match self.running.store.next_letter_due(&self.handler).await? {
+            None => return Ok(Round::Nothing(LOOK)),
+            Some(due_at) if due_at > now => {
+                let wait = (due_at - now).to_std().unwrap_or(LOOK);
+                return Ok(Round::Nothing(wait.min(LOOK)));
+            }
+            Some(_) => {}
+        }
+        let mut tx = self.open().await?;
+        // Somebody else may have it: then there is nothing to do here for a moment.
+        let Some(letter) = tx.inner.take_letter(&self.handler, now).await? else {
+            return Ok(Round::Nothing(LOOK.min(Duration::from_millis(100))));
+        };
+        let received = &letter.letter.message;
+        let event = match towpath_broker::read(received) {
+            Ok(event) => event,
+            Err(error) => {
+                // It was edited into something that is no event.
+                drop(tx);
+                let aside = SetAside {
+                    letter: letter.letter.clone(),
+                    due_at: None,
+                    reason: error.code().to_owned(),
+                    message: with_causes(&error),
+                    retry_count: letter.retry_count + 1,
+                    now,
+                };
+                self.running.store.set_aside(&aside).await?;
+                return Ok(Round::Worked);
+            }
+        };
+        let lane = lane_of(received, &event);
+        match self.attempt_events(&[(&event, received, lane)], Some((&letter, tx))).await {
+            Attempt::Done => {}
+            Attempt::Failed(failure) => {
+                // At once again, set aside, or dead: the letter is still there and says which.
+                self.failed(received, &event, lane, failure).await?;
+            }
+            // A letter does not wait behind itself.
+            Attempt::Waits => {}
+            Attempt::NoStore(error) => return Err(error),
+        }
+        Ok(Round::Worked)
+    }
+}

@@ -1,0 +1,177 @@
+//! The handler's transaction.
+
+use towpath_core::aggregate::Aggregate;
+use towpath_core::envelope::ChangeContext;
+use towpath_core::ids::{AggregateKey, CausationId, CommandId, CorrelationId, HandlerName};
+use towpath_core::incoming::IncomingEvent;
+use towpath_core::name::CommandName;
+use towpath_core::ports::store::{Append, Appended, NewCommand, NewTimer, StoreError};
+use towpath_core::to_variant;
+use towpath_store::{SqlTransaction, sqlx};
+use uuid::Uuid;
+
+use crate::bus::Bus;
+use crate::consumer::HandlerError;
+use crate::service::Wake;
+
+/// The transaction in which a handler works. It commits when the handler answers `handled`, together with the mark that
+/// the delivery was handled; otherwise nothing in it happened.
+pub struct HandlerTx {
+    pub(super) inner: SqlTransaction,
+    bus: Bus,
+    runner: Wake,
+    handler: HandlerName,
+    /// Commands recorded so far; numbers their ids.
+    sent: u32,
+    /// Whom to wake after the commit.
+    after: Afterwards,
+}
+
+#[derive(Default)]
+struct Afterwards {
+    facts: bool,
+    channels: Vec<String>,
+}
+
+/// A connection of another database was asked for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the store is not on {asked}")]
+pub struct WrongDatabase {
+    asked: &'static str,
+}
+
+impl HandlerTx {
+    pub(super) fn new(inner: SqlTransaction, bus: &Bus, runner: &Wake, handler: &HandlerName) -> Self {
+        Self {
+            inner,
+            bus: bus.clone(),
+            runner: runner.clone(),
+            handler: handler.clone(),
+            sent: 0,
+            after: Afterwards::default(),
+        }
+    }
+
+    /// The connection, on PostgreSQL.
+    pub fn postgres(&mut self) -> Result<&mut sqlx::PgConnection, WrongDatabase> {
+        self.inner.postgres().ok_or(WrongDatabase { asked: "PostgreSQL" })
+    }
+
+    /// The connection, on SQLite.
+    pub fn sqlite(&mut self) -> Result<&mut sqlx::SqliteConnection, WrongDatabase> {
+        self.inner.sqlite().ok_or(WrongDatabase { asked: "SQLite" })
+    }
+
+    /// The connection, on MySQL and MariaDB.
+    pub fn mysql(&mut self) -> Result<&mut sqlx::MySqlConnection, WrongDatabase> {
+        self.inner.mysql().ok_or(WrongDatabase { asked: "MySQL" })
+    }
+
+    /// Runs one statement without parameters' types being known: each `?` takes one of the texts. The statement must
+    /// mean the same on the database in use; for anything else ask for the connection.
+    ///
+    /// # Errors
+    /// The database's own, as `sqlx` tells it.
+    pub async fn execute(&mut self, sql: &'static str, texts: &[&str]) -> Result<u64, sqlx::Error> {
+        macro_rules! run {
+            ($connection:expr, $sql:expr) => {{
+                let mut query = sqlx::query($sql);
+                for text in texts {
+                    query = query.bind(*text);
+                }
+                query.execute($connection).await.map(|done| done.rows_affected())
+            }};
+        }
+        if let Some(connection) = self.inner.postgres() {
+            let numbered = number_placeholders(sql);
+            return run!(connection, sqlx::AssertSqlSafe(numbered));
+        }
+        if let Some(connection) = self.inner.mysql() {
+            return run!(connection, sql);
+        }
+        match self.inner.sqlite() {
+            Some(connection) => run!(connection, sql),
+            None => Err(sqlx::Error::PoolClosed),
+        }
+    }
+
+    /// Appends facts.
+    pub async fn append(&mut self, append: &Append) -> Result<Appended, StoreError> {
+        let appended = self.inner.append_facts(append).await?;
+        self.after.facts = true;
+        let channels = append.events.iter().flat_map(|event| &event.channels);
+        self.after.channels.extend(channels.map(ToString::to_string));
+        Ok(appended)
+    }
+
+    /// Records a command that follows from a fact. It commits with the rest and is then run by a worker. Its id comes
+    /// from the fact and the handler, so that it is one command however often the fact is delivered.
+    pub async fn send<A: Aggregate>(
+        &mut self,
+        because_of: &IncomingEvent,
+        aggregate_id: impl AsRef<str>,
+        command: A::Command,
+    ) -> Result<(), HandlerError> {
+        let (name, payload) = to_variant(&command)?;
+        self.sent += 1;
+        let id = format!("{}/{}/{}", because_of.event_id, self.handler, self.sent);
+        let correlation_id = match &because_of.correlation_id {
+            Some(correlation_id) => correlation_id.clone(),
+            None => CorrelationId::of_new_flow(Uuid::now_v7()),
+        };
+        let mut context = ChangeContext::new(self.bus.clock.now(), correlation_id);
+        context.causation_id = Some(CausationId::from_stored(because_of.event_id.to_string()));
+        context.trace_id.clone_from(&because_of.trace_id);
+        let command = NewCommand {
+            command_id: CommandId::new(id)?,
+            command_type: CommandName::from_stored(name),
+            aggregate: AggregateKey::new(A::KIND, aggregate_id)?,
+            payload,
+            context,
+        };
+        self.inner.accept_command(&command).await?;
+        Ok(())
+    }
+
+    /// Schedules a timer.
+    pub async fn schedule(&mut self, timer: &NewTimer) -> Result<(), StoreError> {
+        self.inner.add_timer(timer).await
+    }
+
+    /// Cancels a timer that has not begun; answers whether it did.
+    pub async fn cancel(&mut self, timer_id: Uuid) -> Result<bool, StoreError> {
+        let now = self.bus.clock.now();
+        self.inner.remove_timer(timer_id, now).await
+    }
+
+    /// Commits, then wakes whom it concerns.
+    pub(super) async fn commit(self) -> Result<(), StoreError> {
+        self.inner.finish().await?;
+        if self.after.facts {
+            self.bus.committed.wake();
+        }
+        for channel in &self.after.channels {
+            self.bus.relays.wake(channel);
+        }
+        if self.sent > 0 {
+            self.runner.wake();
+        }
+        Ok(())
+    }
+}
+
+/// `?` as PostgreSQL numbers them. Question marks in texts and comments are not told apart: the statement is the
+/// application's own and constant.
+fn number_placeholders(sql: &str) -> String {
+    let mut numbered = String::with_capacity(sql.len() + 8);
+    let mut count = 0;
+    for character in sql.chars() {
+        if character == '?' {
+            count += 1;
+            numbered.push_str(&format!("${count}"));
+        } else {
+            numbered.push(character);
+        }
+    }
+    numbered
+}

@@ -1,0 +1,534 @@
+//! Consumers on each database and broker: each fact has its effect once, failures end where they should.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
+
+#[macro_use]
+mod support;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use support::delivery::{Broker, Stage, effects, effects_of};
+use support::{Order, OrderCommand, OrderEvent, eventually};
+use towpath::letters::LetterFilter;
+use towpath::lifecycle::LetterStatus;
+use towpath::ports::broker::{Destination, Message};
+use towpath::retry::RetryPolicy;
+use towpath::{
+    Afterwards, Batch, Consumer, ConsumerPolicy, DeadTo, Delivery, HandlerError, LettersError, Next, Towpath,
+};
+
+on_every_pair!(
+    a_fact_has_its_effect_once_however_often_it_is_delivered,
+    handlers_of_one_fact_do_not_depend_on_each_other,
+    a_failing_delivery_is_tried_again_then_set_aside_then_dead_and_can_be_replayed,
+    an_unrecoverable_error_is_dead_at_once,
+    a_panic_is_a_failure_of_that_delivery_and_nothing_else,
+    with_order_a_failing_delivery_holds_its_own_aggregate_back_and_no_other,
+    a_batch_commits_together_and_falls_apart_when_one_fails,
+    a_command_that_follows_commits_with_the_handler,
+    a_message_that_is_no_event_is_dead_with_all_its_properties,
+    a_dead_letter_is_edited_and_replayed_or_discarded,
+    bulk_actions_touch_what_their_preview_counted,
+    a_handler_can_ask_to_be_called_later,
+);
+
+/// Quick retries, for tests.
+fn quick() -> ConsumerPolicy {
+    ConsumerPolicy {
+        immediate_retries: 1,
+        afterwards: Afterwards::SetAside(RetryPolicy::Fixed(vec![Duration::from_millis(20); 2])),
+        ..ConsumerPolicy::default()
+    }
+}
+
+async fn place(app: &Towpath, id: &str) {
+    app.send::<Order>(id, OrderCommand::Place { sku: "book".into() }).await.unwrap();
+}
+
+async fn note(app: &Towpath, id: &str) {
+    app.send::<Order>(id, OrderCommand::Note).await.unwrap();
+}
+
+/// Writes one row per call.
+async fn record(mut delivery: Delivery) -> Result<Next, HandlerError> {
+    let id = delivery.event.event_id.to_string();
+    delivery.tx.execute("INSERT INTO effects (event_id, handler) VALUES (?, ?)", &[&id, "record"]).await?;
+    Ok(delivery.handled())
+}
+
+async fn a_fact_has_its_effect_once_however_often_it_is_delivered(stage: &Stage) {
+    let app = stage.app([Consumer::of(stage.channel()).with(quick()).each("record", record)]).await;
+    for number in 0..20 {
+        place(&app, &format!("order-{number}")).await;
+    }
+    eventually("twenty effects", || async { (effects(&app).await.len() == 20).then_some(()) }).await;
+    // Everything once more, behind the relay's back.
+    let events = stage.everything_again(&app).await;
+    assert_eq!(events, 20);
+    place(&app, "order-last").await;
+    eventually("the last effect", || async { (effects(&app).await.len() >= 21).then_some(()) }).await;
+    let counted = effects(&app).await;
+    assert_eq!(counted.len(), 21);
+    assert!(counted.values().all(|count| *count == 1), "{counted:?}");
+    app.stop().await;
+}
+
+async fn handlers_of_one_fact_do_not_depend_on_each_other(stage: &Stage) {
+    let fails = |delivery: Delivery| async move {
+        drop(delivery);
+        Err(HandlerError::transient("not-today", "never works"))
+    };
+    let app = stage
+        .app([
+            Consumer::of(stage.channel()).with(quick()).each("record", record),
+            Consumer::of(stage.channel()).with(quick()).each("broken", fails),
+        ])
+        .await;
+    place(&app, "order-1").await;
+    eventually("the effect of one", || async { (effects(&app).await.len() == 1).then_some(()) }).await;
+    let dead = dead_letters(&app, 1).await;
+    assert_eq!(dead[0].letter.handler.as_ref().unwrap().as_str(), "broken");
+    assert_eq!(dead[0].status_reason.as_deref(), Some("not-today"));
+    app.stop().await;
+}
+
+async fn dead_letters(app: &Towpath, count: usize) -> Vec<towpath::letters::Letter> {
+    eventually("dead letters", || async {
+        let dead = app.dead_letters().unwrap().list(&LetterFilter::dead(), 0, 100).await.unwrap();
+        (dead.len() >= count).then_some(dead)
+    })
+    .await
+}
+
+async fn a_failing_delivery_is_tried_again_then_set_aside_then_dead_and_can_be_replayed(stage: &Stage) {
+    let (broken, attempts) = (Arc::new(AtomicBool::new(true)), Arc::new(Mutex::new(Vec::new())));
+    let handler = {
+        let (broken, attempts) = (Arc::clone(&broken), Arc::clone(&attempts));
+        move |delivery: Delivery| {
+            let (broken, attempts) = (Arc::clone(&broken), Arc::clone(&attempts));
+            async move {
+                attempts.lock().unwrap().push(delivery.attempt);
+                if broken.load(Ordering::SeqCst) {
+                    // What it has written before is rolled back.
+                    let mut delivery = delivery;
+                    let sql = "INSERT INTO effects (event_id, handler) VALUES (?, ?)";
+                    delivery.tx.execute(sql, &["half", "half"]).await?;
+                    return Err(HandlerError::transient("not-yet", "the other side is down"));
+                }
+                record(delivery).await
+            }
+        }
+    };
+    let app = stage.app([Consumer::of(stage.channel()).with(quick()).each("record", handler)]).await;
+    place(&app, "order-1").await;
+    let dead = dead_letters(&app, 1).await;
+    // Once, at once again, and twice when it was due.
+    assert_eq!(*attempts.lock().unwrap(), [1, 2, 3, 4]);
+    assert_eq!((dead[0].status, dead[0].retry_count), (LetterStatus::Dead, 4));
+    assert_eq!(dead[0].status_message.as_deref(), Some("the other side is down"));
+    assert_eq!(dead[0].letter.message.message_type.as_deref(), Some("order.placed"));
+    assert_eq!(effects(&app).await.len(), 0, "every attempt was rolled back");
+
+    broken.store(false, Ordering::SeqCst);
+    let letters = app.dead_letters().unwrap();
+    letters.replay(dead[0].letter_id, false).await.unwrap();
+    eventually("the effect", || async { (effects(&app).await.len() == 1).then_some(()) }).await;
+    let replayed = eventually("the letter's end", || async {
+        let letter = app.dead_letters().unwrap().get(dead[0].letter_id).await.unwrap();
+        (letter.status == LetterStatus::Replayed).then_some(letter)
+    })
+    .await;
+    assert!(replayed.replayed_at.is_some() && replayed.due_at.is_none());
+    let again = letters.replay(dead[0].letter_id, false).await.unwrap_err();
+    assert!(matches!(again, LettersError::NotDead { status: LetterStatus::Replayed, .. }), "{again}");
+    assert_eq!(effects(&app).await.values().sum::<u32>(), 1);
+    app.stop().await;
+}
+
+async fn an_unrecoverable_error_is_dead_at_once(stage: &Stage) {
+    let attempts = Arc::new(AtomicU32::new(0));
+    let handler = {
+        let attempts = Arc::clone(&attempts);
+        move |delivery: Delivery| {
+            attempts.fetch_add(1, Ordering::SeqCst);
+            async move {
+                match delivery.event.event_type.as_str() {
+                    "order.placed" => Ok(delivery.dead("unknown-customer", "nobody knows them")),
+                    // Not what the payload holds.
+                    _ => {
+                        let _: Vec<u64> = delivery.payload()?;
+                        Ok(delivery.handled())
+                    }
+                }
+            }
+        }
+    };
+    let app = stage.app([Consumer::of(stage.channel()).with(quick()).each("strict", handler)]).await;
+    place(&app, "order-1").await;
+    note(&app, "order-1").await;
+    let dead = dead_letters(&app, 2).await;
+    let mut reasons: Vec<_> = dead.iter().map(|letter| letter.status_reason.clone().unwrap()).collect();
+    reasons.sort();
+    assert_eq!(reasons, ["invalid-payload", "unknown-customer"]);
+    assert_eq!(attempts.load(Ordering::SeqCst), 2, "neither was tried again");
+    app.stop().await;
+}
+
+async fn a_panic_is_a_failure_of_that_delivery_and_nothing_else(stage: &Stage) {
+    let handler = |delivery: Delivery| async move {
+        let id = delivery.event.aggregate.as_ref().unwrap().id.to_string();
+        assert_ne!(id, "order-bad", "a bug in a handler, on purpose");
+        record(delivery).await
+    };
+    let app = stage.app([Consumer::of(stage.channel()).with(quick()).each("record", handler)]).await;
+    for id in ["order-1", "order-bad", "order-2", "order-3"] {
+        place(&app, id).await;
+    }
+    let dead = dead_letters(&app, 1).await;
+    assert_eq!(dead[0].status_reason.as_deref(), Some("handler-panicked"));
+    assert!(dead[0].status_message.as_deref().unwrap().contains("on purpose"));
+    eventually("the others", || async { (effects(&app).await.len() == 3).then_some(()) }).await;
+    app.stop().await;
+}
+
+async fn with_order_a_failing_delivery_holds_its_own_aggregate_back_and_no_other(stage: &Stage) {
+    let (broken, seen) = (Arc::new(AtomicBool::new(true)), Arc::new(Mutex::new(Vec::new())));
+    let handler = {
+        let (broken, seen) = (Arc::clone(&broken), Arc::clone(&seen));
+        move |delivery: Delivery| {
+            let (broken, seen) = (Arc::clone(&broken), Arc::clone(&seen));
+            async move {
+                let id = delivery.event.aggregate.as_ref().unwrap().id.to_string();
+                let version = delivery.event.aggregate_version.unwrap();
+                if id == "order-bad" && version == 2 && broken.load(Ordering::SeqCst) {
+                    return Err(HandlerError::transient("not-yet", "waits for someone"));
+                }
+                seen.lock().unwrap().push((id, version));
+                record(delivery).await
+            }
+        }
+    };
+    let consumer = Consumer::of(stage.channel()).with(quick()).in_order().each("record", handler);
+    let app = stage.app([consumer]).await;
+    for id in ["order-bad", "order-good"] {
+        place(&app, id).await;
+        for _ in 0..4 {
+            note(&app, id).await;
+        }
+    }
+    // The good one goes through; of the bad one only what came before the failure.
+    eventually("six effects", || async { (effects(&app).await.len() == 6).then_some(()) }).await;
+    let dead = dead_letters(&app, 1).await;
+    let behind = eventually("three waiting", || async {
+        let filter = LetterFilter { status: Some(LetterStatus::Behind), ..LetterFilter::default() };
+        let behind = app.dead_letters().unwrap().list(&filter, 0, 10).await.unwrap();
+        (behind.len() == 3).then_some(behind)
+    })
+    .await;
+    assert!(behind.iter().all(|letter| letter.letter.lane == dead[0].letter.lane));
+    broken.store(false, Ordering::SeqCst);
+    app.dead_letters().unwrap().replay(dead[0].letter_id, false).await.unwrap();
+    eventually("all effects", || async { (effects(&app).await.len() == 10).then_some(()) }).await;
+    let mut versions: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+    for (id, version) in seen.lock().unwrap().iter() {
+        versions.entry(id.clone()).or_default().push(*version);
+    }
+    assert_eq!(versions["order-bad"], [1, 2, 3, 4, 5]);
+    assert_eq!(versions["order-good"], [1, 2, 3, 4, 5]);
+    let open = LetterFilter { status: Some(LetterStatus::Behind), ..LetterFilter::default() };
+    assert_eq!(app.dead_letters().unwrap().list(&open, 0, 10).await.unwrap(), []);
+    note(&app, "order-bad").await;
+    eventually("the lane is free again", || async { (effects(&app).await.len() == 11).then_some(()) }).await;
+    app.stop().await;
+}
+
+async fn a_batch_commits_together_and_falls_apart_when_one_fails(stage: &Stage) {
+    let sizes = Arc::new(Mutex::new(Vec::new()));
+    let handler = {
+        let sizes = Arc::clone(&sizes);
+        move |batch: Batch| {
+            let sizes = Arc::clone(&sizes);
+            async move {
+                let mut batch = batch;
+                sizes.lock().unwrap().push(batch.deliveries.len());
+                for delivered in &batch.deliveries {
+                    let id = delivered.event.event_id.to_string();
+                    let sql = "INSERT INTO effects (event_id, handler) VALUES (?, ?)";
+                    batch.tx.execute(sql, &[&id, "batch"]).await?;
+                }
+                let is_bad = |aggregate: &towpath::ids::AggregateKey| aggregate.id.as_str() == "order-13";
+                if batch.deliveries.iter().any(|one| one.event.aggregate.as_ref().is_some_and(is_bad)) {
+                    return Err(HandlerError::unrecoverable("unlucky", "thirteen"));
+                }
+                Ok(batch.handled())
+            }
+        }
+    };
+    let policy = ConsumerPolicy { concurrency: 1, ..quick() };
+    let app = stage.app([Consumer::of(stage.channel()).with(policy).batches("batch", 10, handler)]).await;
+    for number in 0..40 {
+        place(&app, &format!("order-{number}")).await;
+    }
+    eventually("all but one", || async { (effects(&app).await.len() >= 39).then_some(()) }).await;
+    let dead = dead_letters(&app, 1).await;
+    assert_eq!(dead[0].status_reason.as_deref(), Some("unlucky"));
+    let counted = effects(&app).await;
+    assert_eq!(counted.len(), 39);
+    assert!(counted.values().all(|count| *count == 1), "{counted:?}");
+    assert!(sizes.lock().unwrap().iter().all(|size| *size <= 10));
+    app.stop().await;
+}
+
+async fn a_command_that_follows_commits_with_the_handler(stage: &Stage) {
+    let attempts = Arc::new(AtomicU32::new(0));
+    let handler = {
+        let attempts = Arc::clone(&attempts);
+        move |delivery: Delivery| {
+            let attempt = attempts.fetch_add(1, Ordering::SeqCst);
+            async move {
+                let mut delivery = delivery;
+                let OrderEvent::Placed { .. } = delivery.read::<Order>()? else {
+                    return Ok(delivery.handled());
+                };
+                let id = delivery.event.aggregate.as_ref().unwrap().id.to_string();
+                delivery.send::<Order>(&id, OrderCommand::Note).await?;
+                if attempt == 0 {
+                    return Err(HandlerError::transient("not-yet", "and the command is taken back"));
+                }
+                Ok(delivery.handled())
+            }
+        }
+    };
+    let app = stage.app([Consumer::of(stage.channel()).with(quick()).each("follow", handler)]).await;
+    let placed = app.send::<Order>("order-1", OrderCommand::Place { sku: "book".into() }).await.unwrap();
+    let order = eventually("the note", || async {
+        let order = app.load::<Order>("order-1").await.unwrap().unwrap();
+        (order.value.notes > 0).then_some(order)
+    })
+    .await;
+    assert_eq!((order.value.notes, order.version), (1, 2));
+    // The note belongs to the flow of the placing, and says what caused it.
+    let (flow, report) = app.flow(&placed.correlation_id, &[]).await.unwrap();
+    assert_eq!((flow.commands.len(), flow.events.len()), (2, 2));
+    assert!(report.whole, "{report:?}");
+    app.stop().await;
+}
+
+async fn a_message_that_is_no_event_is_dead_with_all_its_properties(stage: &Stage) {
+    let app = stage.app([Consumer::of(stage.channel()).with(quick()).each("record", record)]).await;
+    let message = Message {
+        destination: Destination { exchange: stage.channel().to_owned(), routing_key: "order.odd".into() },
+        message_id: "not-a-uuid".into(),
+        message_type: "order.odd".into(),
+        key: "order/odd".into(),
+        occurred_at: chrono::Utc::now(),
+        content_type: "text/plain".into(),
+        headers: vec![("x-sender".into(), "elsewhere".into())],
+        body: vec![0, 159, 146, 150],
+    };
+    stage.publish(&[message]).await;
+    let dead = dead_letters(&app, 1).await;
+    let found = &dead[0].letter;
+    assert_eq!((found.event_id, found.message.body.as_slice()), (None, &[0, 159, 146, 150][..]));
+    assert_eq!(found.message.message_id.as_deref(), Some("not-a-uuid"));
+    assert_eq!(found.message.content_type.as_deref(), Some("text/plain"));
+    assert!(found.message.headers.contains(&("x-sender".to_owned(), "elsewhere".to_owned())));
+    place(&app, "order-1").await;
+    eventually("the next one", || async { (effects(&app).await.len() == 1).then_some(()) }).await;
+    app.stop().await;
+}
+
+async fn a_dead_letter_is_edited_and_replayed_or_discarded(stage: &Stage) {
+    let handler = |delivery: Delivery| async move {
+        match delivery.read::<Order>()? {
+            OrderEvent::Placed { sku } if sku == "book" => record(delivery).await,
+            _ => Ok(delivery.dead("no-such-book", "it is not in the catalogue")),
+        }
+    };
+    let app = stage.app([Consumer::of(stage.channel()).with(quick()).each("record", handler)]).await;
+    for id in ["order-1", "order-2"] {
+        app.send::<Order>(id, OrderCommand::Place { sku: "boock".into() }).await.unwrap();
+    }
+    let dead = dead_letters(&app, 2).await;
+    let letters = app.dead_letters().unwrap().by(towpath::ids::ActorId::new("ada").unwrap());
+    let body = String::from_utf8(dead[0].letter.message.body.clone()).unwrap();
+    letters.edit(dead[0].letter_id, body.replace("boock", "book").as_bytes()).await.unwrap();
+    let edited = letters.get(dead[0].letter_id).await.unwrap();
+    assert_eq!(edited.original_body.as_deref(), Some(body.as_bytes()));
+    assert_eq!(edited.changed_by_id.as_ref().unwrap().as_str(), "ada");
+    letters.replay(dead[0].letter_id, false).await.unwrap();
+    eventually("the effect", || async { (effects(&app).await.len() == 1).then_some(()) }).await;
+
+    letters.discard(dead[1].letter_id, Some("nobody misses it")).await.unwrap();
+    let discarded = letters.get(dead[1].letter_id).await.unwrap();
+    assert_eq!(discarded.status, LetterStatus::Discarded);
+    assert_eq!(discarded.status_message.as_deref(), Some("nobody misses it"));
+    assert!(matches!(
+        letters.discard(dead[1].letter_id, None).await.unwrap_err(),
+        LettersError::NotDead { status: LetterStatus::Discarded, .. }
+    ));
+    assert!(matches!(letters.get(987_654).await.unwrap_err(), LettersError::Unknown(987_654)));
+    app.stop().await;
+}
+
+async fn bulk_actions_touch_what_their_preview_counted(stage: &Stage) {
+    let broken = Arc::new(AtomicBool::new(true));
+    let handler = {
+        let broken = Arc::clone(&broken);
+        move |delivery: Delivery| {
+            let broken = Arc::clone(&broken);
+            async move {
+                if broken.load(Ordering::SeqCst) {
+                    let reason = delivery.event.event_type.to_string();
+                    return Ok(delivery.dead(reason, "on purpose"));
+                }
+                record(delivery).await
+            }
+        }
+    };
+    let app = stage.app([Consumer::of(stage.channel()).with(quick()).each("record", handler)]).await;
+    for number in 0..6 {
+        place(&app, &format!("order-{number}")).await;
+    }
+    note(&app, "order-0").await;
+    dead_letters(&app, 7).await;
+    let letters = app.dead_letters().unwrap();
+    let groups = letters.groups(&LetterFilter::dead()).await.unwrap();
+    let summary: Vec<_> =
+        groups.iter().map(|group| (group.reason.as_deref().unwrap(), group.count)).collect();
+    assert_eq!(summary, [("order.placed", 6), ("order.noted", 1)]);
+
+    let placed = LetterFilter { reason: Some("order.placed".into()), ..LetterFilter::default() };
+    let preview = letters.preview(placed).await.unwrap();
+    assert_eq!(preview.count, 6);
+    // One more of the same kind comes after the preview.
+    place(&app, "order-late").await;
+    dead_letters(&app, 8).await;
+    broken.store(false, Ordering::SeqCst);
+    let report = letters.replay_all(&preview, false).await.unwrap();
+    assert_eq!((report.to_handlers, report.changed_meanwhile, report.beyond_horizon), (6, 0, 0));
+    eventually("six effects", || async { (effects(&app).await.len() == 6).then_some(()) }).await;
+    let rest = letters.preview(LetterFilter::default()).await.unwrap();
+    assert_eq!(rest.count, 2, "the note and the late one");
+    assert_eq!(letters.discard_all(&rest, Some("enough")).await.unwrap(), 2);
+    assert_eq!(letters.preview(LetterFilter::default()).await.unwrap().count, 0);
+    assert_eq!(effects(&app).await.len(), 6);
+    app.stop().await;
+}
+
+async fn a_handler_can_ask_to_be_called_later(stage: &Stage) {
+    let calls = Arc::new(AtomicU32::new(0));
+    let handler = {
+        let calls = Arc::clone(&calls);
+        move |delivery: Delivery| {
+            let call = calls.fetch_add(1, Ordering::SeqCst);
+            async move {
+                if call < 6 {
+                    return Ok(delivery.retry_after(Duration::from_millis(10), "too-early", "not yet"));
+                }
+                assert_eq!(delivery.attempt, 1, "asking for later is no failure");
+                record(delivery).await
+            }
+        }
+    };
+    let app = stage.app([Consumer::of(stage.channel()).with(quick()).each("record", handler)]).await;
+    place(&app, "order-1").await;
+    eventually("the effect", || async { (effects_of(&app, "record").await == 1).then_some(()) }).await;
+    assert_eq!(calls.load(Ordering::SeqCst), 7);
+    let all = app.dead_letters().unwrap().list(&LetterFilter::default(), 0, 10).await.unwrap();
+    assert_eq!(all, [], "it leaves no letter behind");
+    app.stop().await;
+}
+
+/// What follows needs a broker with dead-letter queues of its own.
+mod broker_dead_letters {
+    use super::*;
+
+    on_pairs_with_dead_letters!(
+        what_the_broker_gives_up_is_read_in_with_its_headers_and_can_go_back,
+        a_letter_beyond_the_horizon_is_refused_unless_forced,
+    );
+
+    fn by_the_book() -> ConsumerPolicy {
+        ConsumerPolicy {
+            immediate_retries: 0,
+            afterwards: Afterwards::Requeue { at_most: 3 },
+            dead: DeadTo::Broker,
+            prefetch: 20,
+            ..ConsumerPolicy::default()
+        }
+    }
+
+    async fn what_the_broker_gives_up_is_read_in_with_its_headers_and_can_go_back(stage: &Stage) {
+        let (broken, attempts) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicU32::new(0)));
+        let handler = {
+            let (broken, attempts) = (Arc::clone(&broken), Arc::clone(&attempts));
+            move |delivery: Delivery| {
+                attempts.fetch_add(1, Ordering::SeqCst);
+                let broken = Arc::clone(&broken);
+                async move {
+                    if broken.load(Ordering::SeqCst) {
+                        return Err(HandlerError::transient("not-yet", "on purpose"));
+                    }
+                    record(delivery).await
+                }
+            }
+        };
+        let consumer = Consumer::of(stage.channel()).with(by_the_book()).each("record", handler);
+        let app = stage.app_with_dead_letter_queue([consumer]).await;
+        place(&app, "order-1").await;
+        let dead = dead_letters(&app, 1).await;
+        assert_eq!(attempts.load(Ordering::SeqCst), 3, "requeued up to the threshold");
+        let found = &dead[0].letter;
+        assert_eq!(found.handler, None, "nobody's in particular");
+        assert_eq!(dead[0].status_reason.as_deref(), Some("rejected"));
+        let aggregate = ("towpath-aggregate-id".to_owned(), "order-1".to_owned());
+        assert!(found.message.headers.contains(&aggregate), "{:?}", found.message.headers);
+        broken.store(false, Ordering::SeqCst);
+        app.dead_letters().unwrap().replay(dead[0].letter_id, false).await.unwrap();
+        eventually("the effect", || async { (effects_of(&app, "record").await == 1).then_some(()) }).await;
+        let replayed = app.dead_letters().unwrap().get(dead[0].letter_id).await.unwrap();
+        assert_eq!(replayed.status, LetterStatus::Replayed);
+        app.stop().await;
+    }
+
+    async fn a_letter_beyond_the_horizon_is_refused_unless_forced(stage: &Stage) {
+        let handler = |delivery: Delivery| async move { Ok(delivery.dead("no", "never")) };
+        let consumer = Consumer::of(stage.channel()).with(by_the_book()).each("record", handler);
+        let app = stage.app_with_dead_letter_queue([consumer]).await;
+        let event_id = uuid::Uuid::now_v7();
+        let long_ago = chrono::Utc::now() - chrono::Duration::days(30);
+        let body = format!(
+            r#"{{"eventId":"{event_id}","eventType":"ORDER_PAID","aggregateType":"Order","aggregateId":7,"occurredAt":"{}","traceId":"t","payload":{{}}}}"#,
+            long_ago.to_rfc3339_opts(chrono::SecondsFormat::Secs, true)
+        );
+        let message = Message {
+            destination: Destination { exchange: stage.channel().to_owned(), routing_key: "old".into() },
+            message_id: event_id.to_string(),
+            message_type: "ORDER_PAID".into(),
+            key: "Order/7".into(),
+            occurred_at: long_ago,
+            content_type: "application/json".into(),
+            headers: Vec::new(),
+            body: body.into_bytes(),
+        };
+        stage.publish(&[message]).await;
+        let dead = dead_letters(&app, 1).await;
+        let letters = app.dead_letters().unwrap();
+        let refused = letters.replay(dead[0].letter_id, false).await.unwrap_err();
+        assert!(matches!(refused, LettersError::BeyondHorizon { .. }), "{refused}");
+        let preview = letters.preview(LetterFilter::default()).await.unwrap();
+        assert_eq!(letters.replay_all(&preview, false).await.unwrap().beyond_horizon, 1);
+        letters.replay(dead[0].letter_id, true).await.unwrap();
+        // It is given up again, which is another death of the same message.
+        eventually("the second death", || async {
+            let all = app.dead_letters().unwrap().list(&LetterFilter::default(), 0, 10).await.unwrap();
+            (all.len() == 2).then_some(())
+        })
+        .await;
+        app.stop().await;
+    }
+}

@@ -1,0 +1,225 @@
+//! What the tests of delivery share: an application on a database and a broker, with a table of effects.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use towpath::ports::broker::{
+    Argument, Binding, Exchange, ExchangeKind, Message, Published, Queue, Topology,
+};
+use towpath::retry::RetryPolicy;
+use towpath::{BrokerUrl, Builder, Channel, ChannelPolicy, Consumer, RabbitMq, Towpath, sqlx};
+
+use super::Fresh;
+
+/// Which broker a test runs on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Broker {
+    RabbitMq,
+}
+
+/// A database, a broker, and an exchange of the test's own.
+pub struct Stage {
+    pub fresh: Fresh,
+    pub broker: Broker,
+    channel: String,
+}
+
+impl Stage {
+    pub async fn new(database: &str, broker: Broker) -> Self {
+        let channel = format!("t{}", &uuid::Uuid::new_v4().simple().to_string()[..20]);
+        Self { fresh: Fresh::on(database).await, broker, channel }
+    }
+
+    /// The channel, which is also the name of its exchange.
+    pub fn channel(&self) -> &str {
+        &self.channel
+    }
+
+    pub fn broker_url(&self) -> String {
+        match self.broker {
+            Broker::RabbitMq => std::env::var("TOWPATH_TEST_AMQP_URL").expect("run `cargo xtask test`"),
+        }
+    }
+
+    /// A builder with the channel, quick in everything.
+    pub fn builder(&self) -> Builder {
+        let policy = ChannelPolicy {
+            scan: Duration::from_millis(50),
+            retries: RetryPolicy::Fixed(vec![Duration::from_millis(20); 3]),
+            patience: Duration::from_secs(10),
+            ..ChannelPolicy::default()
+        };
+        let channel = Channel::named(&self.channel, ["order.*"]);
+        self.fresh
+            .builder()
+            .broker(&self.broker_url())
+            .channel(channel.map(|channel| channel.published().with(policy)))
+            .lease(Duration::from_secs(2))
+    }
+
+    pub async fn app(&self, consumers: impl IntoIterator<Item = Consumer>) -> Towpath {
+        let topology = self.topology(false);
+        self.begin(consumers, topology, None).await
+    }
+
+    /// With a dead-letter queue behind the handler's own, which is read in.
+    pub async fn app_with_dead_letter_queue(&self, consumers: impl IntoIterator<Item = Consumer>) -> Towpath {
+        let topology = self.topology(true);
+        self.begin(consumers, topology, Some(format!("{}.dead", self.channel))).await
+    }
+
+    async fn begin(
+        &self,
+        consumers: impl IntoIterator<Item = Consumer>,
+        topology: Topology,
+        dead: Option<String>,
+    ) -> Towpath {
+        let mut builder = self.builder().topology(topology);
+        for consumer in consumers {
+            builder = builder.consumer(consumer);
+        }
+        if let Some(queue) = dead {
+            builder = builder.dead_letter_queue(queue);
+        }
+        let app = builder.start().await.expect("start");
+        make_table(&app).await;
+        app
+    }
+
+    /// Queues that go away by themselves when the test is over. Their names are those that consumers would declare.
+    fn topology(&self, dead: bool) -> Topology {
+        let expires = || ("x-expires".to_owned(), Argument::Number(120_000));
+        let mut queues = Vec::new();
+        for handler in ["record", "broken", "strict", "batch", "follow"] {
+            let mut arguments = vec![expires()];
+            if dead {
+                arguments.push(("x-dead-letter-exchange".to_owned(), Argument::Text(String::new())));
+                let key = Argument::Text(format!("{}.dead", self.channel));
+                arguments.push(("x-dead-letter-routing-key".to_owned(), key));
+            }
+            queues.push(Queue { name: format!("{}.{handler}", self.channel), arguments });
+        }
+        if dead {
+            queues.push(Queue { name: format!("{}.dead", self.channel), arguments: vec![expires()] });
+        }
+        Topology {
+            exchanges: vec![Exchange { name: self.channel.clone(), kind: ExchangeKind::Topic }],
+            queues,
+            bindings: Vec::<Binding>::new(),
+        }
+    }
+
+    /// A handle of the test's own on the broker.
+    pub fn handle(&self) -> Arc<dyn towpath::ports::broker::Broker> {
+        match self.broker {
+            Broker::RabbitMq => {
+                Arc::new(RabbitMq::connect(&BrokerUrl::parse(&self.broker_url()).unwrap()).unwrap())
+            }
+        }
+    }
+
+    pub async fn publish(&self, messages: &[Message]) {
+        let outcomes = self.handle().publish(messages, Duration::from_secs(10)).await;
+        assert!(outcomes.iter().all(|outcome| *outcome == Published::Confirmed), "{outcomes:?}");
+    }
+
+    /// Publishes every event of the log once more; answers how many.
+    pub async fn everything_again(&self, app: &Towpath) -> usize {
+        use towpath::ports::store::Store as _;
+        let events = super::eventually("positions", || async {
+            let head = app.store().head().await.unwrap();
+            let events = app.store().events_between(1, head).await.unwrap();
+            (events.len() as u64 == head && head >= 20).then_some(events)
+        })
+        .await;
+        let messages: Vec<Message> = events
+            .iter()
+            .map(|event| {
+                let destination = towpath::ports::broker::Destination {
+                    exchange: self.channel.clone(),
+                    routing_key: event.envelope.event_type.to_string(),
+                };
+                towpath_broker::message(towpath::Format::Towpath, None, &event.envelope, destination).unwrap()
+            })
+            .collect();
+        self.publish(&messages).await;
+        messages.len()
+    }
+}
+
+async fn make_table(app: &Towpath) {
+    let sql =
+        "CREATE TABLE IF NOT EXISTS effects (event_id VARCHAR(64) NOT NULL, handler VARCHAR(64) NOT NULL)";
+    let store = app.store();
+    if let Some(pool) = store.postgres_pool() {
+        sqlx::query(sql).execute(pool).await.unwrap();
+    } else if let Some(pool) = store.mysql_pool() {
+        sqlx::query(sql).execute(pool).await.unwrap();
+    } else if let Some(pool) = store.sqlite_pool() {
+        sqlx::query(sql).execute(pool).await.unwrap();
+    }
+}
+
+async fn rows(app: &Towpath) -> Vec<(String, String)> {
+    let sql = "SELECT event_id, handler FROM effects";
+    let store = app.store();
+    if let Some(pool) = store.postgres_pool() {
+        sqlx::query_as(sql).fetch_all(pool).await.unwrap()
+    } else if let Some(pool) = store.mysql_pool() {
+        sqlx::query_as(sql).fetch_all(pool).await.unwrap()
+    } else if let Some(pool) = store.sqlite_pool() {
+        sqlx::query_as(sql).fetch_all(pool).await.unwrap()
+    } else {
+        Vec::new()
+    }
+}
+
+/// How often each event had an effect.
+pub async fn effects(app: &Towpath) -> BTreeMap<String, u32> {
+    let mut counted = BTreeMap::new();
+    for (event_id, _) in rows(app).await {
+        *counted.entry(event_id).or_default() += 1;
+    }
+    counted
+}
+
+/// How many effects a handler had.
+pub async fn effects_of(app: &Towpath, handler: &str) -> usize {
+    rows(app).await.iter().filter(|(_, by)| by == handler).count()
+}
+
+/// Makes a test of each function, on each database with each broker.
+#[macro_export]
+macro_rules! on_every_pair {
+    ($($case:ident),+ $(,)?) => {
+        on_every_pair!(@broker rabbitmq, RabbitMq, $($case),+);
+    };
+    (@broker $module:ident, $broker:ident, $($case:ident),+) => {
+        mod $module {
+            on_every_pair!(@database sqlite, $broker, $($case),+);
+            on_every_pair!(@database postgres, $broker, $($case),+);
+            on_every_pair!(@database mysql, $broker, $($case),+);
+        }
+    };
+    (@database $database:ident, $broker:ident, $($case:ident),+) => {
+        mod $database {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+                async fn $case() {
+                    let broker = super::super::Broker::$broker;
+                    let stage = super::super::Stage::new(stringify!($database), broker).await;
+                    super::super::$case(&stage).await;
+                }
+            )+
+        }
+    };
+}
+
+/// The same, with the brokers that have dead-letter queues of their own.
+#[macro_export]
+macro_rules! on_pairs_with_dead_letters {
+    ($($case:ident),+ $(,)?) => {
+        on_every_pair!(@broker rabbitmq, RabbitMq, $($case),+);
+    };
+}
