@@ -4,6 +4,7 @@
 //! - [`VirtualClock`]: a clock that stands still until it is told to move.
 //! - [`CountingProbe`], [`KillProbe`], [`StopProbe`]: what happens just before a statement is sent.
 //! - [`store`]: the meaning of the store contract, as cases that every adapter runs.
+//! - [`ledger`]: an auditor of deliveries that counts on its own.
 //! - [`broker`]: the meaning of the broker contract, likewise, and a TCP proxy that cuts and holds connections.
 #![allow(
     clippy::unwrap_used,
@@ -16,6 +17,7 @@ pub mod broker;
 mod clock;
 mod difference;
 mod given;
+pub mod ledger;
 mod probe;
 pub mod store;
 

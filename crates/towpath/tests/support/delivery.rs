@@ -31,6 +31,53 @@ impl Stage {
         Self { fresh: Fresh::on(database).await, broker, channel }
     }
 
+    /// The same database and broker under another channel.
+    pub fn again(&self) -> Self {
+        Self { fresh: Fresh::shared(&self.fresh), broker: self.broker, channel: self.channel.clone() }
+    }
+
+    /// Host and port of the broker's server, where it has one.
+    pub fn server(&self) -> Option<String> {
+        match self.broker {
+            Broker::RabbitMq => {
+                let url = self.broker_url();
+                let host = url.rsplit_once('@').map_or(url.as_str(), |(_, host)| host).to_owned();
+                Some(host.split('/').next().unwrap_or_default().to_owned())
+            }
+        }
+    }
+
+    /// The broker's URL by way of a proxy.
+    pub fn broker_url_through(&self, proxy: std::net::SocketAddr) -> String {
+        match self.server() {
+            Some(server) => self.broker_url().replace(&server, &proxy.to_string()),
+            None => self.broker_url(),
+        }
+    }
+
+    pub fn tells_unroutable(&self) -> bool {
+        match self.broker {
+            Broker::RabbitMq => true,
+        }
+    }
+
+    /// Restarts the broker's server, where the tests have one of their own.
+    pub async fn restart_broker(&self) {
+        match self.broker {
+            Broker::RabbitMq => restart("rabbitmq").await,
+        }
+    }
+
+    /// Restarts the database server, where the tests have one of their own.
+    pub async fn restart_database(&self) {
+        let url = self.fresh.url();
+        if url.starts_with("postgres") {
+            restart("postgres").await;
+        } else if url.starts_with("mysql") {
+            restart("mariadb").await;
+        }
+    }
+
     /// The channel, which is also the name of its exchange.
     pub fn channel(&self) -> &str {
         &self.channel
@@ -146,6 +193,19 @@ impl Stage {
         self.publish(&messages).await;
         messages.len()
     }
+}
+
+/// Restarts a server that `cargo xtask test` started. Without it (servers of the user's own) nothing is restarted.
+async fn restart(server: &'static str) {
+    let Ok(xtask) = std::env::var("TOWPATH_TEST_XTASK") else {
+        eprintln!("{server} is not restarted: TOWPATH_TEST_XTASK is not set");
+        return;
+    };
+    let restarting = tokio::task::spawn_blocking(move || {
+        std::process::Command::new(xtask).args(["services", "restart", server]).output()
+    });
+    let output = restarting.await.unwrap().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 async fn make_table(app: &Towpath) {

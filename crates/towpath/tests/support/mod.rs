@@ -128,15 +128,24 @@ impl Aggregate for Order {
 }
 
 /// A scratch database that is removed with the test.
-pub struct Fresh(Option<Scratch>);
+pub struct Fresh {
+    scratch: Option<Scratch>,
+    url: String,
+}
 
 impl Fresh {
     pub async fn on(server: &str) -> Self {
-        Self(Some(Scratch::make(&server_url(server)).await.expect("a scratch database")))
+        let scratch = Scratch::make(&server_url(server)).await.expect("a scratch database");
+        Self { url: scratch.url().to_owned(), scratch: Some(scratch) }
     }
 
     pub fn url(&self) -> &str {
-        self.0.as_ref().unwrap().url()
+        &self.url
+    }
+
+    /// The same database; it is removed with the other one.
+    pub fn shared(other: &Self) -> Self {
+        Self { scratch: None, url: other.url.clone() }
     }
 
     /// A builder on this database, with retries and scans that suit a test.
@@ -156,7 +165,7 @@ impl Fresh {
 
 impl Drop for Fresh {
     fn drop(&mut self) {
-        let Some(scratch) = self.0.take() else { return };
+        let Some(scratch) = self.scratch.take() else { return };
         let cleaner = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             let _ = runtime.block_on(scratch.remove());
