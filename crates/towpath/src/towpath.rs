@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use tokio::sync::Mutex;
-use towpath_broker::{BadBrokerUrl, BrokerUrl};
+use towpath_broker::{BadBrokerUrl, BrokerUrl, LocalBroker, LocalOptions};
 use towpath_core::aggregate::Aggregate;
 use towpath_core::channel::Channel;
 use towpath_core::decider::RegistrationFlaw;
@@ -43,7 +43,8 @@ const DEFAULT_BROKER: &str = "local:";
 pub struct Towpath {
     bus: Bus,
     store: SqlStore,
-    broker: BrokerUrl,
+    broker_url: BrokerUrl,
+    broker: Arc<dyn Broker>,
     instance: InstanceId,
     wake: Wake,
     services: Arc<Mutex<Vec<Service>>>,
@@ -289,7 +290,7 @@ impl Towpath {
 
     /// The broker's URL.
     pub fn broker(&self) -> String {
-        self.broker.to_string()
+        self.broker_url.to_string()
     }
 
     /// Which instance this is.
@@ -309,6 +310,8 @@ impl Towpath {
             service.stop().await;
         }
         services.clear();
+        // The in-process broker gives back what is unsettled, and needs the store for that.
+        self.broker.close().await;
         self.store.close().await;
     }
 }
@@ -416,7 +419,7 @@ impl Builder {
         if let Some(error) = self.invalid.into_iter().next() {
             return Err(error.into());
         }
-        let broker = BrokerUrl::parse(&self.broker_url)?;
+        let broker_url = BrokerUrl::parse(&self.broker_url)?;
         let url = StoreUrl::parse(&self.store_url)?;
         let instance = match self.instance {
             Some(name) => InstanceId::new(name)?,
@@ -427,19 +430,15 @@ impl Builder {
             store.migrate().await?;
         }
         store.ready().await?;
-        let publishing = match open_broker(&broker)? {
-            Some(broker) => {
-                broker.declare(&self.topology).await?;
-                let targets = self.channels.into_iter().filter_map(|channel| {
-                    let target = channel.target.clone()?;
-                    Some((channel, target))
-                });
-                targets.map(|(channel, target)| (broker.clone(), channel, target)).collect()
-            }
-            None => Vec::new(),
-        };
+        let broker = open_broker(&broker_url, &store, self.lease)?;
+        broker.declare(&self.topology).await?;
+        let targets = self.channels.into_iter().filter_map(|channel| {
+            let target = channel.target.clone()?;
+            Some((channel, target))
+        });
+        let publishing: Vec<_> = targets.collect();
         let wakes: HashMap<String, Wake> =
-            publishing.iter().map(|(_, channel, _)| (channel.name.to_string(), Wake::default())).collect();
+            publishing.iter().map(|(channel, _)| (channel.name.to_string(), Wake::default())).collect();
         let bus = Bus {
             store: Arc::new(store.clone()),
             registry: Arc::new(self.registry),
@@ -451,28 +450,39 @@ impl Builder {
         let wake = Wake::default();
         let mut services = Vec::new();
         if self.workers {
-            let relayed = publishing.iter().map(|(_, channel, _)| channel.name.clone()).collect();
+            let relayed = publishing.iter().map(|(channel, _)| channel.name.clone()).collect();
             let (keeper, held) = leases::start(bus.clone(), instance.clone(), relayed, self.lease).await?;
             let pace = runner::Pace { lease: self.lease, scan: self.scan };
             services.push(runner::start(bus.clone(), held.clone(), wake.clone(), pace));
             services.push(sequencer::start(bus.clone(), held.clone(), bus.committed.clone(), self.scan));
-            for (broker, channel, target) in publishing {
+            for (channel, target) in publishing {
                 let wake = wakes.get(channel.name.as_str()).cloned().unwrap_or_default();
-                services.push(relay::start(bus.clone(), broker, channel, target, held.clone(), wake));
+                services.push(relay::start(bus.clone(), broker.clone(), channel, target, held.clone(), wake));
             }
             // Stopped last: the others finish what they have begun while the leases still live.
             services.push(keeper);
         }
-        tracing::info!(store = %url, %broker, %instance, "towpath started");
-        Ok(Towpath { bus, store, broker, instance, wake, services: Arc::new(Mutex::new(services)) })
+        tracing::info!(store = %url, broker = %broker_url, %instance, "towpath started");
+        Ok(Towpath {
+            bus,
+            store,
+            broker_url,
+            broker,
+            instance,
+            wake,
+            services: Arc::new(Mutex::new(services)),
+        })
     }
 }
 
-/// Opens the broker that a URL names. The in-process one delivers nothing yet.
-fn open_broker(url: &BrokerUrl) -> Result<Option<Arc<dyn Broker>>, BadBrokerUrl> {
+/// Opens the broker that a URL names.
+fn open_broker(url: &BrokerUrl, store: &SqlStore, lease: Duration) -> Result<Arc<dyn Broker>, BadBrokerUrl> {
     match url {
-        BrokerUrl::Local => Ok(None),
+        BrokerUrl::Local => {
+            let options = LocalOptions { lease, ..LocalOptions::default() };
+            Ok(Arc::new(LocalBroker::over(Arc::new(store.clone()), options)))
+        }
         #[cfg(feature = "rabbitmq")]
-        amqp => Ok(Some(Arc::new(towpath_broker::RabbitMq::connect(amqp)?))),
+        amqp => Ok(Arc::new(towpath_broker::RabbitMq::connect(amqp)?)),
     }
 }

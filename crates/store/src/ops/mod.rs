@@ -9,5 +9,6 @@ pub(crate) mod inbox;
 pub(crate) mod leases;
 pub(crate) mod log;
 pub(crate) mod outbox;
+pub(crate) mod queues;
 pub(crate) mod reads;
 pub(crate) mod timers;
