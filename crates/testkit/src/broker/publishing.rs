@@ -7,8 +7,8 @@ use towpath_core::ports::broker::{Broker, Destination, Message, Published};
 
 use super::BrokerFixture;
 use super::acts::{
-    Lane, bodies, check_same, message, next, numbered, numbers, publish, publish_all, publish_within,
-    subscribe, take,
+    Lane, bodies, check_same, message, numbered, numbers, publish, publish_all, publish_within, subscribe,
+    take,
 };
 use crate::store::waiting::all_at_once;
 
