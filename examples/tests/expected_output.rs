@@ -9,6 +9,8 @@ use towpath::Scratch;
 const FIRST_AGGREGATE: (&str, &str) =
     (env!("CARGO_BIN_EXE_first-aggregate"), include_str!("../1-first-aggregate/expected.txt"));
 
+const CONSUMER: (&str, &str) = (env!("CARGO_BIN_EXE_consumer"), include_str!("../2-consumer/expected.txt"));
+
 #[tokio::test]
 async fn first_aggregate_on_sqlite() {
     let file = std::env::temp_dir().join("towpath.db");
@@ -25,14 +27,36 @@ async fn first_aggregate_on_mysql() {
     prints_the_same_twice(FIRST_AGGREGATE, &server("TOWPATH_TEST_MYSQL_URL")).await;
 }
 
+#[tokio::test]
+async fn consumer_on_the_embedded_default() {
+    let file = std::env::temp_dir().join("towpath.db");
+    prints(CONSUMER, &format!("sqlite://{}", file.display()), "local:").await;
+}
+
+#[tokio::test]
+async fn consumer_on_postgres_and_rabbitmq_by_two_urls() {
+    prints(CONSUMER, &server("TOWPATH_TEST_POSTGRES_URL"), &server("TOWPATH_TEST_AMQP_URL")).await;
+}
+
+async fn prints((program, expected): (&str, &str), store: &str, broker: &str) {
+    let scratch = Scratch::make(store).await.unwrap();
+    run(program, expected, scratch.url(), broker);
+    scratch.remove().await.unwrap();
+}
+
+fn run(program: &str, expected: &str, store: &str, broker: &str) {
+    let mut command = Command::new(program);
+    let output = command.env("TOWPATH_STORE", store).env("TOWPATH_BROKER", broker).output().unwrap();
+    let (printed, errors) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{errors}");
+    assert_eq!(printed, expected, "{errors}");
+}
+
 async fn prints_the_same_twice((program, expected): (&str, &str), server: &str) {
     let scratch = Scratch::make(server).await.unwrap();
     for _ in 0..2 {
-        let output = Command::new(program).env("TOWPATH_STORE", scratch.url()).output().unwrap();
-        let (printed, errors) =
-            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert!(output.status.success(), "{errors}");
-        assert_eq!(printed, expected, "{errors}");
+        run(program, expected, scratch.url(), "local:");
     }
     scratch.remove().await.unwrap();
 }

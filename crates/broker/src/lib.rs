@@ -2,15 +2,17 @@
 //!
 //! - [`BrokerUrl`]: which broker a URL means, and what to write instead when it is wrong.
 //! - [`message`] and [`read`]: an event as a message, in three formats, and back.
+//! - [`local`]: in this process, through the store.
 //! - `rabbitmq`: RabbitMQ by AMQP 0-9-1, behind the feature `rabbitmq` (on by default).
 
 mod format;
+pub mod local;
 #[cfg(feature = "rabbitmq")]
 pub mod rabbitmq;
 mod url;
 
 pub use format::{FormatError, message, read};
-
+pub use local::{LocalBroker, LocalOptions};
 #[cfg(feature = "rabbitmq")]
 pub use rabbitmq::RabbitMq;
 pub use url::{BadBrokerUrl, BrokerUrl};

@@ -166,6 +166,12 @@ impl SqlStore {
         transacting!(self, ops::letters::replay, letter_ids, by, now)
     }
 
+    /// Forgets which death of its message a letter was, before it goes back to the broker. Answers whether it is still
+    /// dead.
+    pub async fn forget_death(&self, letter_id: u64) -> StoreResult<bool> {
+        writing_once!(self, ops::letters::forget_death, letter_id)
+    }
+
     /// Marks a letter as replayed that went back to the broker.
     pub async fn letter_republished(
         &self,

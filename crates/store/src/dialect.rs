@@ -261,6 +261,7 @@ impl Dialect {
             }
             ColumnKind::Text => say!(self, "TEXT", "text", "TEXT").to_owned(),
             ColumnKind::Json => say!(self, "TEXT", "text", "LONGTEXT").to_owned(),
+            ColumnKind::Bytes => say!(self, "BLOB", "bytea", "LONGBLOB").to_owned(),
             ColumnKind::Uuid => say!(self, "BLOB", "uuid", "BINARY(16)").to_owned(),
             ColumnKind::Time => say!(self, "INTEGER", "timestamptz", "DATETIME(6)").to_owned(),
             ColumnKind::Long | ColumnKind::AutoId => say!(self, "INTEGER", "bigint", "BIGINT").to_owned(),
@@ -295,7 +296,9 @@ fn mysql_index_lines(dialect: Dialect, table: &Table, index: &Index) -> Vec<Stri
 
 /// Puts the table's alias before the column names of a condition from `schema.rs`.
 fn qualify(condition: &str, alias: &str) -> String {
-    ["status", "parked_at", "state", "deleted_at"].iter().fold(condition.to_owned(), |text, column| {
+    const COLUMNS: [&str; 6] =
+        ["status", "parked_at", "state", "deleted_at", "claimed_by_id", "available_at"];
+    COLUMNS.iter().fold(condition.to_owned(), |text, column| {
         text.split(' ')
             .map(|word| if word == *column { format!("{alias}{word}") } else { word.to_owned() })
             .collect::<Vec<_>>()

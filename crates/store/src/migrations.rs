@@ -6,7 +6,8 @@
 
 use crate::schema::{
     AGGREGATES, CHANNELS, COMMAND_BOX, DEAD_LETTERS, DOMAIN_EVENTS, EVENT_OUTBOX, EVENT_PENDING,
-    EVENT_POSITIONS, INBOX, LEASES, LOG_HEAD, PARKED_LANES, STATE_EVENTS, STATUS_VALUES, TIMERS, Table,
+    EVENT_POSITIONS, INBOX, LEASES, LOCAL_BINDINGS, LOCAL_EXCHANGES, LOCAL_MESSAGES, LOCAL_QUEUES,
+    LOCAL_TOPOLOGY, LOG_HEAD, PARKED_LANES, STATE_EVENTS, STATUS_VALUES, TIMERS, Table,
 };
 
 /// One version of the schema.
@@ -42,9 +43,19 @@ pub(crate) const MIGRATIONS: &[Migration] = &[Migration {
         Step::Create(&LEASES),
         Step::Create(&TIMERS),
         Step::Create(&CHANNELS),
+        Step::Create(&LOCAL_TOPOLOGY),
+        Step::Create(&LOCAL_EXCHANGES),
+        Step::Create(&LOCAL_QUEUES),
+        Step::Create(&LOCAL_BINDINGS),
+        Step::Create(&LOCAL_MESSAGES),
         Step::Seed(
             "INSERT INTO log_head (log_id, last_position) \
              SELECT 1, 0 FROM (SELECT 1 AS one) AS seed WHERE NOT EXISTS (SELECT 1 FROM log_head WHERE log_id = 1)",
+        ),
+        Step::Seed(
+            "INSERT INTO local_topology (topology_id, revision) \
+             SELECT 1, 0 FROM (SELECT 1 AS one) AS seed \
+             WHERE NOT EXISTS (SELECT 1 FROM local_topology WHERE topology_id = 1)",
         ),
     ],
 }];

@@ -4,6 +4,7 @@
 //! the table's declaration in `schema.rs`.
 
 use base64::Engine as _;
+use chrono::{DateTime, Utc};
 use towpath_core::envelope::{ChangeContext, EventEnvelope, RecordedEvent};
 use towpath_core::ids::{
     ActorId, AggregateId, AggregateKey, AggregateKind, CausationId, ChannelName, CommandId, CorrelationId,
@@ -13,7 +14,8 @@ use towpath_core::letters::{Letter, NewLetter};
 use towpath_core::lifecycle::{CommandStatus, OutboxStatus, TaskState};
 use towpath_core::name::{CommandName, EventName};
 use towpath_core::payload::Payload;
-use towpath_core::ports::broker::{DeliveryTag, Destination, Received};
+use towpath_core::ports::broker::{DeliveryTag, Destination, Queue, Received};
+use towpath_core::ports::queues::{Parcel, TakenMessage};
 use towpath_core::ports::store::{
     AggregateRow, Append, ChannelRow, CommandRecord, CommandResult, Disabled, InboxEntry, LeaseGrant,
     NewCommand, NewEvent, NewTimer, OutboxRow, Snapshot, StateChange, StateEvent, StoreError, StoreResult,
@@ -522,6 +524,63 @@ pub(crate) fn read_channel(row: &Row) -> StoreResult<ChannelRow> {
         position: row.count("position")?,
         disabled,
     })
+}
+
+/// A row of `local_messages` that begins.
+pub(crate) fn local_message_values<'a>(
+    parcel: &Parcel<'a>,
+    now: DateTime<Utc>,
+    available_at: Option<DateTime<Utc>>,
+) -> StoreResult<Vec<Value<'a>>> {
+    let (message, placement) = (parcel.message, parcel.placement);
+    Ok(values![
+        placement.queue.as_str(),
+        message.message_id.as_str(),
+        message.message_type.as_str(),
+        message.key.as_str(),
+        message.occurred_at,
+        message.occurred_at.timestamp_subsec_nanos() % NANOS_IN_A_MICRO,
+        message.content_type.as_str(),
+        placement.destination.exchange.as_str(),
+        placement.destination.routing_key.as_str(),
+        headers_text(&placement.headers)?,
+        message.body.as_slice(),
+        now,
+        available_at,
+        0_u32,
+        None::<&str>,
+        None::<i64>,
+    ])
+}
+
+pub(crate) fn read_local_message(row: &Row) -> StoreResult<TakenMessage> {
+    let nanos = row.small("occurred_nanos")? % NANOS_IN_A_MICRO;
+    let headers = row.text("headers")?;
+    Ok(TakenMessage {
+        place: row.count("local_message_id")?,
+        earlier_deliveries: row.small("delivery_count")?,
+        message_id: row.text("message_id")?,
+        message_type: row.text("message_type")?,
+        key: row.text("message_key")?,
+        occurred_at: row.time("occurred_at")? + chrono::Duration::nanoseconds(i64::from(nanos)),
+        content_type: row.text("content_type")?,
+        destination: Destination { exchange: row.text("exchange")?, routing_key: row.text("routing_key")? },
+        headers: serde_json::from_str(&headers).map_err(|error| unreadable("headers", error))?,
+        body: row.bytes("body")?,
+    })
+}
+
+/// Headers in their order: a list of pairs, not an object.
+pub(crate) fn headers_text(headers: &[(String, String)]) -> StoreResult<String> {
+    serde_json::to_string(headers).map_err(|error| unreadable("headers", error))
+}
+
+const NANOS_IN_A_MICRO: u32 = 1000;
+
+pub(crate) fn read_local_queue(row: &Row) -> StoreResult<Queue> {
+    let arguments = row.text("arguments")?;
+    let arguments = serde_json::from_str(&arguments).map_err(|error| unreadable("arguments", error))?;
+    Ok(Queue { name: row.text("name")?, arguments })
 }
 
 /// A status or state as its enum.

@@ -9,7 +9,7 @@
 //! `deleted_at/_by_id/_reason` with uniqueness among the living only; a switch is `disabled_at/_by_id/_reason/
 //! _message`.
 
-use ColumnKind::{AutoId, Int, Json, Long, Name, Text, Time, Uuid};
+use ColumnKind::{AutoId, Bytes, Int, Json, Long, Name, Text, Time, Uuid};
 
 /// What a column holds; each database picks its own type for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub(crate) enum ColumnKind {
     Text,
     /// JSON, kept as the exact text.
     Json,
+    /// Bytes of any sort and number.
+    Bytes,
     /// A UUID.
     Uuid,
     /// A moment in UTC, in microseconds.
@@ -504,6 +506,105 @@ pub(crate) const CHANNELS: Table = Table {
         unique: true,
         only: Only::Where { condition: "deleted_at IS NULL", mysql_column: "living_name" },
     }],
+    foreign_key: None,
+    hot: false,
+};
+
+/// The revision of the local topology: one row, whose lock makes two that change it take turns.
+pub(crate) const LOCAL_TOPOLOGY: Table = Table {
+    name: "local_topology",
+    columns: &[column("topology_id", Int), column("revision", Long)],
+    primary_key: &["topology_id"],
+    indexes: &[],
+    foreign_key: None,
+    hot: true,
+};
+
+/// Exchanges of the in-process broker.
+pub(crate) const LOCAL_EXCHANGES: Table = Table {
+    name: "local_exchanges",
+    columns: &[column("name", Name(255)), column("kind", Name(16))],
+    primary_key: &["name"],
+    indexes: &[],
+    foreign_key: None,
+    hot: false,
+};
+
+/// Queues of the in-process broker.
+pub(crate) const LOCAL_QUEUES: Table = Table {
+    name: "local_queues",
+    columns: &[
+        column("name", Name(255)),
+        column("arguments", Json),
+        // The receiver that alone takes from the queue, where only one may.
+        nullable("claimed_by_id", Name(128)),
+        nullable("claimed_epoch", Long),
+    ],
+    primary_key: &["name"],
+    indexes: &[],
+    foreign_key: None,
+    hot: false,
+};
+
+/// Which exchange leads to which queue.
+pub(crate) const LOCAL_BINDINGS: Table = Table {
+    name: "local_bindings",
+    columns: &[column("queue", Name(255)), column("exchange", Name(255)), column("routing_key", Name(255))],
+    primary_key: &["queue", "exchange", "routing_key"],
+    indexes: &[],
+    foreign_key: None,
+    hot: false,
+};
+
+/// Messages that wait in queues of the in-process broker, or are with a receiver. Gone when they are settled.
+pub(crate) const LOCAL_MESSAGES: Table = Table {
+    name: "local_messages",
+    columns: &[
+        column("local_message_id", AutoId),
+        column("queue", Name(255)),
+        column("message_id", Name(255)),
+        column("message_type", Name(255)),
+        // Not `key`, which is a word of SQL.
+        column("message_key", Name(255)),
+        column("occurred_at", Time),
+        // What microseconds leave over.
+        column("occurred_nanos", Int),
+        column("content_type", Name(255)),
+        column("exchange", Name(255)),
+        column("routing_key", Name(255)),
+        column("headers", Json),
+        column("body", Bytes),
+        column("created_at", Time),
+        // Set while nobody may take it.
+        nullable("available_at", Time),
+        column("delivery_count", Int),
+        nullable("claimed_by_id", Name(128)),
+        nullable("claimed_epoch", Long),
+    ],
+    primary_key: &["local_message_id"],
+    indexes: &[
+        Index {
+            name: "local_messages_ready",
+            columns: &["queue", "local_message_id"],
+            unique: false,
+            only: Only::Where {
+                condition: "claimed_by_id IS NULL AND available_at IS NULL",
+                mysql_column: "ready_queue",
+            },
+        },
+        Index {
+            name: "local_messages_delayed",
+            columns: &["queue", "available_at"],
+            unique: false,
+            only: Only::Where { condition: "available_at IS NOT NULL", mysql_column: "delayed_queue" },
+        },
+        Index {
+            name: "local_messages_claimed",
+            columns: &["claimed_by_id"],
+            unique: false,
+            only: Only::FirstNotNull,
+        },
+    ],
     foreign_key: None,
     hot: false,
 };

@@ -17,6 +17,7 @@ pub(crate) enum Value<'a> {
     Long(Option<i64>),
     Uuid(Option<Uuid>),
     Time(Option<DateTime<Utc>>),
+    Bytes(&'a [u8]),
     /// A set of numbers. Only PostgreSQL binds one; see [`Session::one_of`].
     Longs(Vec<i64>),
 }
@@ -88,6 +89,12 @@ impl From<Option<Uuid>> for Value<'_> {
     }
 }
 
+impl<'a> From<&'a [u8]> for Value<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Self::Bytes(bytes)
+    }
+}
+
 impl From<DateTime<Utc>> for Value<'_> {
     fn from(moment: DateTime<Utc>) -> Self {
         Self::Time(Some(moment))
@@ -97,6 +104,22 @@ impl From<DateTime<Utc>> for Value<'_> {
 impl From<Option<DateTime<Utc>>> for Value<'_> {
     fn from(moment: Option<DateTime<Utc>>) -> Self {
         Self::Time(moment)
+    }
+}
+
+/// How many values one statement may bind: SQLite takes 32,766, PostgreSQL and MySQL 65,535. For an append it is
+/// about 1,000 events with a channel each.
+pub(crate) const MAX_VALUES: usize = 32_000;
+
+impl Value<'_> {
+    /// How many bytes of a statement it takes, roughly.
+    pub(crate) fn size(&self) -> usize {
+        match self {
+            Self::Text(text) => text.as_ref().map_or(0, |text| text.len()),
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Long(_) | Self::Uuid(_) | Self::Time(_) => 16,
+            Self::Longs(numbers) => numbers.len() * 8,
+        }
     }
 }
 
@@ -194,6 +217,7 @@ macro_rules! bind_all {
                 Value::Long(number) => query.bind(*number),
                 Value::Uuid(uuid) => query.bind(*uuid),
                 Value::Time(moment) => query.bind(moment.map($time)),
+                Value::Bytes(bytes) => query.bind(*bytes),
                 Value::Longs(numbers) => query.bind($longs(numbers)),
             };
         }
@@ -404,6 +428,10 @@ impl Row {
 
     pub(crate) fn text_or_null(&self, column: &str) -> Result<Option<String>, StoreError> {
         get!(self, column, Option<String>).map_err(|error| unreadable(column, error))
+    }
+
+    pub(crate) fn bytes(&self, column: &str) -> Result<Vec<u8>, StoreError> {
+        get!(self, column, Vec<u8>).map_err(|error| unreadable(column, error))
     }
 
     pub(crate) fn uuid(&self, column: &str) -> Result<Uuid, StoreError> {

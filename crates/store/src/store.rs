@@ -11,7 +11,11 @@ use towpath_core::ids::{
     LeaseName, Position, TenantId, Version,
 };
 use towpath_core::lifecycle::{CommandStatus, OutboxStatus};
+use towpath_core::ports::broker::Topology;
 use towpath_core::ports::probe::{NoProbe, Probe};
+use towpath_core::ports::queues::{
+    Ending, Layout, Parcel, PutError, QueueDepth, Queues, Receiver, TakenMessage,
+};
 use towpath_core::ports::store::{
     Append, Appended, ChannelRow, CommandRecord, CommandResult, CommandSession, CompletedCommand, Counts,
     Disabled, FailedCommand, Flow, Found, InboxEntry, InboxFailure, InboxMark, LeaseGrant, LeaseStanding,
@@ -674,6 +678,82 @@ impl CommandSession for SqlCommandSession {
             }
             None => self.store.complete_command(completed).await,
         }
+    }
+}
+
+#[async_trait]
+impl Queues for SqlStore {
+    async fn layout(&self) -> StoreResult<Layout> {
+        reading!(self, ops::queues::layout)
+    }
+
+    async fn extend_layout(&self, revision: u64, additions: &Topology) -> StoreResult<bool> {
+        transacting!(self, ops::queues::extend_layout, revision, additions)
+    }
+
+    async fn put_messages(&self, revision: u64, parcels: &[Parcel<'_>]) -> Result<bool, PutError> {
+        let mut transaction = self.transaction().await.map_err(PutError::NotWritten)?;
+        match ops::queues::put(&mut transaction.session(), revision, parcels).await {
+            Ok(true) => match transaction.commit().await {
+                Ok(()) => Ok(true),
+                // By its meaning: all of it was rolled back.
+                Err(error @ StoreError::Contention(_)) => Err(PutError::NotWritten(error)),
+                Err(error) => Err(PutError::Unknown(error)),
+            },
+            Ok(false) => {
+                let _ = transaction.rollback().await;
+                Ok(false)
+            }
+            Err(error) => {
+                let _ = transaction.rollback().await;
+                Err(PutError::NotWritten(error))
+            }
+        }
+    }
+
+    async fn begin_receiving(&self, lease: &LeaseName, for_: Duration) -> StoreResult<LeaseGrant> {
+        transacting!(self, ops::queues::begin_receiving, lease, for_)
+    }
+
+    async fn keep_receiving(&self, grant: &LeaseGrant, for_: Duration) -> StoreResult<bool> {
+        writing_once!(self, ops::queues::keep_receiving, grant, for_)
+    }
+
+    async fn end_receiving(&self, receiver: &Receiver) -> StoreResult<()> {
+        transacting!(self, ops::queues::end_receiving, receiver)
+    }
+
+    async fn take_messages(&self, receiver: &Receiver, limit: u32) -> StoreResult<Vec<TakenMessage>> {
+        // Mostly there is nothing: then one read is all it costs.
+        let waiting = reading!(self, ops::queues::look, &receiver.queue)?;
+        if !waiting.ready && !waiting.due {
+            return Ok(Vec::new());
+        }
+        transacting!(self, ops::queues::take, receiver, waiting, limit)
+    }
+
+    async fn end_messages(&self, grant: &LeaseGrant, endings: &[Ending]) -> StoreResult<()> {
+        if ops::queues::is_one_statement(endings) {
+            return writing_once!(self, ops::queues::end, grant, endings);
+        }
+        transacting!(self, ops::queues::end, grant, endings)
+    }
+
+    async fn recover_messages(&self) -> StoreResult<u64> {
+        let mut all = 0;
+        loop {
+            let recovered = transacting!(self, ops::queues::recover)?;
+            all += recovered;
+            if !ops::queues::may_be_more(recovered) {
+                break;
+            }
+        }
+        writing_once!(self, ops::queues::forget_receivers)?;
+        Ok(all)
+    }
+
+    async fn queue_depth(&self, queue: &str) -> StoreResult<QueueDepth> {
+        reading!(self, ops::queues::depth, queue)
     }
 }
 

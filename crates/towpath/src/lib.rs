@@ -105,7 +105,7 @@ pub use towpath::{Builder, StartError, Towpath, View};
 
 #[cfg(feature = "rabbitmq")]
 pub use towpath_broker::RabbitMq;
-pub use towpath_broker::{BadBrokerUrl, BrokerUrl};
+pub use towpath_broker::{BadBrokerUrl, BrokerUrl, LocalBroker, LocalOptions};
 pub use towpath_core::aggregate::{Aggregate, Context, Reason, Refusal};
 pub use towpath_core::channel::{Channel, ChannelPolicy, Format};
 pub use towpath_core::envelope::{ChangeContext, EventEnvelope, RecordedEvent};

@@ -6,19 +6,15 @@ use std::time::Duration;
 
 use serde::Serialize;
 use tokio::sync::Mutex;
-use towpath_broker::{BadBrokerUrl, BrokerUrl};
+use towpath_broker::{BadBrokerUrl, BrokerUrl, LocalBroker, LocalOptions};
 use towpath_core::aggregate::Aggregate;
-use towpath_core::channel::{Channel, RoutingKey, Target};
+use towpath_core::channel::Channel;
 use towpath_core::decider::RegistrationFlaw;
 use towpath_core::envelope::RecordedEvent;
 use towpath_core::flow::{FlowCommand, FlowEvent, FlowReport, validate_flow};
-use towpath_core::ids::{
-    AggregateKey, CommandId, CorrelationId, HandlerName, InstanceId, InvalidId, Version,
-};
+use towpath_core::ids::{AggregateKey, CommandId, CorrelationId, InstanceId, InvalidId, Version};
 use towpath_core::payload::Payload;
-use towpath_core::ports::broker::{
-    Argument, Binding, Broker, BrokerError, Exchange, ExchangeKind, Queue, Topology,
-};
+use towpath_core::ports::broker::{Broker, BrokerError, Topology};
 use towpath_core::ports::clock::Clock;
 use towpath_core::ports::store::{AggregateRow, CommandRecord, Flow, StateEvent, Store, StoreError};
 use towpath_core::retry::RetryPolicy;
@@ -29,7 +25,7 @@ use uuid::Uuid;
 
 use crate::bus::{Bus, FoldError, SendError};
 use crate::clock::SystemClock;
-use crate::consumer::{self, Consumer, Letters, Source};
+use crate::consumer::{self, Consumer, Letters, Wired, wire};
 use crate::leases;
 use crate::registry::Registry;
 use crate::relay::{self, RelayWakes};
@@ -48,8 +44,8 @@ const DEFAULT_BROKER: &str = "local:";
 pub struct Towpath {
     bus: Bus,
     store: SqlStore,
-    broker: BrokerUrl,
-    opened: Option<Arc<dyn Broker>>,
+    broker_url: BrokerUrl,
+    broker: Arc<dyn Broker>,
     instance: InstanceId,
     wake: Wake,
     services: Arc<Mutex<Vec<Service>>>,
@@ -293,14 +289,9 @@ impl Towpath {
     }
 
     /// The dead letters of all consumers, and what the broker gave up.
-    ///
-    /// # Errors
-    /// `Wiring` when this build has no broker to give letters back to.
-    pub fn dead_letters(&self) -> Result<Letters<'_>, StartError> {
-        let Some(broker) = &self.opened else {
-            return Err(StartError::Wiring("there is no broker to give letters back to".to_owned()));
-        };
-        Ok(Letters { store: &self.store, broker, clock: &self.bus.clock, horizon: HORIZON, by: None })
+    pub fn dead_letters(&self) -> Letters<'_> {
+        let (store, broker, clock) = (&self.store, &self.broker, &self.bus.clock);
+        Letters { store, broker, clock, horizon: HORIZON, by: None }
     }
 
     /// What was registered.
@@ -315,7 +306,7 @@ impl Towpath {
 
     /// The broker's URL.
     pub fn broker(&self) -> String {
-        self.broker.to_string()
+        self.broker_url.to_string()
     }
 
     /// Which instance this is.
@@ -335,6 +326,8 @@ impl Towpath {
             service.stop().await;
         }
         services.clear();
+        // The in-process broker gives back what is unsettled, and needs the store for that.
+        self.broker.close().await;
         self.store.close().await;
     }
 }
@@ -455,7 +448,7 @@ impl Builder {
         if let Some(error) = self.invalid.into_iter().next() {
             return Err(error.into());
         }
-        let broker = BrokerUrl::parse(&self.broker_url)?;
+        let broker_url = BrokerUrl::parse(&self.broker_url)?;
         let url = StoreUrl::parse(&self.store_url)?;
         let instance = match self.instance {
             Some(name) => InstanceId::new(name)?,
@@ -467,20 +460,15 @@ impl Builder {
         }
         store.ready().await?;
         let consumers = wire(&mut self.channels, &mut self.topology, self.consumers)?;
-        let opened = open_broker(&broker)?;
-        let publishing = match &opened {
-            Some(broker) => {
-                broker.declare(&self.topology).await?;
-                let targets = self.channels.into_iter().filter_map(|channel| {
-                    let target = channel.target.clone()?;
-                    Some((channel, target))
-                });
-                targets.map(|(channel, target)| (broker.clone(), channel, target)).collect()
-            }
-            None => Vec::new(),
-        };
+        let broker = open_broker(&broker_url, &store, self.lease)?;
+        broker.declare(&self.topology).await?;
+        let targets = self.channels.into_iter().filter_map(|channel| {
+            let target = channel.target.clone()?;
+            Some((channel, target))
+        });
+        let publishing: Vec<_> = targets.collect();
         let wakes: HashMap<String, Wake> =
-            publishing.iter().map(|(_, channel, _)| (channel.name.to_string(), Wake::default())).collect();
+            publishing.iter().map(|(channel, _)| (channel.name.to_string(), Wake::default())).collect();
         let bus = Bus {
             store: Arc::new(store.clone()),
             registry: Arc::new(self.registry),
@@ -492,115 +480,55 @@ impl Builder {
         let wake = Wake::default();
         let mut services = Vec::new();
         if self.workers {
-            let relayed = publishing.iter().map(|(_, channel, _)| channel.name.clone()).collect();
+            let relayed = publishing.iter().map(|(channel, _)| channel.name.clone()).collect();
             let (keeper, held) = leases::start(bus.clone(), instance.clone(), relayed, self.lease).await?;
             let pace = runner::Pace { lease: self.lease, scan: self.scan };
             services.push(runner::start(bus.clone(), held.clone(), wake.clone(), pace));
             services.push(sequencer::start(bus.clone(), held.clone(), bus.committed.clone(), self.scan));
-            for (broker, channel, target) in publishing {
+            for (channel, target) in publishing {
                 let wake = wakes.get(channel.name.as_str()).cloned().unwrap_or_default();
-                services.push(relay::start(bus.clone(), broker, channel, target, held.clone(), wake));
+                services.push(relay::start(bus.clone(), broker.clone(), channel, target, held.clone(), wake));
             }
-            if let Some(broker) = &opened {
-                let running = consumer::Running {
-                    bus: bus.clone(),
-                    store: store.clone(),
-                    broker: broker.clone(),
-                    runner: wake.clone(),
-                    patience: self.scan,
-                };
-                for Wired { consumer, handler, queue } in consumers {
-                    services.extend(consumer::start(running.clone(), consumer, handler, queue));
-                }
-                for queue in self.dead_letter_queues {
-                    services.push(consumer::start_reader(running.clone(), queue));
-                }
+            let running = consumer::Running {
+                bus: bus.clone(),
+                store: store.clone(),
+                broker: broker.clone(),
+                runner: wake.clone(),
+                patience: self.scan,
+            };
+            for Wired { consumer, handler, queue } in consumers {
+                services.extend(consumer::start(running.clone(), consumer, handler, queue));
+            }
+            for queue in self.dead_letter_queues {
+                services.push(consumer::start_reader(running.clone(), queue));
             }
             // Stopped last: the others finish what they have begun while the leases still live.
             services.push(keeper);
         }
-        tracing::info!(store = %url, %broker, %instance, "towpath started");
-        let services = Arc::new(Mutex::new(services));
-        Ok(Towpath { bus, store, broker, opened, instance, wake, services })
+        tracing::info!(store = %url, broker = %broker_url, %instance, "towpath started");
+        Ok(Towpath {
+            bus,
+            store,
+            broker_url,
+            broker,
+            instance,
+            wake,
+            services: Arc::new(Mutex::new(services)),
+        })
     }
 }
 
 /// How long the inbox remembers what was handled.
 const HORIZON: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// A consumer with the queue it takes from.
-struct Wired {
-    consumer: Consumer,
-    handler: HandlerName,
-    queue: String,
-}
-
-/// Gives each consumer its queue, and declares what it needs on the broker.
-fn wire(
-    channels: &mut [Channel],
-    topology: &mut Topology,
-    consumers: Vec<Consumer>,
-) -> Result<Vec<Wired>, StartError> {
-    let mut wired: Vec<Wired> = Vec::new();
-    for consumer in consumers {
-        let handler = HandlerName::new(&consumer.handler)?;
-        if wired.iter().any(|other| other.handler == handler) {
-            let twice = format!("two consumers are called {handler}: the inbox could not tell them apart");
-            return Err(StartError::Wiring(twice));
-        }
-        let queue = match &consumer.source {
-            Source::Queue(queue) => queue.clone(),
-            Source::Channel(name) => {
-                let channel = channels.iter_mut().find(|channel| channel.name.as_str() == name);
-                let target = channel.map(|channel| channel.publish_by_default().clone());
-                declare_for(topology, name, target.as_ref(), &handler, consumer.policy.in_order)
-            }
-        };
-        wired.push(Wired { consumer, handler, queue });
-    }
-    Ok(wired)
-}
-
-/// Declares the handler's own queue on what a channel publishes to; answers its name.
-fn declare_for(
-    topology: &mut Topology,
-    channel: &str,
-    target: Option<&Target>,
-    handler: &HandlerName,
-    in_order: bool,
-) -> String {
-    let exchange = target.map_or_else(|| channel.to_owned(), |target| target.exchange.clone());
-    let kind = match topology.exchanges.iter().find(|declared| declared.name == exchange) {
-        Some(declared) => declared.kind,
-        None => {
-            let kind = ExchangeKind::Topic;
-            topology.exchanges.push(Exchange { name: exchange.clone(), kind });
-            kind
-        }
-    };
-    let queue = format!("{exchange}.{handler}");
-    if !topology.queues.iter().any(|declared| declared.name == queue) {
-        let mut arguments = vec![("x-queue-type".to_owned(), Argument::Text("quorum".to_owned()))];
-        if in_order {
-            // With several instances one of them receives at a time, or two would handle one aggregate at once.
-            arguments.push(("x-single-active-consumer".to_owned(), Argument::Switch(true)));
-        }
-        topology.queues.push(Queue { name: queue.clone(), arguments });
-    }
-    let routing_key = match (kind, target.map(|target| &target.routing_key)) {
-        (ExchangeKind::Topic, _) => "#".to_owned(),
-        (_, Some(RoutingKey::Fixed(key))) => key.clone(),
-        (ExchangeKind::Fanout | ExchangeKind::Direct, _) => String::new(),
-    };
-    topology.bindings.push(Binding { queue: queue.clone(), exchange, routing_key });
-    queue
-}
-
-/// Opens the broker that a URL names. The in-process one delivers nothing yet.
-fn open_broker(url: &BrokerUrl) -> Result<Option<Arc<dyn Broker>>, BadBrokerUrl> {
+/// Opens the broker that a URL names.
+fn open_broker(url: &BrokerUrl, store: &SqlStore, lease: Duration) -> Result<Arc<dyn Broker>, BadBrokerUrl> {
     match url {
-        BrokerUrl::Local => Ok(None),
+        BrokerUrl::Local => {
+            let options = LocalOptions { lease, ..LocalOptions::default() };
+            Ok(Arc::new(LocalBroker::over(Arc::new(store.clone()), options)))
+        }
         #[cfg(feature = "rabbitmq")]
-        amqp => Ok(Some(Arc::new(towpath_broker::RabbitMq::connect(amqp)?))),
+        amqp => Ok(Arc::new(towpath_broker::RabbitMq::connect(amqp)?)),
     }
 }

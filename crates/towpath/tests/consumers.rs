@@ -97,7 +97,7 @@ async fn handlers_of_one_fact_do_not_depend_on_each_other(stage: &Stage) {
 
 async fn dead_letters(app: &Towpath, count: usize) -> Vec<towpath::letters::Letter> {
     eventually("dead letters", || async {
-        let dead = app.dead_letters().unwrap().list(&LetterFilter::dead(), 0, 100).await.unwrap();
+        let dead = app.dead_letters().list(&LetterFilter::dead(), 0, 100).await.unwrap();
         (dead.len() >= count).then_some(dead)
     })
     .await
@@ -133,11 +133,11 @@ async fn a_failing_delivery_is_tried_again_then_set_aside_then_dead_and_can_be_r
     assert_eq!(effects(&app).await.len(), 0, "every attempt was rolled back");
 
     broken.store(false, Ordering::SeqCst);
-    let letters = app.dead_letters().unwrap();
+    let letters = app.dead_letters();
     letters.replay(dead[0].letter_id, false).await.unwrap();
     eventually("the effect", || async { (effects(&app).await.len() == 1).then_some(()) }).await;
     let replayed = eventually("the letter's end", || async {
-        let letter = app.dead_letters().unwrap().get(dead[0].letter_id).await.unwrap();
+        let letter = app.dead_letters().get(dead[0].letter_id).await.unwrap();
         (letter.status == LetterStatus::Replayed).then_some(letter)
     })
     .await;
@@ -224,13 +224,13 @@ async fn with_order_a_failing_delivery_holds_its_own_aggregate_back_and_no_other
     let dead = dead_letters(&app, 1).await;
     let behind = eventually("three waiting", || async {
         let filter = LetterFilter { status: Some(LetterStatus::Behind), ..LetterFilter::default() };
-        let behind = app.dead_letters().unwrap().list(&filter, 0, 10).await.unwrap();
+        let behind = app.dead_letters().list(&filter, 0, 10).await.unwrap();
         (behind.len() == 3).then_some(behind)
     })
     .await;
     assert!(behind.iter().all(|letter| letter.letter.lane == dead[0].letter.lane));
     broken.store(false, Ordering::SeqCst);
-    app.dead_letters().unwrap().replay(dead[0].letter_id, false).await.unwrap();
+    app.dead_letters().replay(dead[0].letter_id, false).await.unwrap();
     eventually("all effects", || async { (effects(&app).await.len() == 10).then_some(()) }).await;
     let mut versions: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for (id, version) in seen.lock().unwrap().iter() {
@@ -239,7 +239,7 @@ async fn with_order_a_failing_delivery_holds_its_own_aggregate_back_and_no_other
     assert_eq!(versions["order-bad"], [1, 2, 3, 4, 5]);
     assert_eq!(versions["order-good"], [1, 2, 3, 4, 5]);
     let open = LetterFilter { status: Some(LetterStatus::Behind), ..LetterFilter::default() };
-    assert_eq!(app.dead_letters().unwrap().list(&open, 0, 10).await.unwrap(), []);
+    assert_eq!(app.dead_letters().list(&open, 0, 10).await.unwrap(), []);
     note(&app, "order-bad").await;
     eventually("the lane is free again", || async { (effects(&app).await.len() == 11).then_some(()) }).await;
     app.stop().await;
@@ -353,7 +353,7 @@ async fn a_dead_letter_is_edited_and_replayed_or_discarded(stage: &Stage) {
         app.send::<Order>(id, OrderCommand::Place { sku: "boock".into() }).await.unwrap();
     }
     let dead = dead_letters(&app, 2).await;
-    let letters = app.dead_letters().unwrap().by(towpath::ids::ActorId::new("ada").unwrap());
+    let letters = app.dead_letters().by(towpath::ids::ActorId::new("ada").unwrap());
     let body = String::from_utf8(dead[0].letter.message.body.clone()).unwrap();
     letters.edit(dead[0].letter_id, body.replace("boock", "book").as_bytes()).await.unwrap();
     let edited = letters.get(dead[0].letter_id).await.unwrap();
@@ -395,7 +395,7 @@ async fn bulk_actions_touch_what_their_preview_counted(stage: &Stage) {
     }
     note(&app, "order-0").await;
     dead_letters(&app, 7).await;
-    let letters = app.dead_letters().unwrap();
+    let letters = app.dead_letters();
     let groups = letters.groups(&LetterFilter::dead()).await.unwrap();
     let summary: Vec<_> =
         groups.iter().map(|group| (group.reason.as_deref().unwrap(), group.count)).collect();
@@ -438,7 +438,7 @@ async fn a_handler_can_ask_to_be_called_later(stage: &Stage) {
     place(&app, "order-1").await;
     eventually("the effect", || async { (effects_of(&app, "record").await == 1).then_some(()) }).await;
     assert_eq!(calls.load(Ordering::SeqCst), 7);
-    let all = app.dead_letters().unwrap().list(&LetterFilter::default(), 0, 10).await.unwrap();
+    let all = app.dead_letters().list(&LetterFilter::default(), 0, 10).await.unwrap();
     assert_eq!(all, [], "it leaves no letter behind");
     app.stop().await;
 }
@@ -488,9 +488,9 @@ mod broker_dead_letters {
         let aggregate = ("towpath-aggregate-id".to_owned(), "order-1".to_owned());
         assert!(found.message.headers.contains(&aggregate), "{:?}", found.message.headers);
         broken.store(false, Ordering::SeqCst);
-        app.dead_letters().unwrap().replay(dead[0].letter_id, false).await.unwrap();
+        app.dead_letters().replay(dead[0].letter_id, false).await.unwrap();
         eventually("the effect", || async { (effects_of(&app, "record").await == 1).then_some(()) }).await;
-        let replayed = app.dead_letters().unwrap().get(dead[0].letter_id).await.unwrap();
+        let replayed = app.dead_letters().get(dead[0].letter_id).await.unwrap();
         assert_eq!(replayed.status, LetterStatus::Replayed);
         app.stop().await;
     }
@@ -517,7 +517,7 @@ mod broker_dead_letters {
         };
         stage.publish(&[message]).await;
         let dead = dead_letters(&app, 1).await;
-        let letters = app.dead_letters().unwrap();
+        let letters = app.dead_letters();
         let refused = letters.replay(dead[0].letter_id, false).await.unwrap_err();
         assert!(matches!(refused, LettersError::BeyondHorizon { .. }), "{refused}");
         let preview = letters.preview(LetterFilter::default()).await.unwrap();
@@ -525,7 +525,7 @@ mod broker_dead_letters {
         letters.replay(dead[0].letter_id, true).await.unwrap();
         // It is given up again, which is another death of the same message.
         eventually("the second death", || async {
-            let all = app.dead_letters().unwrap().list(&LetterFilter::default(), 0, 10).await.unwrap();
+            let all = app.dead_letters().list(&LetterFilter::default(), 0, 10).await.unwrap();
             (all.len() == 2).then_some(())
         })
         .await;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::ports::store::BoxError;
 use crate::retry::ErrorClass;
@@ -142,6 +142,30 @@ pub enum ExchangeKind {
     Fanout,
 }
 
+impl ExchangeKind {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Topic, Self::Direct, Self::Fanout];
+
+    /// As brokers write it, and as it is stored.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Topic => "topic",
+            Self::Direct => "direct",
+            Self::Fanout => "fanout",
+        }
+    }
+}
+
+impl fmt::Display for Argument {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => f.write_str(text),
+            Self::Number(number) => number.fmt(f),
+            Self::Switch(switch) => switch.fmt(f),
+        }
+    }
+}
+
 /// A durable queue.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Queue {
@@ -152,7 +176,7 @@ pub struct Queue {
 }
 
 /// The value of a queue's argument.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Argument {
     /// A text.

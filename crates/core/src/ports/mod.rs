@@ -3,4 +3,5 @@
 pub mod broker;
 pub mod clock;
 pub mod probe;
+pub mod queues;
 pub mod store;

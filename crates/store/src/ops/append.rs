@@ -15,11 +15,7 @@ use crate::rows::{
 use crate::schema::{
     AGGREGATES, COMMAND_BOX, DOMAIN_EVENTS, EVENT_OUTBOX, EVENT_PENDING, STATE_EVENTS, Table,
 };
-use crate::sql::{Session, SqlFault, Value, values};
-
-/// How many values one append may bind: SQLite takes 32,766 in a statement, PostgreSQL and MySQL 65,535. It is
-/// about 1,000 events with a channel each.
-const MAX_VALUES: usize = 32_000;
+use crate::sql::{MAX_VALUES, Session, SqlFault, Value, values};
 
 /// Appends inside the caller's transaction.
 ///

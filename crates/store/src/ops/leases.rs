@@ -178,6 +178,6 @@ pub(crate) fn fenced(grant: &LeaseGrant) -> StoreError {
     StoreError::Fenced { lease: grant.lease.clone(), epoch: grant.epoch }
 }
 
-fn micros(duration: Duration) -> i64 {
+pub(crate) fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
 }

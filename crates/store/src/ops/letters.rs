@@ -342,6 +342,13 @@ pub(crate) async fn replay(
     Ok(session.execute("letters.replay", &sql, changed).await?)
 }
 
+/// Forgets which death of its message a letter was. Before it goes back to the broker: given up once more, it must not
+/// be taken for the same death. Answers whether it is still dead.
+pub(crate) async fn forget_death(session: &mut Session<'_>, letter_id: u64) -> StoreResult<bool> {
+    let sql = "UPDATE dead_letters SET death_key = NULL WHERE dead_letter_id = ? AND status = 'DEAD'";
+    Ok(session.execute("letters.forget_death", sql, values![letter_id]).await? == 1)
+}
+
 /// Marks a letter as replayed that went back to the broker.
 pub(crate) async fn republished(
     session: &mut Session<'_>,

@@ -10,5 +10,6 @@ pub(crate) mod leases;
 pub(crate) mod letters;
 pub(crate) mod log;
 pub(crate) mod outbox;
+pub(crate) mod queues;
 pub(crate) mod reads;
 pub(crate) mod timers;

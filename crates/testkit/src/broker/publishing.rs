@@ -1,13 +1,14 @@
 //! Publishing and its outcomes.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use towpath_core::ports::broker::{Broker, Destination, Message, Published};
 
 use super::BrokerFixture;
 use super::acts::{
-    Lane, bodies, check_same, message, next, numbered, numbers, publish, publish_all, publish_within,
-    subscribe, take,
+    Lane, bodies, check_same, message, numbered, numbers, publish, publish_all, publish_within, subscribe,
+    take,
 };
 use crate::store::waiting::all_at_once;
 
@@ -130,7 +131,8 @@ pub async fn one_id_to_two_places_has_two_outcomes(fixture: &impl BrokerFixture)
     }
 }
 
-/// The message to an exchange that does not exist is not confirmed, none is lost silently, and the handle works.
+/// The message to an exchange that does not exist is refused, none is lost silently, and the handle works. Its neighbours
+/// may suffer (RabbitMQ closes the channel over it), but nobody says that they arrived when they did not.
 pub async fn an_unknown_exchange_spoils_nothing_for_long(fixture: &impl BrokerFixture) {
     let (broker, lane) = Lane::ready(fixture).await;
     if !broker.promises().tells_unroutable {
@@ -138,6 +140,7 @@ pub async fn an_unknown_exchange_spoils_nothing_for_long(fixture: &impl BrokerFi
     }
     let nowhere =
         Destination { exchange: fixture.fresh_name("nowhere"), routing_key: "order.placed".to_owned() };
+    let mut confirmed = BTreeSet::new();
     for place in [0, 100, 199] {
         let mut messages = numbered(&lane.destination, 200);
         messages[place].destination = nowhere.clone();
@@ -147,19 +150,29 @@ pub async fn an_unknown_exchange_spoils_nothing_for_long(fixture: &impl BrokerFi
             other => panic!("message {place} went to no exchange: {other:?}"),
         }
         for (other, outcome) in outcomes.iter().enumerate().filter(|(other, _)| *other != place) {
-            let expected = match outcome {
-                Published::Confirmed => other < place,
-                Published::Unknown { .. } => true,
-                Published::NotSent { .. } => other > place,
-                Published::Refused { .. } | Published::Unroutable { .. } => false,
-            };
-            assert!(expected, "message {other} with the unknown exchange at {place}: {outcome:?}");
+            match outcome {
+                Published::Confirmed => drop(confirmed.insert(messages[other].message_id.clone())),
+                Published::Unknown { .. } => {}
+                Published::NotSent { .. } if other > place => {}
+                wrong => panic!("message {other} with the unknown exchange at {place}: {wrong:?}"),
+            }
         }
         publish_all(&*broker, &numbered(&lane.destination, 10)).await;
     }
     let alone = publish(&*broker, &[message(&nowhere, "alone")]).await;
     assert!(matches!(alone[..], [Published::Refused { .. }]), "{alone:?}");
-    publish_all(&*broker, &numbered(&lane.destination, 10)).await;
+    let last = message(&lane.destination, "last");
+    publish_all(&*broker, std::slice::from_ref(&last)).await;
+    let deliveries = subscribe(&*broker, &lane.queue, 200).await;
+    loop {
+        let received = take(&*deliveries, 1).await.remove(0);
+        let message_id = received.message_id.unwrap_or_default();
+        if message_id == last.message_id {
+            break;
+        }
+        confirmed.remove(&message_id);
+    }
+    assert!(confirmed.is_empty(), "confirmed and not there: {confirmed:?}");
 }
 
 /// What cannot be sent at all is refused, and its neighbours are not disturbed.
@@ -241,5 +254,6 @@ pub async fn no_patience_is_unknown_at_once(fixture: &impl BrokerFixture) {
     let last = message(&lane.destination, "last");
     publish_all(&*broker, std::slice::from_ref(&last)).await;
     let deliveries = subscribe(&*broker, &lane.queue, 200).await;
-    while next(&*deliveries).await.message_id.as_deref() != Some(last.message_id.as_str()) {}
+    // Settled one by one: more may have arrived than the prefetch lets through at once.
+    while take(&*deliveries, 1).await[0].message_id.as_deref() != Some(last.message_id.as_str()) {}
 }

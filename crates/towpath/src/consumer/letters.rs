@@ -207,6 +207,10 @@ impl Letters<'_> {
                 report.beyond_horizon += 1;
                 continue;
             }
+            if !self.store.forget_death(letter.letter_id).await? {
+                report.changed_meanwhile += 1;
+                continue;
+            }
             self.give_back(letter).await?;
             match self.store.letter_republished(letter.letter_id, self.by.as_ref(), now).await? {
                 true => report.to_broker += 1,

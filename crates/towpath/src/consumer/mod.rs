@@ -1,7 +1,7 @@
 //! Consumers: handlers that take facts, each once.
 //!
-//! Reading order: this file declares a consumer and what its handler gets and answers; `tx` is the handler's
-//! transaction; `engine` receives, runs and settles; `redelivery` brings back what was set aside; `letters` is what an
+//! Reading order: this file declares a consumer and what its handler gets and answers; `wiring` finds its queue; `tx` is
+//! the handler's transaction; `engine` receives, runs and settles; `redelivery` brings back what was set aside; `letters` is what an
 //! operator does with the dead; `reader` takes in what the broker itself gave up.
 
 mod engine;
@@ -9,6 +9,7 @@ mod letters;
 mod reader;
 mod redelivery;
 mod tx;
+mod wiring;
 
 use std::fmt;
 use std::future::Future;
@@ -30,6 +31,7 @@ pub(crate) use engine::{Running, start};
 pub use letters::{Letters, LettersError, Preview, ReplayReport};
 pub(crate) use reader::start as start_reader;
 pub use tx::{HandlerTx, WrongDatabase};
+pub(crate) use wiring::{Wired, wire};
 
 /// Declares who takes which facts.
 ///

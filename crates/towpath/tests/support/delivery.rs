@@ -15,6 +15,7 @@ use super::Fresh;
 /// Which broker a test runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Broker {
+    Local,
     RabbitMq,
 }
 
@@ -39,6 +40,7 @@ impl Stage {
     /// Host and port of the broker's server, where it has one.
     pub fn server(&self) -> Option<String> {
         match self.broker {
+            Broker::Local => None,
             Broker::RabbitMq => {
                 let url = self.broker_url();
                 let host = url.rsplit_once('@').map_or(url.as_str(), |(_, host)| host).to_owned();
@@ -57,13 +59,14 @@ impl Stage {
 
     pub fn tells_unroutable(&self) -> bool {
         match self.broker {
-            Broker::RabbitMq => true,
+            Broker::Local | Broker::RabbitMq => true,
         }
     }
 
     /// Restarts the broker's server, where the tests have one of their own.
     pub async fn restart_broker(&self) {
         match self.broker {
+            Broker::Local => {}
             Broker::RabbitMq => restart("rabbitmq").await,
         }
     }
@@ -85,6 +88,7 @@ impl Stage {
 
     pub fn broker_url(&self) -> String {
         match self.broker {
+            Broker::Local => "local:".to_owned(),
             Broker::RabbitMq => std::env::var("TOWPATH_TEST_AMQP_URL").expect("run `cargo xtask test`"),
         }
     }
@@ -158,8 +162,15 @@ impl Stage {
     }
 
     /// A handle of the test's own on the broker.
-    pub fn handle(&self) -> Arc<dyn towpath::ports::broker::Broker> {
+    async fn handle(&self) -> Arc<dyn towpath::ports::broker::Broker> {
         match self.broker {
+            Broker::Local => {
+                let store = towpath::SqlStore::connect(self.fresh.url()).await.unwrap();
+                Arc::new(towpath_broker::LocalBroker::over(
+                    Arc::new(store),
+                    towpath_broker::LocalOptions::default(),
+                ))
+            }
             Broker::RabbitMq => {
                 Arc::new(RabbitMq::connect(&BrokerUrl::parse(&self.broker_url()).unwrap()).unwrap())
             }
@@ -167,7 +178,7 @@ impl Stage {
     }
 
     pub async fn publish(&self, messages: &[Message]) {
-        let outcomes = self.handle().publish(messages, Duration::from_secs(10)).await;
+        let outcomes = self.handle().await.publish(messages, Duration::from_secs(10)).await;
         assert!(outcomes.iter().all(|outcome| *outcome == Published::Confirmed), "{outcomes:?}");
     }
 
@@ -253,6 +264,7 @@ pub async fn effects_of(app: &Towpath, handler: &str) -> usize {
 #[macro_export]
 macro_rules! on_every_pair {
     ($($case:ident),+ $(,)?) => {
+        on_every_pair!(@broker local, Local, $($case),+);
         on_every_pair!(@broker rabbitmq, RabbitMq, $($case),+);
     };
     (@broker $module:ident, $broker:ident, $($case:ident),+) => {
@@ -280,6 +292,7 @@ macro_rules! on_every_pair {
 #[macro_export]
 macro_rules! on_pairs_with_dead_letters {
     ($($case:ident),+ $(,)?) => {
+        on_every_pair!(@broker local, Local, $($case),+);
         on_every_pair!(@broker rabbitmq, RabbitMq, $($case),+);
     };
 }
