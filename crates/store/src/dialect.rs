@@ -34,6 +34,11 @@ impl Dialect {
         say!(self, "CAST(unixepoch('subsec') * 1000000 AS INTEGER)", "clock_timestamp()", "UTC_TIMESTAMP(6)")
     }
 
+    /// The same, standing still for the length of a statement: only so can PostgreSQL look it up in an index.
+    pub(crate) fn now_of_statement(self) -> &'static str {
+        say!(self, self.now(), "statement_timestamp()", self.now())
+    }
+
     /// The database's clock plus a number of microseconds that is bound as a parameter.
     pub(crate) fn now_plus_parameter(self) -> &'static str {
         say!(
@@ -71,6 +76,20 @@ impl Dialect {
             ),
             Only::All | Only::FirstNotNull => (format!("{alias}{first}"), String::new()),
         }
+    }
+
+    /// `column` is exactly a parameter, which may stand there twice; and what stands before the other columns in the order.
+    /// Said so that an index which begins with the column is used for the order of its other columns.
+    ///
+    /// With a plain equality PostgreSQL drops the column from the order, and then rather reads the primary key or the
+    /// whole table until it comes across a row that fits. MariaDB sorts everything when the column is in the order.
+    pub(crate) fn pinned(self, column: &str) -> (String, String) {
+        say!(
+            self,
+            (format!("{column} = ?"), format!("{column}, ")),
+            (format!("{column} BETWEEN ? AND ?"), format!("{column}, ")),
+            (format!("{column} = ?"), String::new())
+        )
     }
 
     /// The head of an upsert's second half.

@@ -15,11 +15,12 @@ use towpath_core::ports::queues::{
 };
 use towpath_core::ports::store::{LeaseGrant, StoreResult};
 
+use crate::dialect::Dialect;
 use crate::ops::leases::{acquire, fenced, holder_is_gone, micros};
 use crate::rows::{
     headers_text, insert_sql, local_message_values, read_local_message, read_local_queue, select_list,
 };
-use crate::schema::{LOCAL_BINDINGS, LOCAL_EXCHANGES, LOCAL_MESSAGES, LOCAL_QUEUES, Table};
+use crate::schema::{Index, LOCAL_BINDINGS, LOCAL_EXCHANGES, LOCAL_MESSAGES, LOCAL_QUEUES, Table};
 use crate::sql::{Chosen, MAX_VALUES, Session, Value, unreadable, values};
 
 /// What all names of receivers' leases begin with.
@@ -164,22 +165,46 @@ pub(crate) struct Waiting {
     pub(crate) due: bool,
 }
 
-/// Looks whether there is anything to take. Reads only.
+/// Looks whether there is anything to take. Reads only: two entries of two indexes.
+///
+/// Both parts are sorted and cut off, and not merely asked whether they exist: see [`Dialect::pinned`].
 pub(crate) async fn look(session: &mut Session<'_>, queue: &str) -> StoreResult<Waiting> {
     let dialect = session.dialect();
-    let (ready_queue, ready) = dialect.partial(&LOCAL_MESSAGES.indexes[0], "m.");
-    let (delayed_queue, delayed) = dialect.partial(&LOCAL_MESSAGES.indexes[1], "m.");
+    let mut keys = values![];
+    let (in_ready, first_ready) = in_queue(dialect, READY, queue, &mut keys);
+    let (in_delayed, first_delayed) = in_queue(dialect, DELAYED, queue, &mut keys);
     let sql = format!(
-        "SELECT CASE WHEN EXISTS (SELECT 1 FROM local_messages m WHERE {ready_queue} = ?{ready}) \
-         THEN 1 ELSE 0 END AS is_ready, \
-         CASE WHEN EXISTS (SELECT 1 FROM local_messages m WHERE {delayed_queue} = ?{delayed} \
-         AND m.available_at <= {}) THEN 1 ELSE 0 END AS is_due",
+        "SELECT CASE WHEN (SELECT m.local_message_id FROM local_messages m WHERE {in_ready} \
+         ORDER BY {first_ready} LIMIT 1) IS NULL THEN 0 ELSE 1 END AS is_ready, \
+         CASE WHEN (SELECT m.available_at FROM local_messages m WHERE {in_delayed} \
+         ORDER BY {first_delayed} LIMIT 1) <= {} THEN 1 ELSE 0 END AS is_due",
         dialect.now()
     );
-    match session.row("queues.look", &sql, values![queue, queue]).await? {
+    match session.row("queues.look", &sql, keys).await? {
         Some(row) => Ok(Waiting { ready: row.long("is_ready")? == 1, due: row.long("is_due")? == 1 }),
         None => Ok(Waiting { ready: false, due: false }),
     }
+}
+
+/// The index of messages that can be taken.
+const READY: &Index = &LOCAL_MESSAGES.indexes[0];
+
+/// The index of messages that wait for their time.
+const DELAYED: &Index = &LOCAL_MESSAGES.indexes[1];
+
+/// The messages of one queue in an index, and the order of that index. Messages of other queues, however many, must not be
+/// read on the way: `the_cost_of_taking` measures it.
+fn in_queue<'a>(
+    dialect: Dialect,
+    index: &Index,
+    queue: &'a str,
+    keys: &mut Vec<Value<'a>>,
+) -> (String, String) {
+    let (column, condition) = dialect.partial(index, "m.");
+    let (pinned, first) = dialect.pinned(&column);
+    keys.extend(pinned.matches('?').map(|_| Value::from(queue)));
+    let rest: Vec<String> = index.columns[1..].iter().map(|column| format!("m.{column}")).collect();
+    (format!("{pinned}{condition}"), format!("{first}{}", rest.join(", ")))
 }
 
 /// Takes messages. Runs in a transaction.
@@ -193,18 +218,22 @@ pub(crate) async fn take(
         return Ok(Vec::new());
     }
     if waiting.due {
-        let (queue, delayed) = session.dialect().partial(&LOCAL_MESSAGES.indexes[1], "local_messages.");
-        let condition = format!("{queue} = ?{delayed} AND available_at <= {}", session.dialect().now());
+        let (queue, delayed) = session.dialect().partial(DELAYED, "local_messages.");
+        let condition = format!(
+            "{queue} = ?{delayed} AND available_at <= {} ORDER BY available_at",
+            session.dialect().now_of_statement()
+        );
         let keys = values![receiver.queue.as_str()];
         change_some(session, "available_at = NULL", &condition, keys).await?;
     }
-    let (queue, ready) = session.dialect().partial(&LOCAL_MESSAGES.indexes[0], "m.");
+    let mut keys = values![];
+    let (in_ready, first_ready) = in_queue(session.dialect(), READY, &receiver.queue, &mut keys);
     let sql = format!(
-        "SELECT {} FROM local_messages m WHERE {queue} = ?{ready} ORDER BY m.local_message_id LIMIT {limit} {}",
+        "SELECT {} FROM local_messages m WHERE {in_ready} ORDER BY {first_ready} LIMIT {limit} {}",
         select_list(&LOCAL_MESSAGES, "m", ""),
         session.dialect().for_update_skip_locked()
     );
-    let rows = session.rows("queues.ready", &sql, values![receiver.queue.as_str()]).await?;
+    let rows = session.rows("queues.ready", &sql, keys).await?;
     let taken = rows.iter().map(read_local_message).collect::<StoreResult<Vec<_>>>()?;
     if !taken.is_empty() {
         let grant = &receiver.grant;
@@ -298,8 +327,8 @@ pub(crate) async fn forget_receivers(session: &mut Session<'_>) -> StoreResult<u
 
 pub(crate) async fn depth(session: &mut Session<'_>, queue: &str) -> StoreResult<QueueDepth> {
     let dialect = session.dialect();
-    let (ready_queue, ready) = dialect.partial(&LOCAL_MESSAGES.indexes[0], "m.");
-    let (delayed_queue, delayed) = dialect.partial(&LOCAL_MESSAGES.indexes[1], "m.");
+    let (ready_queue, ready) = dialect.partial(READY, "m.");
+    let (delayed_queue, delayed) = dialect.partial(DELAYED, "m.");
     let sql = format!(
         "SELECT (SELECT COUNT(*) FROM local_messages m WHERE {ready_queue} = ?{ready}) AS ready_count, \
          (SELECT COUNT(*) FROM local_messages m WHERE {delayed_queue} = ?{delayed}) AS delayed_count, \
@@ -378,7 +407,7 @@ async fn is_the_one(session: &mut Session<'_>, receiver: &Receiver) -> StoreResu
     Ok(true)
 }
 
-/// Changes messages that satisfy a condition and that nobody has locked: who locks one is about to change it anyway, and
+/// Changes messages that satisfy a condition (and stand first in its order) and that nobody has locked: who locks one is about to change it anyway, and
 /// must not be waited for.
 async fn change_some(
     session: &mut Session<'_>,
