@@ -90,12 +90,14 @@ mod runner;
 mod send;
 mod sequencer;
 mod service;
+mod timers;
 mod towpath;
 
 pub use bus::{Receipt, SendError};
 pub use clock::SystemClock;
 pub use registry::Registry;
 pub use send::{Accepted, Send};
+pub use timers::Schedule;
 pub use towpath::{Builder, StartError, Towpath, View};
 
 #[cfg(feature = "rabbitmq")]

@@ -30,7 +30,7 @@ use crate::registry::Registry;
 use crate::relay::{self, RelayWakes};
 use crate::send::Send;
 use crate::service::{Service, Wake};
-use crate::{runner, sequencer};
+use crate::{runner, sequencer, timers};
 
 /// The store when none is configured.
 const DEFAULT_STORE: &str = "sqlite://data/towpath.db";
@@ -41,7 +41,7 @@ const DEFAULT_BROKER: &str = "local:";
 /// A running Towpath. Clones share it.
 #[derive(Clone)]
 pub struct Towpath {
-    bus: Bus,
+    pub(crate) bus: Bus,
     store: SqlStore,
     broker: BrokerUrl,
     instance: InstanceId,
@@ -447,6 +447,7 @@ impl Builder {
             retries: self.retries,
             committed: Wake::default(),
             relays: RelayWakes::new(wakes.clone()),
+            timers: Wake::default(),
         };
         let wake = Wake::default();
         let mut services = Vec::new();
@@ -455,6 +456,7 @@ impl Builder {
             let (keeper, held) = leases::start(bus.clone(), instance.clone(), relayed, self.lease).await?;
             let pace = runner::Pace { lease: self.lease, scan: self.scan };
             services.push(runner::start(bus.clone(), held.clone(), wake.clone(), pace));
+            services.push(timers::start(bus.clone(), held.clone(), pace));
             services.push(sequencer::start(bus.clone(), held.clone(), bus.committed.clone(), self.scan));
             for (broker, channel, target) in publishing {
                 let wake = wakes.get(channel.name.as_str()).cloned().unwrap_or_default();
