@@ -31,6 +31,7 @@ use crate::registry::Registry;
 use crate::relay::RelayWakes;
 use crate::service::Wake;
 use crate::timers::after;
+use crate::tracker::TrackerWakes;
 
 /// How often a command is decided anew because somebody else was quicker, before it is recorded as failed. Each
 /// round that is lost was won by another writer of the same aggregate, so this is reached only under a storm.
@@ -247,6 +248,8 @@ pub(crate) struct Bus {
     pub(crate) relays: RelayWakes,
     /// Wakes the timers of this process.
     pub(crate) timers: Wake,
+    /// Wakes the trackers of this process.
+    pub(crate) trackers: TrackerWakes,
 }
 
 impl Bus {

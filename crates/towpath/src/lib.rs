@@ -82,6 +82,7 @@
 
 mod bus;
 mod clock;
+pub mod config;
 mod leases;
 mod publishing;
 mod registry;
@@ -92,19 +93,22 @@ mod sequencer;
 mod service;
 mod timers;
 mod towpath;
+mod tracker;
 
 pub use bus::{Receipt, SendError};
 pub use clock::SystemClock;
+pub use config::Channels;
 pub use registry::Registry;
 pub use send::{Accepted, Send};
 pub use timers::Schedule;
 pub use towpath::{Builder, StartError, Towpath, View};
+pub use tracker::{ChannelError, TrackedChannels};
 
 #[cfg(feature = "rabbitmq")]
 pub use towpath_broker::RabbitMq;
 pub use towpath_broker::{BadBrokerUrl, BrokerUrl};
 pub use towpath_core::aggregate::{Aggregate, Context, Reason, Refusal};
-pub use towpath_core::channel::{Channel, ChannelPolicy, Format};
+pub use towpath_core::channel::{Channel, ChannelPolicy, Format, Start};
 pub use towpath_core::envelope::{ChangeContext, EventEnvelope, RecordedEvent};
 pub use towpath_core::flow;
 pub use towpath_core::ids;

@@ -25,11 +25,13 @@ use uuid::Uuid;
 
 use crate::bus::{Bus, FoldError, SendError};
 use crate::clock::SystemClock;
+use crate::config::{BadChannels, Channels};
 use crate::leases;
 use crate::registry::Registry;
 use crate::relay::{self, RelayWakes};
 use crate::send::Send;
 use crate::service::{Service, Wake};
+use crate::tracker::{ChannelError, TrackerWakes, Trackers};
 use crate::{runner, sequencer, timers};
 
 /// The store when none is configured.
@@ -46,6 +48,7 @@ pub struct Towpath {
     broker: BrokerUrl,
     instance: InstanceId,
     wake: Wake,
+    pub(crate) trackers: Trackers,
     services: Arc<Mutex<Vec<Service>>>,
 }
 
@@ -66,6 +69,7 @@ pub struct Builder {
     workers: bool,
     flaws: Vec<RegistrationFlaw>,
     invalid: Vec<InvalidId>,
+    config: Option<BadChannels>,
 }
 
 /// Why Towpath did not start.
@@ -77,6 +81,12 @@ pub enum StartError {
     /// A name that is not valid.
     #[error("a configured name is invalid")]
     InvalidName(#[from] InvalidId),
+    /// Channels in a file that are not written as they should be.
+    #[error("the channels cannot be read")]
+    Channels(#[from] BadChannels),
+    /// A channel cannot be followed.
+    #[error("a channel cannot be followed")]
+    Channel(#[from] ChannelError),
     /// The store cannot be used.
     #[error("the store cannot be used")]
     Store(#[from] StoreError),
@@ -94,6 +104,8 @@ impl StartError {
         match self {
             Self::Registration(_) => "registration",
             Self::InvalidName(_) => "invalid-id",
+            Self::Channels(error) => error.code(),
+            Self::Channel(error) => error.code(),
             Self::Store(error) => error.code(),
             Self::BrokerUrl(error) => error.code(),
             Self::Broker(error) => error.code(),
@@ -105,6 +117,8 @@ impl StartError {
         match self {
             Self::Registration(_) => "Each flaw names the aggregate and what to write instead.",
             Self::InvalidName(_) => "Correct what the cause names.",
+            Self::Channels(error) => error.next_step(),
+            Self::Channel(error) => error.next_step(),
             Self::Store(error) => error.next_step(),
             Self::BrokerUrl(error) => error.next_step(),
             Self::Broker(error) => error.next_step(),
@@ -153,6 +167,7 @@ impl Towpath {
             workers: true,
             flaws: Vec::new(),
             invalid: Vec::new(),
+            config: None,
         }
     }
 
@@ -304,6 +319,7 @@ impl Towpath {
 
     /// Stops: finishes what has begun, gives leases back, closes connections. Stopping twice is fine.
     pub async fn stop(&self) {
+        self.trackers.stop().await;
         let mut services = self.services.lock().await;
         for service in services.iter_mut() {
             service.stop().await;
@@ -346,13 +362,32 @@ impl Builder {
     pub fn channel(mut self, channel: Result<Channel, InvalidId>) -> Self {
         match channel {
             Ok(channel) => {
-                let (name, event_types) = (channel.name.clone(), channel.event_types.clone());
-                self.registry.route(Route { channel: name, event_types });
+                // A channel that follows the log needs no rows of its own.
+                if channel.tracking.is_none() {
+                    let (name, event_types) = (channel.name.clone(), channel.event_types.clone());
+                    self.registry.route(Route { channel: name, event_types });
+                }
                 self.channels.push(channel);
             }
             Err(error) => self.invalid.push(error),
         }
         self
+    }
+
+    /// Adds the channels and the topology of a TOML text. See `docs/channels.md`.
+    pub fn channels_from_toml(self, text: &str) -> Self {
+        match Channels::from_toml(text) {
+            Ok(channels) => self.channels(channels),
+            Err(error) => Self { config: Some(error), ..self },
+        }
+    }
+
+    /// Adds channels and topology that were read from a file.
+    pub fn channels(mut self, channels: Channels) -> Self {
+        self.topology.exchanges.extend(channels.topology.exchanges);
+        self.topology.queues.extend(channels.topology.queues);
+        self.topology.bindings.extend(channels.topology.bindings);
+        channels.channels.into_iter().fold(self, |builder, channel| builder.channel(Ok(channel)))
     }
 
     /// Exchanges, queues and bindings that must exist on the broker before anything is published.
@@ -416,6 +451,9 @@ impl Builder {
         if let Some(error) = self.invalid.into_iter().next() {
             return Err(error.into());
         }
+        if let Some(error) = self.config {
+            return Err(error.into());
+        }
         let broker = BrokerUrl::parse(&self.broker_url)?;
         let url = StoreUrl::parse(&self.store_url)?;
         let instance = match self.instance {
@@ -427,10 +465,13 @@ impl Builder {
             store.migrate().await?;
         }
         store.ready().await?;
-        let publishing = match open_broker(&broker)? {
+        let (tracked, relayed): (Vec<_>, Vec<_>) =
+            self.channels.into_iter().partition(|channel| channel.tracking.is_some());
+        let opened = open_broker(&broker)?;
+        let publishing = match opened.clone() {
             Some(broker) => {
                 broker.declare(&self.topology).await?;
-                let targets = self.channels.into_iter().filter_map(|channel| {
+                let targets = relayed.into_iter().filter_map(|channel| {
                     let target = channel.target.clone()?;
                     Some((channel, target))
                 });
@@ -448,6 +489,7 @@ impl Builder {
             committed: Wake::default(),
             relays: RelayWakes::new(wakes.clone()),
             timers: Wake::default(),
+            trackers: TrackerWakes::default(),
         };
         let wake = Wake::default();
         let mut services = Vec::new();
@@ -465,8 +507,14 @@ impl Builder {
             // Stopped last: the others finish what they have begun while the leases still live.
             services.push(keeper);
         }
+        let trackers =
+            Trackers::new(bus.clone(), opened.filter(|_| self.workers), instance.clone(), self.lease);
+        for channel in tracked {
+            trackers.follow(channel).await?;
+        }
         tracing::info!(store = %url, %broker, %instance, "towpath started");
-        Ok(Towpath { bus, store, broker, instance, wake, services: Arc::new(Mutex::new(services)) })
+        let services = Arc::new(Mutex::new(services));
+        Ok(Towpath { bus, store, broker, instance, wake, trackers, services })
     }
 }
 
