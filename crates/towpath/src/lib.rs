@@ -106,7 +106,7 @@ pub use tracker::{ChannelError, TrackedChannels};
 
 #[cfg(feature = "rabbitmq")]
 pub use towpath_broker::RabbitMq;
-pub use towpath_broker::{BadBrokerUrl, BrokerUrl};
+pub use towpath_broker::{BadBrokerUrl, BrokerUrl, FormatError, read};
 pub use towpath_core::aggregate::{Aggregate, Context, Reason, Refusal};
 pub use towpath_core::channel::{Channel, ChannelPolicy, Format, Start};
 pub use towpath_core::envelope::{ChangeContext, EventEnvelope, RecordedEvent};
@@ -119,6 +119,7 @@ pub use towpath_core::name;
 pub use towpath_core::payload::Payload;
 pub use towpath_core::ports;
 pub use towpath_core::retry;
+pub use towpath_core::route::Glob;
 pub use towpath_store::{JoinTransaction, Scratch, SqlStore, StoreOptions, StoreUrl, sqlx};
 
 /// The README's programs are run as tests.
