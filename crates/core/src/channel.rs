@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::ids::{ChannelName, InvalidId};
+use crate::ids::{ChannelName, InvalidId, Position};
 use crate::ports::broker::Destination;
 use crate::retry::RetryPolicy;
 use crate::route::Glob;
@@ -14,6 +14,8 @@ pub struct Channel {
     pub name: ChannelName,
     /// Which events: any of these patterns.
     pub event_types: Vec<Glob>,
+    /// Whether it follows the log by position, and from where. Without, its events get outbox rows as they are written.
+    pub tracking: Option<Start>,
     /// Where to. Without a target its rows are only collected.
     pub target: Option<Target>,
     /// How an event looks as a message.
@@ -22,6 +24,28 @@ pub struct Channel {
     pub source: Option<String>,
     /// How.
     pub policy: ChannelPolicy,
+}
+
+/// Where a channel that follows the log begins. It counts once: afterwards the channel goes on from where it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    /// With the first event there is.
+    First,
+    /// With what is given a position from now on.
+    Now,
+    /// With the event at this position.
+    At(Position),
+}
+
+impl Start {
+    /// The position behind which it begins, when the log's last one is `head`.
+    pub fn behind(self, head: Position) -> Position {
+        match self {
+            Self::First => 0,
+            Self::Now => head,
+            Self::At(position) => position.saturating_sub(1),
+        }
+    }
 }
 
 /// How an event looks as a message.
@@ -93,6 +117,7 @@ impl Channel {
         Ok(Self {
             name: ChannelName::new(name)?,
             event_types: event_types.into_iter().map(Glob::new).collect(),
+            tracking: None,
             target: None,
             format: Format::default(),
             source: None,
@@ -123,6 +148,18 @@ impl Channel {
     pub fn publish_by_default(&mut self) -> &Target {
         let own = || Target { exchange: self.name.to_string(), routing_key: RoutingKey::EventType };
         self.target.get_or_insert_with(own)
+    }
+
+    /// Follows the log by position (N5): it can begin with what happened before it was there, and keeps the order of the
+    /// whole log. No outbox rows are written for it.
+    pub fn tracking(mut self, start: Start) -> Self {
+        self.tracking = Some(start);
+        self
+    }
+
+    /// Whether it takes events of a type.
+    pub fn takes(&self, event_type: &str) -> bool {
+        self.event_types.iter().any(|glob| glob.matches(event_type))
     }
 
     /// In another format.
@@ -167,6 +204,14 @@ mod tests {
         assert!(policy.retries.next_delay(9, 0.0).is_some(), "the tenth attempt follows the ninth failure");
         assert_eq!(policy.retries.next_delay(10, 0.0), None, "and is the last");
         assert!(policy.in_order);
+    }
+
+    #[test]
+    fn a_start_is_a_place_behind_which_to_begin() {
+        assert_eq!(Start::First.behind(7), 0);
+        assert_eq!(Start::Now.behind(7), 7);
+        assert_eq!(Start::At(3).behind(7), 2, "the third is the first to be published");
+        assert_eq!(Start::At(0).behind(7), 0);
     }
 
     #[test]

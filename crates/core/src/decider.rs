@@ -245,6 +245,18 @@ pub enum RegistrationFlaw {
         #[source]
         source: InvalidId,
     },
+    /// The command of a deadline cannot be sent by a timer.
+    #[error("the deadline of state {state} of {kind} sends {command}, {problem}")]
+    DeadlineCommand {
+        /// The kind.
+        kind: String,
+        /// The state with the deadline.
+        state: String,
+        /// Its command.
+        command: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
     /// Two aggregates claim the same name.
     #[error("{what} {name} is registered twice")]
     Twice {
@@ -311,6 +323,18 @@ impl<A: Aggregate> TypedDecider<A> {
         for state in machine.iter().flat_map(CheckedMachine::states) {
             StateName::new(&state.name)
                 .map_err(|source| RegistrationFlaw::State { kind: A::KIND.to_owned(), source })?;
+            let Some(command) = state.deadline.as_ref().and_then(|deadline| deadline.command.clone()) else {
+                continue;
+            };
+            let unknown = !command_names.contains(&command.as_str());
+            // Nobody is there to fill in a payload when the timer is due.
+            let problem = match from_variant::<A::Command>(&command, &Payload::empty()) {
+                _ if unknown => "which it does not take",
+                Err(_) => "which needs a payload; name a command without one",
+                Ok(_) => continue,
+            };
+            let (kind, state) = (A::KIND.to_owned(), state.name.clone());
+            return Err(RegistrationFlaw::DeadlineCommand { kind, state, command, problem });
         }
 
         Ok(Self { kind, commands, events, events_by_name, results, machine, aggregate: PhantomData })
@@ -504,6 +528,28 @@ mod tests {
         Some(Machine::named("lamp").starts("lamp.dimmed", "dim").state("dim")),
         &[]
     );
+
+    faulty_lamp!(UnknownDeadline, "lamp.dimmed", Some(waiting_lamp("lamp.break")), &[]);
+    faulty_lamp!(KnownDeadline, "lamp.dimmed", Some(waiting_lamp("lamp.light")), &[]);
+
+    /// A lamp that begins to wait and is then dimmed again, by a command.
+    fn waiting_lamp(command: &str) -> Machine {
+        let deadline = crate::machine::Deadline::after(std::time::Duration::from_secs(1), "lamp.dimmed");
+        Machine::named("lamp")
+            .starts("lamp.dimmed", "dim")
+            .waits("dim", deadline.by_command(command), "the end")
+            .terminal("out")
+            .transition("dim", "lamp.dimmed", "out")
+    }
+
+    #[test]
+    fn a_deadline_sends_a_command_that_the_aggregate_takes() {
+        assert!(matches!(
+            TypedDecider::<UnknownDeadline>::register(),
+            Err(RegistrationFlaw::DeadlineCommand { .. })
+        ));
+        assert!(TypedDecider::<KnownDeadline>::register().is_ok());
+    }
 
     fn context() -> Context {
         Context { now: chrono::DateTime::UNIX_EPOCH, version: 0, actor_id: None, tenant_id: None }

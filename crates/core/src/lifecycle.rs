@@ -297,7 +297,7 @@ lifecycle! {
         /// Waits for a worker.
         Queued = "queued" { Start => Running, TimeOut => Timeout, Cancel => Canceled, Skip => Skipped }
         /// A worker has it.
-        Running = "running" { Succeed => Succeeded, Fail => Failed, TimeOut => Timeout, Cancel => Canceled }
+        Running = "running" { Succeed => Succeeded, Fail => Failed, TimeOut => Timeout, Cancel => Canceled, Skip => Skipped }
         /// Done.
         Succeeded = "succeeded" (terminal) {}
         /// Broke off with an error; the policy or an operator may retry it.
@@ -324,7 +324,7 @@ lifecycle! {
         TimeOut
         /// It is no longer wanted.
         Cancel
-        /// It turned out not to be needed before it ran.
+        /// It turned out not to be needed, before it did anything.
         Skip
         /// It is to run again.
         Retry
@@ -511,6 +511,7 @@ mod tests {
             (Running, Cancel, Canceled),
             (Pending, Skip, Skipped),
             (Queued, Skip, Skipped),
+            (Running, Skip, Skipped),
             (Failed, Retry, Queued),
             (Timeout, Retry, Queued),
         ];

@@ -479,6 +479,10 @@ impl Store for SqlStore {
         reading!(self, ops::reads::history_of, aggregate, after, limit)
     }
 
+    async fn last_state_change(&self, aggregate: &AggregateKey) -> StoreResult<Option<StateEvent>> {
+        reading!(self, ops::reads::last_state_change, aggregate)
+    }
+
     async fn flow(&self, correlation: &CorrelationId, limit: u32) -> StoreResult<Flow> {
         reading!(self, ops::reads::flow, correlation, limit)
     }
@@ -593,10 +597,11 @@ impl Store for SqlStore {
     async fn claim_timers(
         &self,
         lease: &LeaseGrant,
+        command_types: &[&str],
         now: DateTime<Utc>,
         limit: u32,
     ) -> StoreResult<Vec<Timer>> {
-        transacting!(self, ops::timers::claim, lease, now, limit)
+        transacting!(self, ops::timers::claim, lease, command_types, now, limit)
     }
 
     async fn finish_timer(
@@ -607,6 +612,10 @@ impl Store for SqlStore {
         now: DateTime<Utc>,
     ) -> StoreResult<()> {
         transacting!(self, ops::timers::finish, lease, timer_id, outcome, now)
+    }
+
+    async fn waiting_timers(&self, command_types: Option<&[&str]>, limit: u32) -> StoreResult<Vec<Timer>> {
+        reading!(self, ops::timers::waiting, command_types, limit)
     }
 
     async fn timer(&self, timer_id: Uuid) -> StoreResult<Option<Timer>> {
@@ -635,6 +644,20 @@ impl Store for SqlStore {
         now: DateTime<Utc>,
     ) -> StoreResult<()> {
         writing_once!(self, ops::channels::remove, name, by, reason, now)
+    }
+
+    async fn advance_channel(
+        &self,
+        lease: &LeaseGrant,
+        name: &ChannelName,
+        from: Position,
+        to: Position,
+    ) -> StoreResult<bool> {
+        transacting!(self, ops::channels::advance, lease, name, from, to)
+    }
+
+    async fn reset_channel(&self, name: &ChannelName, position: Position) -> StoreResult<()> {
+        writing_once!(self, ops::channels::reset, name, position)
     }
 
     async fn channels(&self) -> StoreResult<Vec<ChannelRow>> {

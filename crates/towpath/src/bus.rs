@@ -16,11 +16,13 @@ use towpath_core::envelope::{ChangeContext, EventEnvelope};
 use towpath_core::ids::{AggregateKey, CausationId, CommandId, CorrelationId, EventId, InvalidId, Version};
 use towpath_core::lifecycle::CommandStatus;
 use towpath_core::machine::IllegalTransition;
+use towpath_core::name::CommandName;
 use towpath_core::payload::{InvalidPayload, Payload};
 use towpath_core::ports::clock::Clock;
 use towpath_core::ports::store::{
-    AggregateRow, Append, CommandRecord, CommandResult, CompletedCommand, Expected, FailedCommand, Found,
-    LeaseGrant, NewCommand, NewEvent, Snapshot, StateChange, Store, StoreError,
+    AggregateRow, Append, CommandRecord, CommandResult, CompletedCommand, DeadlineChange, Expected,
+    FailedCommand, Found, LeaseGrant, NewCommand, NewEvent, NewTimer, Snapshot, StateChange, Store,
+    StoreError,
 };
 use towpath_core::retry::{ErrorClass, RetryDecision, RetryPolicy};
 use uuid::Uuid;
@@ -28,6 +30,8 @@ use uuid::Uuid;
 use crate::registry::Registry;
 use crate::relay::RelayWakes;
 use crate::service::Wake;
+use crate::timers::after;
+use crate::tracker::TrackerWakes;
 
 /// How often a command is decided anew because somebody else was quicker, before it is recorded as failed. Each
 /// round that is lost was won by another writer of the same aggregate, so this is reached only under a storm.
@@ -106,6 +110,9 @@ pub enum SendError {
         /// What is.
         actual: Version,
     },
+    /// The aggregate has left the state whose deadline this command is for. Nothing has changed.
+    #[error("{0} is no longer in the state whose deadline this was")]
+    NoLongerWaiting(AggregateKey),
     /// The command was accepted before and its outcome is not known yet.
     #[error("command {0} is still being processed")]
     StillProcessing(CommandId),
@@ -158,6 +165,7 @@ impl SendError {
             Self::Refused { code, .. } => code,
             Self::IllegalTransition(_) => "illegal-transition",
             Self::VersionMismatch { .. } => "version-mismatch",
+            Self::NoLongerWaiting(_) => "no-longer-waiting",
             Self::StillProcessing(_) => "still-processing",
             Self::IdReused(_) => "command-id-reused",
             Self::Panicked { .. } => "decision-panicked",
@@ -177,6 +185,7 @@ impl SendError {
             Self::IllegalTransition(_)
             | Self::IdReused(_)
             | Self::VersionMismatch { .. }
+            | Self::NoLongerWaiting(_)
             | Self::ExpectingLater => ErrorClass::Validation,
             Self::StillProcessing(_) => ErrorClass::Conflict,
             Self::Panicked { .. } | Self::Undecidable { .. } => ErrorClass::Unrecoverable,
@@ -200,6 +209,9 @@ impl SendError {
             Self::VersionMismatch { .. } => {
                 "Load the aggregate again and decide whether the command still fits."
             }
+            Self::NoLongerWaiting(_) => {
+                "Nothing: what was waited for has come, or the aggregate went another way."
+            }
             Self::StillProcessing(_) => "Ask again later with the same command id.",
             Self::IdReused(_) => "Use a new command id for a new command.",
             Self::Panicked { .. } => "This is a bug in the aggregate's decide; the log has the panic.",
@@ -219,6 +231,8 @@ pub(crate) struct Incoming {
     pub(crate) expected_version: Option<Version>,
     /// The grant under which this instance has claimed the command.
     pub(crate) claim: Option<LeaseGrant>,
+    /// Only while the aggregate is in the state that this event entered.
+    pub(crate) still_in: Option<EventId>,
 }
 
 /// Runs commands. Cheap to clone.
@@ -232,6 +246,10 @@ pub(crate) struct Bus {
     pub(crate) committed: Wake,
     /// Wakes the relays of this process.
     pub(crate) relays: RelayWakes,
+    /// Wakes the timers of this process.
+    pub(crate) timers: Wake,
+    /// Wakes the trackers of this process.
+    pub(crate) trackers: TrackerWakes,
 }
 
 impl Bus {
@@ -326,6 +344,21 @@ impl Bus {
             return Err(refused(SendError::VersionMismatch { aggregate, expected, actual: version }));
         }
 
+        if let Some(entered_by) = incoming.still_in {
+            session.release();
+            // The write is based on the version that was loaded: if the state is left after this look, it is refused.
+            let last = self.store.last_state_change(&command.aggregate).await;
+            let last = last.map_err(|error| refused(SendError::Store(error)))?;
+            if last.is_none_or(|change| change.event_id != entered_by) {
+                let error = SendError::NoLongerWaiting(command.aggregate.clone());
+                // What was never recorded leaves no trace in the command box: nothing has failed.
+                return Err(match found {
+                    Found::Nowhere => Attempt::Answer(error),
+                    Found::Failed { .. } | Found::Claimed(_) => refused(error),
+                });
+            }
+        }
+
         let now = self.clock.now();
         if row.as_ref().is_some_and(|row| !has_current_snapshot(decider, row)) {
             session.release();
@@ -361,6 +394,9 @@ impl Bus {
         let result = session.complete(&completed).await.map_err(|error| refused(SendError::Store(error)))?;
         if let Some(append) = &completed.append {
             self.committed.wake();
+            if append.deadline.enters.is_some() {
+                self.timers.wake();
+            }
             for channel in append.events.iter().flat_map(|event| &event.channels) {
                 self.relays.wake(channel.as_str());
             }
@@ -490,17 +526,19 @@ impl Bus {
                 payload: event.payload,
             });
         }
+        let context = ChangeContext {
+            occurred_at: now,
+            causation_id: Some(CausationId::from(&command.command_id)),
+            ..command.context.clone()
+        };
         Append {
             aggregate: command.aggregate.clone(),
             expected: Expected::after(version),
-            events,
             snapshot: Some(Snapshot { data: decision.snapshot, version: decider.snapshot_version() }),
+            deadline: deadline_change(decider, &command.aggregate, &events, &state_changes, &context),
+            events,
             state_changes,
-            context: ChangeContext {
-                occurred_at: now,
-                causation_id: Some(CausationId::from(&command.command_id)),
-                ..command.context.clone()
-            },
+            context,
         }
     }
 
@@ -548,6 +586,30 @@ impl Bus {
             }
         }
     }
+}
+
+/// What a change means for the machine's deadlines: that of the first state it leaves ends, that of the last state it
+/// enters begins. States in between are left as soon as they are entered.
+fn deadline_change(
+    decider: &dyn Decider,
+    aggregate: &AggregateKey,
+    events: &[NewEvent],
+    changes: &[StateChange],
+    context: &ChangeContext,
+) -> DeadlineChange {
+    let deadline = |state: &str| {
+        let deadline = decider.machine()?.deadline_of(state)?;
+        Some((deadline.after, deadline.command.as_deref()?))
+    };
+    let left = changes.first().and_then(|change| change.from.as_deref());
+    let enters = changes.last().and_then(|change| {
+        let (delay, command) = deadline(&change.to)?;
+        let entered_by = events.get(change.event_index)?.event_id;
+        let due_at = after(context.occurred_at, delay);
+        let command = CommandName::from_stored(command);
+        Some(NewTimer::of_deadline(entered_by, due_at, command, aggregate.clone(), context))
+    });
+    DeadlineChange { leaves: left.and_then(deadline).is_some(), enters }
 }
 
 /// Somebody else has ended the command.

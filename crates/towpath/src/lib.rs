@@ -82,6 +82,7 @@
 
 mod bus;
 mod clock;
+pub mod config;
 mod consumer;
 mod leases;
 mod publishing;
@@ -91,23 +92,28 @@ mod runner;
 mod send;
 mod sequencer;
 mod service;
+mod timers;
 mod towpath;
+mod tracker;
 
 pub use bus::{Receipt, SendError};
 pub use clock::SystemClock;
+pub use config::Channels;
 pub use consumer::{
     Afterwards, Batch, Consumer, ConsumerOf, ConsumerPolicy, DeadTo, Delivered, Delivery, HandlerError,
     HandlerTx, Letters, LettersError, Next, Preview, ReplayReport, WrongDatabase,
 };
 pub use registry::Registry;
 pub use send::{Accepted, Send};
+pub use timers::Schedule;
 pub use towpath::{Builder, StartError, Towpath, View};
+pub use tracker::{ChannelError, TrackedChannels};
 
 #[cfg(feature = "rabbitmq")]
 pub use towpath_broker::RabbitMq;
-pub use towpath_broker::{BadBrokerUrl, BrokerUrl, LocalBroker, LocalOptions};
+pub use towpath_broker::{BadBrokerUrl, BrokerUrl, FormatError, LocalBroker, LocalOptions, read};
 pub use towpath_core::aggregate::{Aggregate, Context, Reason, Refusal};
-pub use towpath_core::channel::{Channel, ChannelPolicy, Format};
+pub use towpath_core::channel::{Channel, ChannelPolicy, Format, Start};
 pub use towpath_core::envelope::{ChangeContext, EventEnvelope, RecordedEvent};
 pub use towpath_core::flow;
 pub use towpath_core::ids;
@@ -119,6 +125,7 @@ pub use towpath_core::name;
 pub use towpath_core::payload::Payload;
 pub use towpath_core::ports;
 pub use towpath_core::retry;
+pub use towpath_core::route::Glob;
 pub use towpath_store::{JoinTransaction, Scratch, SqlStore, StoreOptions, StoreUrl, sqlx};
 
 /// The README's programs are run as tests.

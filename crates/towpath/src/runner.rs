@@ -14,6 +14,7 @@ use towpath_core::ports::store::{CommandRecord, LeaseGrant, StoreResult};
 use crate::bus::{Bus, Incoming, SendError, with_causes};
 use crate::leases::Held;
 use crate::service::{Service, Stopping, Wake, rest};
+use crate::timers::deadline_of;
 
 /// How many commands run at a time.
 const BATCH: u32 = 32;
@@ -90,7 +91,10 @@ async fn take(bus: &Bus, grant: &LeaseGrant, lease: Duration, limit: u32) -> Sto
 /// Runs one command; answers what is owed back when it could not be ended.
 async fn run_one(bus: Bus, grant: LeaseGrant, record: CommandRecord) -> Option<(LeaseGrant, CommandId)> {
     let command_id = record.command.command_id.clone();
-    let incoming = Incoming { command: record.command, expected_version: None, claim: Some(grant.clone()) };
+    // A deadline that failed for a passing reason is run again here: it must still be one.
+    let still_in = deadline_of(&record.command);
+    let incoming =
+        Incoming { command: record.command, expected_version: None, claim: Some(grant.clone()), still_in };
     match bus.run(incoming).await {
         Ok(_) => None,
         Err(error @ (SendError::Store(_) | SendError::UnknownCommand(_))) => {

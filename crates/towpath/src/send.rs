@@ -221,6 +221,7 @@ impl<'a> Send<'a> {
             },
             expected_version: self.expected_version,
             claim: None,
+            still_in: None,
         })
     }
 }

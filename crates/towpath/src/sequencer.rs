@@ -47,6 +47,13 @@ async fn run(bus: Bus, held: watch::Receiver<Held>, wake: Wake, scan: Duration, 
 /// Gives positions until nothing is left.
 async fn drain(bus: &Bus, held: &watch::Receiver<Held>) -> StoreResult<()> {
     let Some(grant) = held.borrow().sequencer.clone() else { return Ok(()) };
-    while bus.store.sequence(&grant, BATCH).await?.count == u64::from(BATCH) {}
-    Ok(())
+    loop {
+        let count = bus.store.sequence(&grant, BATCH).await?.count;
+        if count > 0 {
+            bus.trackers.wake_all();
+        }
+        if count < u64::from(BATCH) {
+            return Ok(());
+        }
+    }
 }

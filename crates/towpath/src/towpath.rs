@@ -25,13 +25,15 @@ use uuid::Uuid;
 
 use crate::bus::{Bus, FoldError, SendError};
 use crate::clock::SystemClock;
+use crate::config::{BadChannels, Channels};
 use crate::consumer::{self, Consumer, Letters, Wired, wire};
 use crate::leases;
 use crate::registry::Registry;
 use crate::relay::{self, RelayWakes};
 use crate::send::Send;
 use crate::service::{Service, Wake};
-use crate::{runner, sequencer};
+use crate::tracker::{ChannelError, TrackerWakes, Trackers};
+use crate::{runner, sequencer, timers};
 
 /// The store when none is configured.
 const DEFAULT_STORE: &str = "sqlite://data/towpath.db";
@@ -42,12 +44,13 @@ const DEFAULT_BROKER: &str = "local:";
 /// A running Towpath. Clones share it.
 #[derive(Clone)]
 pub struct Towpath {
-    bus: Bus,
+    pub(crate) bus: Bus,
     store: SqlStore,
     broker_url: BrokerUrl,
     broker: Arc<dyn Broker>,
     instance: InstanceId,
     wake: Wake,
+    pub(crate) trackers: Trackers,
     services: Arc<Mutex<Vec<Service>>>,
 }
 
@@ -70,6 +73,7 @@ pub struct Builder {
     workers: bool,
     flaws: Vec<RegistrationFlaw>,
     invalid: Vec<InvalidId>,
+    config: Option<BadChannels>,
 }
 
 /// Why Towpath did not start.
@@ -81,6 +85,12 @@ pub enum StartError {
     /// A name that is not valid.
     #[error("a configured name is invalid")]
     InvalidName(#[from] InvalidId),
+    /// Channels in a file that are not written as they should be.
+    #[error("the channels cannot be read")]
+    Channels(#[from] BadChannels),
+    /// A channel cannot be followed.
+    #[error("a channel cannot be followed")]
+    Channel(#[from] ChannelError),
     /// The store cannot be used.
     #[error("the store cannot be used")]
     Store(#[from] StoreError),
@@ -101,6 +111,8 @@ impl StartError {
         match self {
             Self::Registration(_) => "registration",
             Self::InvalidName(_) => "invalid-id",
+            Self::Channels(error) => error.code(),
+            Self::Channel(error) => error.code(),
             Self::Store(error) => error.code(),
             Self::BrokerUrl(error) => error.code(),
             Self::Wiring(_) => "wiring",
@@ -113,6 +125,8 @@ impl StartError {
         match self {
             Self::Registration(_) => "Each flaw names the aggregate and what to write instead.",
             Self::InvalidName(_) => "Correct what the cause names.",
+            Self::Channels(error) => error.next_step(),
+            Self::Channel(error) => error.next_step(),
             Self::Store(error) => error.next_step(),
             Self::BrokerUrl(error) => error.next_step(),
             Self::Wiring(_) => "Correct the consumer or channel that the message names.",
@@ -164,6 +178,7 @@ impl Towpath {
             workers: true,
             flaws: Vec::new(),
             invalid: Vec::new(),
+            config: None,
         }
     }
 
@@ -321,6 +336,7 @@ impl Towpath {
 
     /// Stops: finishes what has begun, gives leases back, closes connections. Stopping twice is fine.
     pub async fn stop(&self) {
+        self.trackers.stop().await;
         let mut services = self.services.lock().await;
         for service in services.iter_mut() {
             service.stop().await;
@@ -365,13 +381,32 @@ impl Builder {
     pub fn channel(mut self, channel: Result<Channel, InvalidId>) -> Self {
         match channel {
             Ok(channel) => {
-                let (name, event_types) = (channel.name.clone(), channel.event_types.clone());
-                self.registry.route(Route { channel: name, event_types });
+                // A channel that follows the log needs no rows of its own.
+                if channel.tracking.is_none() {
+                    let (name, event_types) = (channel.name.clone(), channel.event_types.clone());
+                    self.registry.route(Route { channel: name, event_types });
+                }
                 self.channels.push(channel);
             }
             Err(error) => self.invalid.push(error),
         }
         self
+    }
+
+    /// Adds the channels and the topology of a TOML text. See `docs/channels.md`.
+    pub fn channels_from_toml(self, text: &str) -> Self {
+        match Channels::from_toml(text) {
+            Ok(channels) => self.channels(channels),
+            Err(error) => Self { config: Some(error), ..self },
+        }
+    }
+
+    /// Adds channels and topology that were read from a file.
+    pub fn channels(mut self, channels: Channels) -> Self {
+        self.topology.exchanges.extend(channels.topology.exchanges);
+        self.topology.queues.extend(channels.topology.queues);
+        self.topology.bindings.extend(channels.topology.bindings);
+        channels.channels.into_iter().fold(self, |builder, channel| builder.channel(Ok(channel)))
     }
 
     /// Exchanges, queues and bindings that must exist on the broker before anything is published.
@@ -448,6 +483,9 @@ impl Builder {
         if let Some(error) = self.invalid.into_iter().next() {
             return Err(error.into());
         }
+        if let Some(error) = self.config {
+            return Err(error.into());
+        }
         let broker_url = BrokerUrl::parse(&self.broker_url)?;
         let url = StoreUrl::parse(&self.store_url)?;
         let instance = match self.instance {
@@ -462,7 +500,9 @@ impl Builder {
         let consumers = wire(&mut self.channels, &mut self.topology, self.consumers)?;
         let broker = open_broker(&broker_url, &store, self.lease)?;
         broker.declare(&self.topology).await?;
-        let targets = self.channels.into_iter().filter_map(|channel| {
+        let (tracked, relayed): (Vec<_>, Vec<_>) =
+            self.channels.into_iter().partition(|channel| channel.tracking.is_some());
+        let targets = relayed.into_iter().filter_map(|channel| {
             let target = channel.target.clone()?;
             Some((channel, target))
         });
@@ -476,6 +516,8 @@ impl Builder {
             retries: self.retries,
             committed: Wake::default(),
             relays: RelayWakes::new(wakes.clone()),
+            timers: Wake::default(),
+            trackers: TrackerWakes::default(),
         };
         let wake = Wake::default();
         let mut services = Vec::new();
@@ -484,6 +526,7 @@ impl Builder {
             let (keeper, held) = leases::start(bus.clone(), instance.clone(), relayed, self.lease).await?;
             let pace = runner::Pace { lease: self.lease, scan: self.scan };
             services.push(runner::start(bus.clone(), held.clone(), wake.clone(), pace));
+            services.push(timers::start(bus.clone(), held.clone(), pace));
             services.push(sequencer::start(bus.clone(), held.clone(), bus.committed.clone(), self.scan));
             for (channel, target) in publishing {
                 let wake = wakes.get(channel.name.as_str()).cloned().unwrap_or_default();
@@ -505,16 +548,14 @@ impl Builder {
             // Stopped last: the others finish what they have begun while the leases still live.
             services.push(keeper);
         }
+        let published = self.workers.then(|| broker.clone());
+        let trackers = Trackers::new(bus.clone(), published, instance.clone(), self.lease);
+        for channel in tracked {
+            trackers.follow(channel).await?;
+        }
         tracing::info!(store = %url, broker = %broker_url, %instance, "towpath started");
-        Ok(Towpath {
-            bus,
-            store,
-            broker_url,
-            broker,
-            instance,
-            wake,
-            services: Arc::new(Mutex::new(services)),
-        })
+        let services = Arc::new(Mutex::new(services));
+        Ok(Towpath { bus, store, broker_url, broker, instance, wake, trackers, services })
     }
 }
 

@@ -494,6 +494,7 @@ async fn append_in_an_older_form(app: &Towpath, events: Vec<NewEvent>) {
         // A form of an older build, which this one must not read as its own.
         snapshot: Some(Snapshot { data: Payload::from_text(r#"{"old":true}"#).unwrap(), version: 99 }),
         state_changes: vec![change],
+        deadline: Default::default(),
         context: ChangeContext::new(chrono::Utc::now(), CorrelationId::new("flow-x").unwrap()),
     };
     let mut transaction = app.store().begin().await.unwrap();

@@ -18,6 +18,8 @@ fn every_error_code_has_its_section() {
         "crates/core/src/decider.rs",
         "crates/towpath/src/bus.rs",
         "crates/towpath/src/consumer/letters.rs",
+        "crates/towpath/src/config.rs",
+        "crates/towpath/src/tracker.rs",
         "crates/towpath/src/towpath.rs",
     ] {
         let source = read(path);

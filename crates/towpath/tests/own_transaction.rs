@@ -31,6 +31,7 @@ fn sold(product: &str) -> Append {
         }],
         snapshot: None,
         state_changes: vec![],
+        deadline: Default::default(),
         context: ChangeContext::new(chrono::Utc::now(), CorrelationId::new("flow-own").unwrap()),
     }
 }

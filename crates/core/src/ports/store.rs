@@ -283,8 +283,19 @@ pub struct Append {
     pub snapshot: Option<Snapshot>,
     /// Changes of the machine's state, in order.
     pub state_changes: Vec<StateChange>,
+    /// What it does to the deadline of the state the aggregate waits in.
+    pub deadline: DeadlineChange,
     /// Circumstances of the change.
     pub context: ChangeContext,
+}
+
+/// What an append does to the deadline of the state its aggregate waits in. It commits with the append.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct DeadlineChange {
+    /// The state that is left has a deadline: its timer is cancelled, unless it has begun.
+    pub leaves: bool,
+    /// The state that is entered has one: this timer is scheduled. See [`NewTimer::of_deadline`].
+    pub enters: Option<NewTimer>,
 }
 
 /// A fact on its way into the store.
@@ -709,6 +720,35 @@ pub struct NewTimer {
     pub created_at: DateTime<Utc>,
 }
 
+impl NewTimer {
+    /// The timer of a deadline. It has the id of the event that entered the state, which is also its cause: whoever
+    /// leaves the state finds it by the aggregate's history, and no two entries share one.
+    pub fn of_deadline(
+        entered_by: EventId,
+        due_at: DateTime<Utc>,
+        command_type: CommandName,
+        aggregate: AggregateKey,
+        context: &ChangeContext,
+    ) -> Self {
+        Self {
+            timer_id: entered_by.0,
+            due_at,
+            command_type,
+            aggregate,
+            payload: Payload::empty(),
+            correlation_id: context.correlation_id.clone(),
+            causation_id: Some(CausationId::from(entered_by)),
+            created_at: context.occurred_at,
+        }
+    }
+
+    /// The event that entered the state whose deadline this is; `None` for any other timer.
+    pub fn entered_by(&self) -> Option<EventId> {
+        let entered_by = EventId(self.timer_id);
+        (self.causation_id == Some(CausationId::from(entered_by))).then_some(entered_by)
+    }
+}
+
 /// A timer and where it is (S5).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Timer {
@@ -729,6 +769,11 @@ pub struct Timer {
 pub enum TimerOutcome {
     /// Its command was sent.
     Succeeded,
+    /// It was not needed any more.
+    Skipped {
+        /// Stable code.
+        reason: String,
+    },
     /// It could not be sent; try again at the given moment, or never.
     Failed {
         /// Stable code.
@@ -874,6 +919,9 @@ pub trait Store: Send + Sync + 'static {
         limit: u32,
     ) -> StoreResult<Vec<StateEvent>>;
 
+    /// The last change of an aggregate's state: how it came to where it is.
+    async fn last_state_change(&self, aggregate: &AggregateKey) -> StoreResult<Option<StateEvent>>;
+
     /// Everything with this correlation id, in order of time; at most `limit` of each.
     async fn flow(&self, correlation: &CorrelationId, limit: u32) -> StoreResult<Flow>;
 
@@ -968,10 +1016,12 @@ pub trait Store: Send + Sync + 'static {
 
     // Timers -----------------------------------------------------------------------------------------------
 
-    /// Takes timers that are due and marks them running under a lease. Timers whose holder is gone are taken too.
+    /// Takes timers for commands of these types that are due and marks them running under a lease. Timers whose holder
+    /// is gone are taken too. Types that this instance does not know stay for one that does.
     async fn claim_timers(
         &self,
         lease: &LeaseGrant,
+        command_types: &[&str],
         now: DateTime<Utc>,
         limit: u32,
     ) -> StoreResult<Vec<Timer>>;
@@ -984,6 +1034,9 @@ pub trait Store: Send + Sync + 'static {
         outcome: &TimerOutcome,
         now: DateTime<Utc>,
     ) -> StoreResult<()>;
+
+    /// Timers that wait for their moment, the next one first; for commands of these types, or of any.
+    async fn waiting_timers(&self, command_types: Option<&[&str]>, limit: u32) -> StoreResult<Vec<Timer>>;
 
     /// One timer.
     async fn timer(&self, timer_id: Uuid) -> StoreResult<Option<Timer>>;
@@ -1010,6 +1063,19 @@ pub trait Store: Send + Sync + 'static {
         reason: &str,
         now: DateTime<Utc>,
     ) -> StoreResult<()>;
+
+    /// Moves a channel's position, if it lives and is still where the caller believes it to be. Answers whether;
+    /// `Fenced` when the lease has changed hands, and then nothing has moved.
+    async fn advance_channel(
+        &self,
+        lease: &LeaseGrant,
+        name: &ChannelName,
+        from: Position,
+        to: Position,
+    ) -> StoreResult<bool>;
+
+    /// Sets a channel's position, wherever it is: an operator's decision.
+    async fn reset_channel(&self, name: &ChannelName, position: Position) -> StoreResult<()>;
 
     /// The living channels, by name.
     async fn channels(&self) -> StoreResult<Vec<ChannelRow>>;

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde::Deserialize;
+use towpath::Channels;
+use towpath::config::{ChannelEntry, TopologyEntry};
 
 use super::Failure;
 
@@ -27,17 +29,18 @@ pub(crate) struct ServeFlags {
     #[arg(long, env = "TOWPATH_BROKER", value_name = "URL", hide_env_values = true)]
     broker: Option<String>,
 
-    /// A TOML file with the same names as the flags
+    /// A TOML file with the same names as the flags, and with channels and topology
     #[arg(long, env = "TOWPATH_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
 }
 
 /// What the server runs with.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Config {
     pub(crate) listen: SocketAddr,
     pub(crate) store: String,
     pub(crate) broker: String,
+    pub(crate) channels: Channels,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -46,6 +49,10 @@ struct File {
     listen: Option<String>,
     store: Option<String>,
     broker: Option<String>,
+    #[serde(default)]
+    channel: Vec<ChannelEntry>,
+    #[serde(default)]
+    topology: TopologyEntry,
 }
 
 impl ServeFlags {
@@ -66,7 +73,10 @@ impl ServeFlags {
             }
         };
         let listen = self.listen.or(file.listen).unwrap_or_else(|| DEFAULT_LISTEN.to_owned());
+        let channels = Channels::of_entries(file.channel, file.topology)
+            .map_err(|error| Failure::usage(format!("{error} [{}]\n{}", error.code(), error.next_step())))?;
         Ok(Config {
+            channels,
             listen: listen.parse().map_err(|_| {
                 Failure::usage(format!(
                     "{listen:?} is not an address to listen on; write one such as {DEFAULT_LISTEN}"
@@ -109,6 +119,19 @@ mod tests {
         let (flags, _file) = flags(Some("127.0.0.1:2"), Some(text));
         let config = flags.config().ok().unwrap();
         assert_eq!((config.listen.port(), config.store.as_str()), (2, "sqlite://other.db"));
+    }
+
+    #[test]
+    fn channels_stand_beside_the_rest() {
+        let text = "store = \"sqlite://other.db\"\n[[channel]]\nname = \"a\"\nevents = [\"*\"]\nexchange = \"e\"\n\
+            [topology]\nexchanges = [{ name = \"e\", kind = \"topic\" }]\n";
+        let (flags_of_one, _file) = flags(None, Some(text));
+        let config = flags_of_one.config().ok().unwrap();
+        assert_eq!(config.channels.channels[0].name.as_str(), "a");
+        assert_eq!(config.channels.topology.exchanges[0].name, "e");
+        let (flags, _file) = flags(None, Some("listen = \"127.0.0.1:1\"\n[[channel]]\nnam = \"a\"\n"));
+        let message = flags.config().err().unwrap().message;
+        assert!(message.contains("nam") && message.contains("line 3"), "{message}");
     }
 
     #[test]

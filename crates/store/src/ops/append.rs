@@ -10,10 +10,10 @@ use towpath_core::ports::store::{Append, Appended, CommandRecord, Expected, Stor
 use crate::dialect::Dialect;
 use crate::rows::{
     aggregate_changes, aggregate_values, command_values, event_values, gated_insert_sql, insert_sql,
-    outbox_values, state_event_values,
+    outbox_values, state_event_values, timer_values,
 };
 use crate::schema::{
-    AGGREGATES, COMMAND_BOX, DOMAIN_EVENTS, EVENT_OUTBOX, EVENT_PENDING, STATE_EVENTS, Table,
+    AGGREGATES, COMMAND_BOX, DOMAIN_EVENTS, EVENT_OUTBOX, EVENT_PENDING, STATE_EVENTS, TIMERS, Table,
 };
 use crate::sql::{MAX_VALUES, Session, SqlFault, Value, values};
 
@@ -81,6 +81,10 @@ async fn write(
     if session.dialect().nests_writes() {
         write_nested(session, append, record, base, "SELECT 1 AS one".to_owned(), Vec::new()).await?;
     } else {
+        if append.deadline.leaves {
+            let (sql, values) = end_deadline(append, base);
+            session.execute("append.deadline", &sql, values).await?;
+        }
         for part in parts(append, record, base) {
             let sql = insert_sql(part.table, part.rows);
             let result = session.execute(part.name, &sql, part.values).await;
@@ -109,6 +113,11 @@ async fn write_nested(
         ));
         all_values.extend(part.values);
     }
+    if append.deadline.leaves {
+        let (cancel, values) = end_deadline(append, base);
+        sql.push_str(&format!(", deadline AS ({cancel} AND EXISTS (SELECT 1 FROM gate))"));
+        all_values.extend(values);
+    }
     sql.push_str(" SELECT one FROM gate");
     match session.row("append", &sql, all_values).await {
         Ok(Some(_)) => Ok(()),
@@ -117,7 +126,8 @@ async fn write_nested(
             let table = match constraint.as_deref() {
                 Some("command_box_pkey") => COMMAND_BOX.name,
                 // Which of the two PostgreSQL trips over first is its own affair; both are the same event twice.
-                Some("domain_events_pkey" | "event_outbox_event") => DOMAIN_EVENTS.name,
+                // A deadline's timer has the id of its event.
+                Some("domain_events_pkey" | "event_outbox_event" | "timers_pkey") => DOMAIN_EVENTS.name,
                 Some("aggregates_pkey" | "domain_events_version") => AGGREGATES.name,
                 _ => "",
             };
@@ -176,6 +186,9 @@ fn parts<'a>(append: &'a Append, record: Option<&'a CommandRecord>, base: Versio
             values: values.collect(),
         });
     }
+    if let Some(timer) = &append.deadline.enters {
+        parts.push(Part { name: "append.timers", table: &TIMERS, rows: 1, values: timer_values(timer) });
+    }
     if let Some(record) = record {
         parts.push(Part {
             name: "append.command_box",
@@ -185,6 +198,18 @@ fn parts<'a>(append: &'a Append, record: Option<&'a CommandRecord>, base: Versio
         });
     }
     parts
+}
+
+/// The statement that cancels the timer of the state that is left, unless it has begun. The timer has the id of the event
+/// that entered the state: the last one in the history before this append.
+fn end_deadline(append: &Append, base: Version) -> (String, Vec<Value<'_>>) {
+    let sql = "UPDATE timers SET state = 'canceled', state_changed_at = ?, state_reason = 'state-left', \
+         finished_at = ? WHERE state IN ('pending', 'queued') AND timer_id = (SELECT s.event_id \
+         FROM state_events s WHERE s.aggregate_kind = ? AND s.aggregate_id = ? AND s.aggregate_version <= ? \
+         ORDER BY s.aggregate_version DESC LIMIT 1)";
+    let now = append.context.occurred_at;
+    let (kind, id) = (append.aggregate.kind.as_str(), append.aggregate.id.as_str());
+    (sql.to_owned(), values![now, now, kind, id, base])
 }
 
 /// The statement that takes the aggregate from its expected version to `version`, or touches no row.
@@ -271,6 +296,7 @@ fn check(append: &Append) -> StoreResult<()> {
         + append.state_changes.len() * columns(&STATE_EVENTS)
         + routed * columns(&EVENT_OUTBOX)
         + columns(&AGGREGATES)
+        + columns(&TIMERS)
         + columns(&COMMAND_BOX);
     if values > MAX_VALUES {
         return Err(StoreError::AppendTooLarge { events: append.events.len(), values, limit: MAX_VALUES });

@@ -2,9 +2,10 @@
 
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{ActorId, ChannelName, Position};
-use towpath_core::ports::store::{ChannelRow, Disabled, StoreError, StoreResult};
+use towpath_core::ports::store::{ChannelRow, Disabled, LeaseGrant, StoreError, StoreResult};
 use uuid::Uuid;
 
+use crate::ops::leases::fence;
 use crate::rows::{read_channel, select_list};
 use crate::schema::CHANNELS;
 use crate::sql::{Session, SqlFault, values};
@@ -54,6 +55,29 @@ pub(crate) async fn remove(
          WHERE name = ? AND deleted_at IS NULL";
     let changed = values![now, by.map(|by| by.as_str()), reason, name.as_str()];
     living(session.execute("channels.remove", sql, changed).await?, name)
+}
+
+/// Moves a channel's position. Runs in a transaction.
+pub(crate) async fn advance(
+    session: &mut Session<'_>,
+    grant: &LeaseGrant,
+    name: &ChannelName,
+    from: Position,
+    to: Position,
+) -> StoreResult<bool> {
+    let sql = "UPDATE channels SET position = ? WHERE name = ? AND deleted_at IS NULL AND position = ?";
+    let touched = session.execute("channels.advance", sql, values![to, name.as_str(), from]).await?;
+    fence(session, std::slice::from_ref(grant)).await?;
+    Ok(touched == 1)
+}
+
+pub(crate) async fn reset(
+    session: &mut Session<'_>,
+    name: &ChannelName,
+    position: Position,
+) -> StoreResult<()> {
+    let sql = "UPDATE channels SET position = ? WHERE name = ? AND deleted_at IS NULL";
+    living(session.execute("channels.reset", sql, values![position, name.as_str()]).await?, name)
 }
 
 pub(crate) async fn list(session: &mut Session<'_>) -> StoreResult<Vec<ChannelRow>> {

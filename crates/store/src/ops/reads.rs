@@ -65,6 +65,19 @@ pub(crate) async fn history_of(
     session.rows("history.of", &sql, keys).await?.iter().map(read_state_event).collect()
 }
 
+pub(crate) async fn last_state_change(
+    session: &mut Session<'_>,
+    aggregate: &AggregateKey,
+) -> StoreResult<Option<StateEvent>> {
+    let sql = format!(
+        "SELECT {} FROM state_events s WHERE s.aggregate_kind = ? AND s.aggregate_id = ? \
+         ORDER BY s.aggregate_version DESC LIMIT 1",
+        select_list(&STATE_EVENTS, "s", "")
+    );
+    let keys = values![aggregate.kind.as_str(), aggregate.id.as_str()];
+    session.row("history.last", &sql, keys).await?.as_ref().map(read_state_event).transpose()
+}
+
 pub(crate) async fn flow(
     session: &mut Session<'_>,
     correlation: &CorrelationId,

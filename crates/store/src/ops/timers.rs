@@ -32,9 +32,13 @@ pub(crate) async fn cancel(
 pub(crate) async fn claim(
     session: &mut Session<'_>,
     grant: &LeaseGrant,
+    command_types: &[&str],
     now: DateTime<Utc>,
     limit: u32,
 ) -> StoreResult<Vec<Timer>> {
+    if command_types.is_empty() {
+        return Ok(Vec::new());
+    }
     let sql = format!(
         "UPDATE timers SET state = ?, state_changed_at = ?, state_reason = 'holder-gone', \
          claimed_by_id = NULL, claimed_epoch = NULL WHERE state = 'running' AND {}",
@@ -46,11 +50,15 @@ pub(crate) async fn claim(
 
     let (due_at, condition) = session.dialect().partial(&TIMERS.indexes[0], "t.");
     let sql = format!(
-        "SELECT {} FROM timers t WHERE {due_at} <= ?{condition} ORDER BY {due_at}, t.timer_id LIMIT {limit} {}",
+        "SELECT {} FROM timers t WHERE {due_at} <= ?{condition} AND t.command_type IN ({}) \
+         ORDER BY {due_at}, t.timer_id LIMIT {limit} {}",
         select_list(&TIMERS, "t", ""),
+        vec!["?"; command_types.len()].join(", "),
         session.dialect().for_update_skip_locked()
     );
-    let rows = session.rows("timers.due", &sql, values![now]).await?;
+    let mut wanted = values![now];
+    wanted.extend(command_types.iter().flat_map(|name| values![*name]));
+    let rows = session.rows("timers.due", &sql, wanted).await?;
     let mut taken = rows.iter().map(read_timer).collect::<StoreResult<Vec<_>>>()?;
     if taken.is_empty() {
         return Ok(taken);
@@ -84,6 +92,10 @@ pub(crate) async fn finish(
             let state = step(TaskState::Running, TaskStep::Succeed)?;
             ("state = ?, finished_at = ?", values![state.as_str(), now])
         }
+        TimerOutcome::Skipped { reason } => {
+            let state = step(TaskState::Running, TaskStep::Skip)?;
+            ("state = ?, finished_at = ?, state_reason = ?", values![state.as_str(), now, code(reason)])
+        }
         TimerOutcome::Failed { error_code, error_message, retry_at } => {
             let failed = step(TaskState::Running, TaskStep::Fail)?;
             let failure = values![code(error_code), readable(error_message), now];
@@ -112,6 +124,28 @@ pub(crate) async fn finish(
         0 => Err(fenced(grant)),
         _ => fence(session, std::slice::from_ref(grant)).await,
     }
+}
+
+/// Timers that wait, the next one first.
+pub(crate) async fn waiting(
+    session: &mut Session<'_>,
+    command_types: Option<&[&str]>,
+    limit: u32,
+) -> StoreResult<Vec<Timer>> {
+    let types = command_types.unwrap_or_default();
+    let of_types = match command_types {
+        None => String::new(),
+        Some([]) => return Ok(Vec::new()),
+        Some(types) => format!(" AND t.command_type IN ({})", vec!["?"; types.len()].join(", ")),
+    };
+    let (due_at, condition) = session.dialect().partial(&TIMERS.indexes[0], "t.");
+    let sql = format!(
+        "SELECT {} FROM timers t WHERE {due_at} IS NOT NULL{condition}{of_types} \
+         ORDER BY {due_at}, t.timer_id LIMIT {limit}",
+        select_list(&TIMERS, "t", "")
+    );
+    let wanted = types.iter().flat_map(|name| values![*name]).collect();
+    session.rows("timers.waiting", &sql, wanted).await?.iter().map(read_timer).collect()
 }
 
 pub(crate) async fn find(session: &mut Session<'_>, timer_id: Uuid) -> StoreResult<Option<Timer>> {

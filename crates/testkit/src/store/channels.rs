@@ -5,8 +5,8 @@ use towpath_core::ports::store::{ChannelRow, Disabled, Store, StoreError};
 use uuid::Uuid;
 
 use super::StoreFixture;
-use super::acts::assert_refused;
-use super::facts::{moment, new_channel};
+use super::acts::{assert_refused, hold};
+use super::facts::{instance, moment, new_channel, new_lease};
 use super::waiting::{all_at_once, taking_turns};
 
 /// The living channels are listed by name, as they were added.
@@ -86,6 +86,33 @@ pub async fn a_missing_channel_is_said_to_be_missing(fixture: &impl StoreFixture
         let answer = store.remove_channel(name, None, "again", moment(3)).await;
         assert_refused!(answer, StoreError::Missing { .. }, "removing");
     }
+}
+
+/// A tracker's position moves only from where its holder believes it to be, and only under the newest lease. An operator
+/// may set it anywhere; the tracker then finds out.
+pub async fn a_position_moves_from_where_it_was_and_under_its_lease(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let (name, lease) = (new_channel(), new_lease());
+    let earlier = hold(&*store, &lease, &instance("one")).await;
+    add(&*store, &name).await.expect("add");
+    let position = async || find(&*store, &name).await.expect("it lives").position;
+    assert!(store.advance_channel(&earlier, &name, 0, 5).await.expect("advance"));
+    assert!(!store.advance_channel(&earlier, &name, 0, 9).await.expect("advance"), "it is not at 0");
+    assert_eq!(position().await, 5);
+    store.reset_channel(&name, 2).await.expect("reset");
+    assert!(!store.advance_channel(&earlier, &name, 5, 6).await.expect("advance"), "it was set back");
+    let later = hold(&*store, &lease, &instance("one")).await;
+    let late = store.advance_channel(&earlier, &name, 2, 7).await;
+    assert_refused!(late, StoreError::Fenced { .. }, "advancing under a lost lease");
+    assert_eq!(position().await, 2);
+    assert!(store.advance_channel(&later, &name, 2, 3).await.expect("advance"));
+    store.remove_channel(&name, None, "not needed", moment(3)).await.expect("remove");
+    assert!(!store.advance_channel(&later, &name, 3, 4).await.expect("advance"), "a removed one stays");
+    assert_refused!(
+        store.reset_channel(&name, 1).await,
+        StoreError::Missing { .. },
+        "resetting what is gone"
+    );
 }
 
 /// Eight instances add the same name at the same moment: one does.

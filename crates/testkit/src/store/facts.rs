@@ -174,6 +174,7 @@ impl OrderFacts {
                 events: Vec::new(),
                 snapshot: None,
                 state_changes: Vec::new(),
+                deadline: Default::default(),
                 context: context(moment(0)),
             },
         }

@@ -68,7 +68,10 @@ pub async fn an_idle_transaction_elsewhere_stalls_nothing(fixture: &impl StoreFi
 
         let due = timer(&new_order(), moment(5));
         schedule(&*store, std::slice::from_ref(&due)).await;
-        assert_eq!(store.claim_timers(&lease, moment(9), 10).await.expect("claim timers").len(), 1);
+        assert_eq!(
+            store.claim_timers(&lease, &["order.cancel"], moment(9), 10).await.expect("claim timers").len(),
+            1
+        );
         store.finish_timer(&lease, due.timer_id, &TimerOutcome::Succeeded, moment(9)).await.expect("finish");
 
         let other = new_lease();

@@ -210,6 +210,10 @@ macro_rules! store_conformance {
                 a_cancelled_timer_never_runs,
                 due_timers_come_in_order,
                 a_claimed_timer_succeeds_or_is_tried_again,
+                a_claimed_timer_can_turn_out_unnecessary,
+                timers_for_unknown_commands_are_left_alone,
+                waiting_timers_are_listed_by_due_time,
+                a_deadline_lives_and_dies_with_its_state,
                 timers_of_a_gone_holder_are_taken_over,
                 a_timer_of_an_earlier_epoch_cannot_be_ended_in_a_later_one,
                 claimers_never_share_a_timer,
@@ -219,6 +223,7 @@ macro_rules! store_conformance {
                 a_paused_channel_says_who_and_why,
                 a_removed_channel_frees_its_name,
                 a_missing_channel_is_said_to_be_missing,
+                a_position_moves_from_where_it_was_and_under_its_lease,
                 one_of_eight_adds_of_a_name_wins;
             statuses:
                 a_status_comes_from_the_tenants_dictionary,

@@ -4,14 +4,18 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use towpath_core::ids::{AggregateKey, Version};
 use towpath_core::lifecycle::TaskState;
+use towpath_core::name::CommandName;
 use towpath_core::ports::probe::Probe;
-use towpath_core::ports::store::{LeaseGrant, Store, StoreError, Timer, TimerOutcome};
+use towpath_core::ports::store::{
+    Append, Expected, Found, LeaseGrant, NewTimer, Store, StoreError, Timer, TimerOutcome,
+};
 use uuid::Uuid;
 
 use super::StoreFixture;
 use super::acts::{assert_refused, hold, hold_new_lease, schedule};
-use super::facts::{instance, moment, new_lease, new_order, timer};
+use super::facts::{OrderFacts, completed, instance, moment, new_lease, new_order, place, timer};
 use super::waiting::{all_at_once, interleave, run_beside, taking_turns};
 use crate::probe::PauseProbe;
 
@@ -39,13 +43,16 @@ pub async fn timers_live_and_die_with_their_transaction(fixture: &impl StoreFixt
     tx.schedule_timer(&due).await.expect("schedule");
     tx.rollback().await.expect("roll back");
     assert_eq!(store.timer(due.timer_id).await.expect("timer"), None);
-    assert_eq!(store.claim_timers(&lease, moment(9), 10).await.expect("claim"), []);
+    assert_eq!(store.claim_timers(&lease, &["order.cancel"], moment(9), 10).await.expect("claim"), []);
 
     schedule(&*store, std::slice::from_ref(&due)).await;
     let mut tx = store.begin().await.expect("begin");
     assert!(tx.cancel_timer(due.timer_id, moment(1)).await.expect("cancel"));
     tx.rollback().await.expect("roll back");
-    assert_eq!(ids(&store.claim_timers(&lease, moment(9), 10).await.expect("claim")), [due.timer_id]);
+    assert_eq!(
+        ids(&store.claim_timers(&lease, &["order.cancel"], moment(9), 10).await.expect("claim")),
+        [due.timer_id]
+    );
 }
 
 /// A timer that has not begun can be cancelled, once; one that runs cannot.
@@ -58,7 +65,10 @@ pub async fn a_cancelled_timer_never_runs(fixture: &impl StoreFixture) {
     assert!(tx.cancel_timer(cancelled.timer_id, moment(1)).await.expect("cancel in the same transaction"));
     tx.commit().await.expect("commit");
     schedule(&*store, std::slice::from_ref(&runs)).await;
-    assert_eq!(ids(&store.claim_timers(&lease, moment(9), 10).await.expect("claim")), [runs.timer_id]);
+    assert_eq!(
+        ids(&store.claim_timers(&lease, &["order.cancel"], moment(9), 10).await.expect("claim")),
+        [runs.timer_id]
+    );
 
     let mut tx = store.begin().await.expect("begin");
     for (what, timer_id) in
@@ -79,17 +89,27 @@ pub async fn due_timers_come_in_order(fixture: &impl StoreFixture) {
     let timers: Vec<_> = [30, 10, 40, 20].into_iter().map(|due| timer(&order, moment(due))).collect();
     schedule(&*store, &timers).await;
     let just_before = moment(10) - Duration::from_micros(1);
-    assert_eq!(store.claim_timers(&lease, just_before, 10).await.expect("claim"), [], "not before it is due");
-    let first = store.claim_timers(&lease, moment(30), 2).await.expect("claim");
+    assert_eq!(
+        store.claim_timers(&lease, &["order.cancel"], just_before, 10).await.expect("claim"),
+        [],
+        "not before it is due"
+    );
+    let first = store.claim_timers(&lease, &["order.cancel"], moment(30), 2).await.expect("claim");
     assert_eq!(ids(&first), [timers[1].timer_id, timers[3].timer_id]);
     assert!(first.iter().all(|timer| timer.state == TaskState::Running), "{first:?}");
-    assert_eq!(ids(&store.claim_timers(&lease, moment(30), 10).await.expect("claim")), [timers[0].timer_id]);
     assert_eq!(
-        store.claim_timers(&lease, moment(30), 10).await.expect("claim"),
+        ids(&store.claim_timers(&lease, &["order.cancel"], moment(30), 10).await.expect("claim")),
+        [timers[0].timer_id]
+    );
+    assert_eq!(
+        store.claim_timers(&lease, &["order.cancel"], moment(30), 10).await.expect("claim"),
         [],
         "what runs is not taken again"
     );
-    assert_eq!(ids(&store.claim_timers(&lease, moment(40), 10).await.expect("claim")), [timers[2].timer_id]);
+    assert_eq!(
+        ids(&store.claim_timers(&lease, &["order.cancel"], moment(40), 10).await.expect("claim")),
+        [timers[2].timer_id]
+    );
 }
 
 /// A timer that failed comes again when its retry is due, with its failure on record, until it succeeds or is given up.
@@ -98,7 +118,7 @@ pub async fn a_claimed_timer_succeeds_or_is_tried_again(fixture: &impl StoreFixt
     let lease = hold_new_lease(&*store).await;
     let (wins, loses) = (timer(&new_order(), moment(1)), timer(&new_order(), moment(2)));
     schedule(&*store, &[wins.clone(), loses.clone()]).await;
-    assert_eq!(store.claim_timers(&lease, moment(2), 10).await.expect("claim").len(), 2);
+    assert_eq!(store.claim_timers(&lease, &["order.cancel"], moment(2), 10).await.expect("claim").len(), 2);
     for timer in [&wins, &loses] {
         let again = failure(Some(moment(10)));
         store.finish_timer(&lease, timer.timer_id, &again, moment(3)).await.expect("finish");
@@ -108,8 +128,12 @@ pub async fn a_claimed_timer_succeeds_or_is_tried_again(fixture: &impl StoreFixt
         assert_eq!(found.error_code.as_deref(), Some("bus-full"));
         assert_eq!(found.error_message.as_deref(), Some("The bus is full. 🦆"));
     }
-    assert_eq!(store.claim_timers(&lease, moment(9), 10).await.expect("claim"), [], "not before it is due");
-    let again = store.claim_timers(&lease, moment(10), 10).await.expect("claim");
+    assert_eq!(
+        store.claim_timers(&lease, &["order.cancel"], moment(9), 10).await.expect("claim"),
+        [],
+        "not before it is due"
+    );
+    let again = store.claim_timers(&lease, &["order.cancel"], moment(10), 10).await.expect("claim");
     assert_eq!(again.len(), 2);
     assert!(again.iter().all(|timer| timer.retry_count == 1), "failures are remembered");
     store.finish_timer(&lease, wins.timer_id, &TimerOutcome::Succeeded, moment(11)).await.expect("finish");
@@ -117,10 +141,124 @@ pub async fn a_claimed_timer_succeeds_or_is_tried_again(fixture: &impl StoreFixt
     assert_eq!(state(&*store, wins.timer_id).await, TaskState::Succeeded);
     assert_eq!(state(&*store, loses.timer_id).await, TaskState::Failed);
     assert_eq!(
-        store.claim_timers(&lease, moment(1_000_000), 10).await.expect("claim"),
+        store.claim_timers(&lease, &["order.cancel"], moment(1_000_000), 10).await.expect("claim"),
         [],
         "both have ended"
     );
+}
+
+/// A timer whose command is not among those asked for is not taken, due or orphaned; and it is not lost.
+pub async fn timers_for_unknown_commands_are_left_alone(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let lease = hold_new_lease(&*store).await;
+    let known = timer(&new_order(), moment(2));
+    let mut unknown = timer(&new_order(), moment(1));
+    unknown.command_type = CommandName::infer("parcel.send").expect("a valid command name");
+    schedule(&*store, &[known.clone(), unknown.clone()]).await;
+    assert_eq!(store.claim_timers(&lease, &[], moment(9), 10).await.expect("claim"), []);
+    let taken = store.claim_timers(&lease, &["order.cancel"], moment(9), 10).await.expect("claim");
+    assert_eq!(ids(&taken), [known.timer_id]);
+    let left = store.claim_timers(&lease, &["parcel.send", "order.cancel"], moment(9), 10).await;
+    assert_eq!(ids(&left.expect("claim")), [unknown.timer_id]);
+}
+
+/// Waiting timers are listed by their due times; what runs or has ended does not wait.
+pub async fn waiting_timers_are_listed_by_due_time(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let lease = hold_new_lease(&*store).await;
+    let order = new_order();
+    let timers: Vec<_> = [30, 10, 20].into_iter().map(|due| timer(&order, moment(due))).collect();
+    schedule(&*store, &timers).await;
+    let all = store.waiting_timers(None, 10).await.expect("waiting");
+    assert_eq!(ids(&all), [timers[1].timer_id, timers[2].timer_id, timers[0].timer_id]);
+    let next = store.waiting_timers(Some(&["order.cancel"]), 1).await.expect("waiting");
+    assert_eq!(ids(&next), [timers[1].timer_id]);
+    assert_eq!(next[0].timer, timers[1]);
+    for none in [&["parcel.send"][..], &[]] {
+        assert_eq!(store.waiting_timers(Some(none), 10).await.expect("waiting"), []);
+    }
+    store.claim_timers(&lease, &["order.cancel"], moment(10), 10).await.expect("claim");
+    let waiting = store.waiting_timers(None, 10).await.expect("waiting");
+    assert_eq!(ids(&waiting), [timers[2].timer_id, timers[0].timer_id], "what runs does not wait");
+}
+
+/// A timer that was not needed ends skipped, and is not taken again.
+pub async fn a_claimed_timer_can_turn_out_unnecessary(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let lease = hold_new_lease(&*store).await;
+    let due = timer(&new_order(), moment(1));
+    schedule(&*store, std::slice::from_ref(&due)).await;
+    assert_eq!(store.claim_timers(&lease, &["order.cancel"], moment(2), 10).await.expect("claim").len(), 1);
+    let unnecessary = TimerOutcome::Skipped { reason: "no-longer-waiting".to_owned() };
+    store.finish_timer(&lease, due.timer_id, &unnecessary, moment(3)).await.expect("finish");
+    assert_eq!(state(&*store, due.timer_id).await, TaskState::Skipped);
+    assert_eq!(store.claim_timers(&lease, &["order.cancel"], moment(9), 10).await.expect("claim"), []);
+}
+
+/// Entering a state schedules its deadline, leaving it cancels exactly that one, in the transaction of the change:
+/// a change that is refused does neither. Facts in between, and other aggregates, do not matter.
+pub async fn a_deadline_lives_and_dies_with_its_state(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let entering = |order: &AggregateKey, version: Version| {
+        let mut append = OrderFacts::about(order, version).placed().append();
+        let entered_by = append.events[0].event_id;
+        let cancel = CommandName::infer("order.cancel").expect("a valid command name");
+        let timer = NewTimer::of_deadline(entered_by, moment(60), cancel, order.clone(), &append.context);
+        assert_eq!(timer.entered_by(), Some(entered_by));
+        append.deadline.enters = Some(timer);
+        append
+    };
+    let leaving = |order: &AggregateKey, version: Version| {
+        let mut append = OrderFacts::about(order, version).paid().append();
+        append.deadline.leaves = true;
+        append
+    };
+    let write = async |append: Append| {
+        let command = place(&append.aggregate);
+        store.complete_command(&completed(&command, Found::Nowhere, Some(append))).await
+    };
+    let (order, bystander) = (new_order(), new_order());
+    let (first, other) = (entering(&order, 0), entering(&bystander, 0));
+    let (first_id, other_id) = (first.events[0].event_id.0, other.events[0].event_id.0);
+    write(first).await.expect("it waits");
+    write(other).await.expect("so does another");
+    let found = store.timer(first_id).await.expect("timer").expect("it is scheduled with its state");
+    assert_eq!((found.timer.due_at, found.timer.payload.as_text()), (moment(60), "{}"));
+
+    let late = entering(&order, 0);
+    let late_id = late.events[0].event_id.0;
+    assert_refused!(write(late).await, StoreError::VersionConflict { .. }, "entering at an old version");
+    assert_eq!(store.timer(late_id).await.expect("timer"), None);
+    assert_refused!(
+        write(leaving(&order, 7)).await,
+        StoreError::VersionConflict { .. },
+        "leaving at a wrong one"
+    );
+    write(OrderFacts::about(&order, 1).noted("it still waits").append()).await.expect("a note");
+    assert_eq!(state(&*store, first_id).await, TaskState::Pending);
+
+    write(leaving(&order, 2)).await.expect("it is paid");
+    assert_eq!(state(&*store, first_id).await, TaskState::Canceled);
+    assert_eq!(state(&*store, other_id).await, TaskState::Pending, "another aggregate's deadline stays");
+
+    // In and out and in again, at the same moment: each entry has a timer of its own.
+    let again = entering(&order, 3);
+    let again_id = again.events[0].event_id.0;
+    write(again).await.expect("it waits again");
+    assert_eq!(state(&*store, again_id).await, TaskState::Pending);
+    let mut tx = store.begin().await.expect("begin");
+    tx.append(&leaving(&order, 4)).await.expect("leave");
+    tx.rollback().await.expect("roll back");
+    assert_eq!(state(&*store, again_id).await, TaskState::Pending, "what is rolled back cancels nothing");
+    let mut any = leaving(&order, 4);
+    any.expected = Expected::Any;
+    let mut tx = store.begin().await.expect("begin");
+    tx.append(&any).await.expect("leave");
+    tx.commit().await.expect("commit");
+    assert_eq!(state(&*store, again_id).await, TaskState::Canceled);
+    let last = store.last_state_change(&order).await.expect("history").expect("it has one");
+    assert_eq!((last.aggregate_version, last.to_state.as_str()), (5, "paid"));
+    assert_eq!(store.last_state_change(&new_order()).await.expect("history"), None);
 }
 
 /// Timers of a holder that is gone are taken over at once, and the sleeper cannot end them.
@@ -131,9 +269,13 @@ pub async fn timers_of_a_gone_holder_are_taken_over(fixture: &impl StoreFixture)
         let sleeper = hold(&*store, &lease, &instance("one")).await;
         let due = timer(&new_order(), moment(1));
         schedule(&*store, std::slice::from_ref(&due)).await;
-        assert_eq!(store.claim_timers(&sleeper, moment(2), 10).await.expect("claim").len(), 1);
+        assert_eq!(
+            store.claim_timers(&sleeper, &["order.cancel"], moment(2), 10).await.expect("claim").len(),
+            1
+        );
         let bystander = hold_new_lease(&*store).await;
-        let taken = store.claim_timers(&bystander, moment(1_000_000), 10).await.expect("claim");
+        let taken =
+            store.claim_timers(&bystander, &["order.cancel"], moment(1_000_000), 10).await.expect("claim");
         assert_eq!(taken, [], "its holder lives");
 
         let successor = match gone {
@@ -147,7 +289,10 @@ pub async fn timers_of_a_gone_holder_are_taken_over(fixture: &impl StoreFixture)
                 bystander
             }
         };
-        assert_eq!(ids(&store.claim_timers(&successor, moment(3), 10).await.expect("claim")), [due.timer_id]);
+        assert_eq!(
+            ids(&store.claim_timers(&successor, &["order.cancel"], moment(3), 10).await.expect("claim")),
+            [due.timer_id]
+        );
         for outcome in [TimerOutcome::Succeeded, failure(None)] {
             let late = store.finish_timer(&sleeper, due.timer_id, &outcome, moment(4)).await;
             assert_refused!(late, StoreError::Fenced { .. }, "the sleeper ends it");
@@ -168,14 +313,17 @@ pub async fn a_timer_of_an_earlier_epoch_cannot_be_ended_in_a_later_one(fixture:
     let earlier = hold(&*store, &lease, &instance("one")).await;
     let due = timer(&new_order(), moment(1));
     schedule(&*store, std::slice::from_ref(&due)).await;
-    assert_eq!(store.claim_timers(&earlier, moment(2), 10).await.expect("claim").len(), 1);
+    assert_eq!(store.claim_timers(&earlier, &["order.cancel"], moment(2), 10).await.expect("claim").len(), 1);
     let later = hold(&*store, &lease, &instance("one")).await;
     for outcome in [TimerOutcome::Succeeded, failure(None), failure(Some(moment(10)))] {
         let ended = store.finish_timer(&later, due.timer_id, &outcome, moment(3)).await;
         assert_refused!(ended, StoreError::Fenced { .. }, "ending what an earlier epoch claimed");
     }
     assert_eq!(state(&*store, due.timer_id).await, TaskState::Running);
-    assert_eq!(ids(&store.claim_timers(&later, moment(4), 10).await.expect("claim")), [due.timer_id]);
+    assert_eq!(
+        ids(&store.claim_timers(&later, &["order.cancel"], moment(4), 10).await.expect("claim")),
+        [due.timer_id]
+    );
     store.finish_timer(&later, due.timer_id, &TimerOutcome::Succeeded, moment(5)).await.expect("finish");
 }
 
@@ -191,7 +339,9 @@ pub async fn claimers_never_share_a_timer(fixture: &impl StoreFixture) {
         claimers.push(async move {
             let mut claimed = Vec::new();
             loop {
-                let timers = taking_turns(|| store.claim_timers(&lease, moment(99), 7)).await.expect("claim");
+                let timers = taking_turns(|| store.claim_timers(&lease, &["order.cancel"], moment(99), 7))
+                    .await
+                    .expect("claim");
                 if timers.is_empty() {
                     return claimed;
                 }
@@ -223,11 +373,11 @@ pub async fn a_claimer_of_timers_waits_for_no_other(fixture: &impl StoreFixture)
         schedule(&*store, &timers).await;
         let first = {
             let lease = slow_lease.clone();
-            async move { taking_turns(|| slow.claim_timers(&lease, moment(9), 2)).await }
+            async move { taking_turns(|| slow.claim_timers(&lease, &["order.cancel"], moment(9), 2)).await }
         };
         let second = {
             let (store, lease) = (Arc::clone(&store), lease.clone());
-            async move { taking_turns(|| store.claim_timers(&lease, moment(9), 2)).await }
+            async move { taking_turns(|| store.claim_timers(&lease, &["order.cancel"], moment(9), 2)).await }
         };
         let (first, second, paused) = if store.promises().concurrent_writers {
             run_beside(&probe, first, second).await

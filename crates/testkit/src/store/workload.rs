@@ -170,7 +170,7 @@ impl Workload {
 
     async fn fire_timers(&self, store: &dyn Store) -> StoreResult<()> {
         let lease = self.acquire(store, "timers").await?;
-        for due in store.claim_timers(&lease, now(), 10).await? {
+        for due in store.claim_timers(&lease, &["order.cancel"], now(), 10).await? {
             self.send(store, &self.command("by timer", 1)).await?;
             store.finish_timer(&lease, due.timer.timer_id, &TimerOutcome::Succeeded, now()).await?;
         }

@@ -91,6 +91,12 @@ pub(crate) enum Fault {
     LoadAsksTwice,
     /// A running timer of a living holder is taken.
     TimersAreTakenFromTheLiving,
+    /// Timers are taken whatever their command.
+    TimersOfAnyCommand,
+    /// Leaving a state does not cancel its deadline.
+    LeftStatesKeepTheirDeadline,
+    /// A tracker's position is moved by whoever calls.
+    PositionsAreNotFenced,
     /// Every instance that finds no tables creates them.
     MigrationsRunTwice,
 }

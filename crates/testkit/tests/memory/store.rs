@@ -245,6 +245,8 @@ impl Staged {
             .map(|snapshot| Snapshot { data: self.text(&snapshot.data), version: snapshot.version });
         let last = append.state_changes.last().cloned();
         let (context, aggregate) = (append.context.clone(), append.aggregate.clone());
+        let deadline = append.deadline.clone();
+        let keep_left_deadlines = self.database.has(Fault::LeftStatesKeepTheirDeadline);
         let after = version + envelopes.len() as Version;
         let pass_parked = self.database.has(Fault::NewRowsPassTheParkedOne);
         self.versions.insert(key.clone(), after);
@@ -274,7 +276,18 @@ impl Staged {
                 tables.event_ids.insert(envelope.event_id, envelope.clone());
                 tables.events.entry(key.clone()).or_default().push(envelope);
             }
-            tables.history.entry(key).or_default().extend(history);
+            let before = tables.history.entry(key).or_default();
+            let entered_by = before.last().map(|change| change.event_id.0);
+            before.extend(history);
+            let left = entered_by.filter(|_| deadline.leaves && !keep_left_deadlines);
+            if let Some(row) = left.and_then(|timer_id| tables.timers.get_mut(&timer_id))
+                && row.timer.state == TaskState::Pending
+            {
+                row.timer.state = TaskState::Canceled;
+            }
+            if let Some(timer) = deadline.enters {
+                tables.timers.insert(timer.timer_id, TimerRow::new(timer));
+            }
             tables.pending.extend(pending);
             for mut row in rows {
                 if !pass_parked && tables.parked.contains_key(&(row.channel.clone(), row.lane)) {
@@ -362,16 +375,8 @@ impl StoreTx for MemoryTx {
         staged.probe.before("schedule_timer");
         staged.timers.insert(timer.timer_id, TaskState::Pending);
         let new = NewTimer { payload: staged.text(&timer.payload), ..timer.clone() };
-        let timer = Timer {
-            timer: new,
-            state: TaskState::Pending,
-            retry_count: 0,
-            error_code: None,
-            error_message: None,
-        };
         staged.effects.push(Box::new(move |tables| {
-            let row = TimerRow { due_at: timer.timer.due_at, timer, claim: None };
-            tables.timers.insert(row.timer.timer.timer_id, row);
+            tables.timers.insert(new.timer_id, TimerRow::new(new));
         }));
         Ok(())
     }
@@ -691,6 +696,11 @@ impl Store for MemoryStore {
         let tables = self.database.tables();
         let history = tables.history.get(aggregate).into_iter().flatten();
         Ok(history.filter(|step| step.aggregate_version > after).take(limit as usize).cloned().collect())
+    }
+
+    async fn last_state_change(&self, aggregate: &AggregateKey) -> StoreResult<Option<StateEvent>> {
+        let tables = self.database.tables();
+        Ok(tables.history.get(aggregate).and_then(|history| history.last()).cloned())
     }
 
     async fn flow(&self, correlation: &CorrelationId, limit: u32) -> StoreResult<Flow> {
@@ -1060,6 +1070,7 @@ impl Store for MemoryStore {
     async fn claim_timers(
         &self,
         lease: &LeaseGrant,
+        command_types: &[&str],
         now: DateTime<Utc>,
         limit: u32,
     ) -> StoreResult<Vec<Timer>> {
@@ -1071,6 +1082,10 @@ impl Store for MemoryStore {
         let mut ids: Vec<_> = tables
             .timers
             .values()
+            .filter(|row| {
+                self.has(Fault::TimersOfAnyCommand)
+                    || command_types.contains(&row.timer.timer.command_type.as_str())
+            })
             .filter(|row| match (&row.claim, row.timer.state) {
                 (None, TaskState::Pending) => row.due_at <= due,
                 (Some(claim), TaskState::Running) => {
@@ -1110,6 +1125,7 @@ impl Store for MemoryStore {
         row.claim = None;
         match outcome {
             TimerOutcome::Succeeded => row.timer.state = TaskState::Succeeded,
+            TimerOutcome::Skipped { .. } => row.timer.state = TaskState::Skipped,
             TimerOutcome::Failed { error_code, error_message, retry_at } => {
                 row.timer.retry_count += 1;
                 row.timer.error_code = Some(error_code.clone());
@@ -1119,6 +1135,21 @@ impl Store for MemoryStore {
             }
         }
         Ok(())
+    }
+
+    async fn waiting_timers(&self, command_types: Option<&[&str]>, limit: u32) -> StoreResult<Vec<Timer>> {
+        let tables = self.database.tables();
+        let mut waiting: Vec<_> =
+            tables.timers.values().filter(|row| row.timer.state == TaskState::Pending).collect();
+        waiting.retain(|row| {
+            command_types.is_none_or(|types| types.contains(&row.timer.timer.command_type.as_str()))
+        });
+        waiting.sort_by_key(|row| (row.due_at, row.timer.timer.timer_id));
+        let with_due = |row: &&TimerRow| Timer {
+            timer: NewTimer { due_at: row.due_at, ..row.timer.timer.clone() },
+            ..row.timer.clone()
+        };
+        Ok(waiting.iter().take(limit as usize).map(with_due).collect())
     }
 
     async fn timer(&self, timer_id: Uuid) -> StoreResult<Option<Timer>> {
@@ -1166,6 +1197,31 @@ impl Store for MemoryStore {
             return Err(StoreError::Missing { what: "channel", name: name.to_string() });
         }
         tables.removed.insert(name.clone());
+        Ok(())
+    }
+
+    async fn advance_channel(
+        &self,
+        lease: &LeaseGrant,
+        name: &ChannelName,
+        from: Position,
+        to: Position,
+    ) -> StoreResult<bool> {
+        let _turn = self.database.turn().await;
+        let mut tables = self.database.tables();
+        if !self.has(Fault::PositionsAreNotFenced) {
+            tables.check_lease(lease)?;
+        }
+        let row = tables.channels.iter_mut().find(|row| row.name == *name && row.position == from);
+        Ok(row.map(|row| row.position = to).is_some())
+    }
+
+    async fn reset_channel(&self, name: &ChannelName, position: Position) -> StoreResult<()> {
+        let _turn = self.database.turn().await;
+        let mut tables = self.database.tables();
+        let row = tables.channels.iter_mut().find(|row| row.name == *name);
+        let row = row.ok_or(StoreError::Missing { what: "channel", name: name.to_string() })?;
+        row.position = position;
         Ok(())
     }
 

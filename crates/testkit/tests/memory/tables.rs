@@ -8,9 +8,10 @@ use towpath_core::ids::{
     AggregateKey, ChannelName, CommandId, EventId, HandlerName, InstanceId, Lane, LeaseName, Position,
     TenantId,
 };
+use towpath_core::lifecycle::TaskState;
 use towpath_core::ports::store::{
-    AggregateRow, ChannelRow, CommandRecord, InboxEntry, LeaseGrant, OutboxRow, StateEvent, StoreError,
-    StoreResult, Timer,
+    AggregateRow, ChannelRow, CommandRecord, InboxEntry, LeaseGrant, NewTimer, OutboxRow, StateEvent,
+    StoreError, StoreResult, Timer,
 };
 use uuid::Uuid;
 
@@ -46,6 +47,16 @@ pub(crate) struct TimerRow {
     pub(crate) timer: Timer,
     pub(crate) due_at: chrono::DateTime<chrono::Utc>,
     pub(crate) claim: Option<LeaseGrant>,
+}
+
+impl TimerRow {
+    /// A timer that begins.
+    pub(crate) fn new(timer: NewTimer) -> Self {
+        let due_at = timer.due_at;
+        let state = TaskState::Pending;
+        let timer = Timer { timer, state, retry_count: 0, error_code: None, error_message: None };
+        Self { timer, due_at, claim: None }
+    }
 }
 
 impl Tables {

@@ -352,6 +352,7 @@ fn deposits(account: &str, expected: Expected, count: u64, total: u64) -> Result
             .collect(),
         snapshot: Some(Snapshot { data, version: 1 }),
         state_changes: Vec::new(),
+        deadline: Default::default(),
         context: ChangeContext::new(chrono::Utc::now(), CorrelationId::of_new_flow(uuid::Uuid::new_v4())),
     })
 }

@@ -1,0 +1,368 @@
+//! Timers: commands that are sent when they are due.
+//!
+//! The service works under the instance's lease, as the command runner does. A due timer is claimed, its command is sent
+//! under the id `timer/<timer id>`, and then the timer is ended. If this process dies in between, another one claims the
+//! timer and sends the same command id again: it has one effect. A deadline of a machine's state is a timer like any
+//! other, but its command is only run while the aggregate is still in that state since the same event.
+
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use towpath_core::aggregate::Aggregate;
+use towpath_core::envelope::{ChangeContext, EventEnvelope, to_stored_precision};
+use towpath_core::ids::{AggregateKey, CausationId, CommandId, CorrelationId, EventId};
+use towpath_core::name::CommandName;
+use towpath_core::payload::{InvalidPayload, Payload};
+use towpath_core::ports::store::{
+    LeaseGrant, NewCommand, NewTimer, StoreError, StoreResult, Timer, TimerOutcome,
+};
+use towpath_core::retry::RetryDecision;
+use towpath_core::to_variant;
+use uuid::Uuid;
+
+use crate::bus::{Bus, Incoming, SendError, random_unit, with_causes};
+use crate::leases::Held;
+use crate::runner::Pace;
+use crate::service::{Service, Stopping, rest};
+use crate::towpath::Towpath;
+
+/// How many timers are fired at a time.
+const BATCH: u32 = 32;
+
+/// How long it rests at least: a timer that is due but held by somebody else's transaction must not be asked for
+/// without end.
+const LEAST_REST: Duration = Duration::from_millis(10);
+
+/// When a timer looks again whose command somebody else is running.
+const STILL_PROCESSING: Duration = Duration::from_secs(1);
+
+/// What the command id of a timer begins with; the timer's id follows.
+const COMMAND_PREFIX: &str = "timer/";
+
+/// The last moment that all databases can store.
+const LAST_MOMENT: i64 = 253_370_764_800;
+
+/// Starts the service.
+pub(crate) fn start(bus: Bus, held: watch::Receiver<Held>, pace: Pace) -> Service {
+    Service::start("timers", move |stopping| run(bus, held, pace, stopping))
+}
+
+/// A timer whose command was sent: how it ended, to be written under the grant it was claimed with.
+struct Fired {
+    grant: LeaseGrant,
+    timer_id: Uuid,
+    outcome: TimerOutcome,
+}
+
+async fn run(bus: Bus, held: watch::Receiver<Held>, pace: Pace, mut stopping: Stopping) {
+    // What could not be written yet: nobody else ends it while this instance's lease lives.
+    let mut owed: Vec<Fired> = Vec::new();
+    while !stopping.is_asked() {
+        let grant = held.borrow().instance.clone();
+        let taken = match (end(&bus, &mut owed).await, grant) {
+            (Ok(()), Some(grant)) => claim(&bus, grant, pace.lease).await,
+            (Ok(()), None) => Ok(Vec::new()),
+            (Err(error), _) => Err(error),
+        };
+        match taken {
+            Ok(timers) if !timers.is_empty() => {
+                let mut firing = JoinSet::new();
+                for (grant, timer) in timers {
+                    firing.spawn(fire(bus.clone(), grant, timer));
+                }
+                while let Some(fired) = firing.join_next().await {
+                    match fired {
+                        Ok(fired) => owed.push(fired),
+                        // `decide` and `evolve` are guarded, so this is a bug of ours; the timer is taken over when
+                        // this instance's lease ends.
+                        Err(error) => tracing::error!(%error, "firing a timer panicked"),
+                    }
+                }
+            }
+            Ok(_) => {
+                let until_due = until_next(&bus, pace.scan).await;
+                rest(&bus.timers, until_due, &mut stopping).await;
+            }
+            Err(error) => {
+                tracing::warn!(
+                    code = error.code(),
+                    cause = with_causes(&error),
+                    "could not look for due timers"
+                );
+                rest(&bus.timers, pace.scan, &mut stopping).await;
+            }
+        }
+    }
+    if let Err(error) = end(&bus, &mut owed).await {
+        tracing::warn!(code = error.code(), "could not end timers; another instance will");
+    }
+}
+
+async fn claim(bus: &Bus, grant: LeaseGrant, lease: Duration) -> StoreResult<Vec<(LeaseGrant, Timer)>> {
+    // As the command runner does: what is claimed under a lease that has run out would be taken away at once.
+    bus.store.renew_lease(&grant, lease).await?;
+    let types = bus.registry.command_types();
+    let timers = bus.store.claim_timers(&grant, &types, bus.clock.now(), BATCH).await?;
+    Ok(timers.into_iter().map(|timer| (grant.clone(), timer)).collect())
+}
+
+/// How long until the next timer is due, but no longer than until the next look.
+async fn until_next(bus: &Bus, scan: Duration) -> Duration {
+    let types = bus.registry.command_types();
+    // What cannot be asked now is asked at the next look.
+    let waiting = bus.store.waiting_timers(Some(&types), 1).await.unwrap_or_default();
+    let until_due = |timer: &Timer| (timer.timer.due_at - bus.clock.now()).to_std().unwrap_or_default();
+    waiting.first().map_or(scan, until_due).clamp(LEAST_REST.min(scan), scan)
+}
+
+/// The event that entered the state whose deadline a recorded command is: a deadline that failed for a passing reason
+/// waits in the command box, and when it is run from there it must still be one.
+pub(crate) fn deadline_of(command: &NewCommand) -> Option<EventId> {
+    let timer_id = command.command_id.as_str().strip_prefix(COMMAND_PREFIX)?;
+    let causation_id = command.context.causation_id.as_ref()?;
+    if causation_id.as_str() == timer_id { timer_id.parse().ok().map(EventId) } else { None }
+}
+
+/// Sends the command of a timer.
+async fn fire(bus: Bus, grant: LeaseGrant, timer: Timer) -> Fired {
+    let timer_id = timer.timer.timer_id;
+    let still_in = timer.timer.entered_by();
+    let NewTimer { command_type, aggregate, payload, correlation_id, causation_id, .. } = timer.timer;
+    let context = ChangeContext { causation_id, ..ChangeContext::new(bus.clock.now(), correlation_id) };
+    let command_id = CommandId::from_stored(format!("{COMMAND_PREFIX}{timer_id}"));
+    let command = NewCommand { command_id, command_type, aggregate, payload, context };
+    let outcome = match bus.run(Incoming { command, expected_version: None, claim: None, still_in }).await {
+        Ok(_) => TimerOutcome::Succeeded,
+        Err(error @ SendError::NoLongerWaiting(_)) => {
+            TimerOutcome::Skipped { reason: error.code().to_owned() }
+        }
+        Err(error) => failed(&bus, timer_id, timer.retry_count, &error),
+    };
+    Fired { grant, timer_id, outcome }
+}
+
+/// What a command that has no receipt means for its timer: its class decides whether it is sent again.
+fn failed(bus: &Bus, timer_id: Uuid, retry_count: u32, error: &SendError) -> TimerOutcome {
+    let decision = match error {
+        // It is recorded and being run: the timer only waits for how it ends.
+        SendError::StillProcessing(_) => RetryDecision::RetryAfter(STILL_PROCESSING),
+        error => bus.retries.decide(error.class(), retry_count + 1, random_unit()),
+    };
+    let retry_at = match decision {
+        RetryDecision::RetryAfter(delay) => Some(after(bus.clock.now(), delay)),
+        RetryDecision::GiveUp(_) => None,
+    };
+    match retry_at {
+        Some(_) => tracing::warn!(%timer_id, code = error.code(), "a timer's command failed; trying again"),
+        None => tracing::error!(%timer_id, code = error.code(), cause = with_causes(error), "a timer failed"),
+    }
+    TimerOutcome::Failed { error_code: error.code().to_owned(), error_message: with_causes(error), retry_at }
+}
+
+/// Writes how timers ended. What was taken over meanwhile is for its new holder to end.
+async fn end(bus: &Bus, owed: &mut Vec<Fired>) -> StoreResult<()> {
+    while let Some(Fired { grant, timer_id, outcome }) = owed.last() {
+        match bus.store.finish_timer(grant, *timer_id, outcome, bus.clock.now()).await {
+            Ok(()) => {}
+            Err(StoreError::Fenced { .. }) => tracing::info!(%timer_id, "a timer was taken over"),
+            Err(error) => return Err(error),
+        }
+        owed.pop();
+    }
+    Ok(())
+}
+
+/// A moment so much later, or the last one that can be stored.
+pub(crate) fn after(now: DateTime<Utc>, delay: Duration) -> DateTime<Utc> {
+    let last = DateTime::from_timestamp(LAST_MOMENT, 0).unwrap_or(now);
+    let later = chrono::Duration::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay));
+    to_stored_precision(later.unwrap_or(last).min(last))
+}
+
+/// A timer about to be scheduled. Await it for its id.
+///
+/// # Guarantees
+/// Once this has answered, the command is sent when it is due, by some instance that knows it, and has one effect.
+///
+/// # Caveats
+/// To schedule a timer together with changes of the application's own, use `SqlStore::schedule_timer_tx`.
+#[must_use = "a timer is scheduled when it is awaited"]
+pub struct Schedule<'a> {
+    app: &'a Towpath,
+    command_type: String,
+    aggregate_kind: Option<String>,
+    aggregate_id: String,
+    payload: Result<Payload, InvalidPayload>,
+    timer_id: Option<Uuid>,
+    due_at: DateTime<Utc>,
+    correlation_id: Option<String>,
+    causation_id: Option<String>,
+}
+
+impl Schedule<'_> {
+    /// When it is due. What is past is due at once.
+    pub fn at(mut self, due_at: DateTime<Utc>) -> Self {
+        self.due_at = due_at.min(after(due_at, Duration::MAX));
+        self
+    }
+
+    /// How much later than now it is due.
+    pub fn after(mut self, delay: Duration) -> Self {
+        self.due_at = after(self.app.bus.clock.now(), delay);
+        self
+    }
+
+    /// The identity of the timer, chosen by the caller.
+    pub fn identified(mut self, timer_id: Uuid) -> Self {
+        self.timer_id = Some(timer_id);
+        self
+    }
+
+    /// The fact that this timer follows from: its command joins that fact's flow.
+    pub fn because_of(mut self, event: &EventEnvelope) -> Self {
+        self.correlation_id = Some(event.correlation_id.to_string());
+        self.causation_id = Some(event.event_id.to_string());
+        self
+    }
+
+    /// The flow to join, for callers that bring their own id.
+    pub fn in_flow(mut self, correlation_id: impl Into<String>) -> Self {
+        self.correlation_id = Some(correlation_id.into());
+        self
+    }
+
+    /// What caused it, for callers that bring their own id.
+    pub fn caused_by(mut self, causation_id: impl Into<String>) -> Self {
+        self.causation_id = Some(causation_id.into());
+        self
+    }
+
+    /// The timer as it is scheduled, for `SqlStore::schedule_timer_tx`.
+    pub fn timer(self) -> Result<NewTimer, SendError> {
+        let bus = &self.app.bus;
+        let Some(decider) = bus.registry.decider_of_command(&self.command_type) else {
+            return Err(SendError::UnknownCommand(self.command_type));
+        };
+        let kind = self.aggregate_kind.unwrap_or_else(|| decider.kind().to_string());
+        let payload = self
+            .payload
+            .map_err(|source| SendError::InvalidPayload { command: self.command_type.clone(), source })?;
+        Ok(NewTimer {
+            timer_id: self.timer_id.unwrap_or_else(Uuid::now_v7),
+            due_at: to_stored_precision(self.due_at),
+            command_type: CommandName::from_stored(&self.command_type),
+            aggregate: AggregateKey::new(kind, self.aggregate_id)?,
+            payload,
+            correlation_id: match self.correlation_id {
+                Some(text) => CorrelationId::new(text)?,
+                None => CorrelationId::of_new_flow(Uuid::now_v7()),
+            },
+            causation_id: self.causation_id.map(CausationId::new).transpose()?,
+            created_at: to_stored_precision(bus.clock.now()),
+        })
+    }
+}
+
+impl<'a> IntoFuture for Schedule<'a> {
+    type Output = Result<Uuid, SendError>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let bus = &self.app.bus;
+            let timer = self.timer()?;
+            let scheduled = async {
+                let mut tx = bus.store.begin().await?;
+                tx.schedule_timer(&timer).await?;
+                tx.commit().await
+            };
+            scheduled.await.map_err(SendError::Store)?;
+            bus.timers.wake();
+            Ok(timer.timer_id)
+        })
+    }
+}
+
+impl Towpath {
+    /// Schedules a command for an aggregate: due now, unless [`Schedule::at`] or [`Schedule::after`] say when. Nothing
+    /// happens until it is awaited.
+    pub fn timer<A: Aggregate>(&self, aggregate_id: impl Into<String>, command: A::Command) -> Schedule<'_> {
+        let (command_type, payload) = match to_variant(&command) {
+            Ok((name, payload)) => (name, Ok(payload)),
+            Err(error) => (String::new(), Err(error)),
+        };
+        self.schedule(command_type, Some(A::KIND.to_owned()), aggregate_id.into(), payload)
+    }
+
+    /// Schedules a command by its stored name, with its payload as JSON text.
+    pub fn timer_named(
+        &self,
+        command_type: impl Into<String>,
+        aggregate_id: impl Into<String>,
+        payload: impl Into<String>,
+    ) -> Schedule<'_> {
+        self.schedule(command_type.into(), None, aggregate_id.into(), Payload::from_text(payload))
+    }
+
+    fn schedule(
+        &self,
+        command_type: String,
+        aggregate_kind: Option<String>,
+        aggregate_id: String,
+        payload: Result<Payload, InvalidPayload>,
+    ) -> Schedule<'_> {
+        Schedule {
+            app: self,
+            command_type,
+            aggregate_kind,
+            aggregate_id,
+            payload,
+            timer_id: None,
+            due_at: self.bus.clock.now(),
+            correlation_id: None,
+            causation_id: None,
+        }
+    }
+
+    /// Makes the timers of this process look now: after a commit of the application's own transaction that scheduled one
+    /// sooner than the next look.
+    pub fn wake_timers(&self) {
+        self.bus.timers.wake();
+    }
+
+    /// Cancels a timer that has not begun; answers whether it did.
+    pub async fn cancel_timer(&self, timer_id: Uuid) -> Result<bool, StoreError> {
+        let mut tx = self.bus.store.begin().await?;
+        let canceled = tx.cancel_timer(timer_id, self.bus.clock.now()).await?;
+        tx.commit().await?;
+        Ok(canceled)
+    }
+
+    /// A timer and where it is.
+    pub async fn find_timer(&self, timer_id: Uuid) -> Result<Option<Timer>, StoreError> {
+        self.bus.store.timer(timer_id).await
+    }
+
+    /// The timers that wait for their moment, the next one first.
+    pub async fn waiting_timers(&self, limit: u32) -> Result<Vec<Timer>, StoreError> {
+        self.bus.store.waiting_timers(None, limit).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_moment_too_far_away_is_the_last_that_can_be_stored() {
+        let now = DateTime::from_timestamp(1_700_000_000, 0).unwrap();
+        assert_eq!(after(now, Duration::from_secs(60)).timestamp(), 1_700_000_060);
+        for far in [Duration::MAX, Duration::from_secs(u64::from(u32::MAX) * 100)] {
+            assert_eq!(after(now, far).to_rfc3339(), "9999-01-01T00:00:00+00:00");
+        }
+    }
+}

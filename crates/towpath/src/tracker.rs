@@ -1,0 +1,381 @@
+//! Trackers: channels that follow the log by position (N5, N7).
+//!
+//! A tracker has no outbox rows. Its whole state is one number in the table `channels`: the last position it has
+//! published. One instance at a time does the work of a channel, under the lease `tracker/<channel>`. It reads the log
+//! behind its position, publishes, and moves the position up to the first event that was not confirmed. A process that
+//! dies in between publishes again what it had published, and skips nothing.
+//!
+//! The tracker keeps its own lease, beside the lease keeper: channels come and go while the process runs.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use towpath_core::channel::{Channel, Start, Target};
+use towpath_core::envelope::{EventEnvelope, RecordedEvent};
+use towpath_core::ids::{ActorId, ChannelName, InstanceId, LeaseName, Position};
+use towpath_core::ports::broker::{Broker, Published};
+use towpath_core::ports::store::{ChannelRow, Disabled, LeaseGrant, StoreError, StoreResult};
+use towpath_core::retry::ErrorClass;
+use uuid::Uuid;
+
+use crate::bus::{Bus, random_unit, with_causes};
+use crate::publishing::publish;
+use crate::service::{Service, Stopping, Wake, rest};
+use crate::towpath::Towpath;
+
+/// The longest pause after failures, when the channel's policy has no further one: a tracker never gives up.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Why a channel cannot be followed, or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum ChannelError {
+    /// Its events get outbox rows: that is decided when Towpath starts.
+    #[error("channel {0} does not follow the log")]
+    NotTracking(ChannelName),
+    /// It has nowhere to publish to.
+    #[error("channel {0} has no target")]
+    NoTarget(ChannelName),
+    /// The store says no, or nothing.
+    #[error("the store did not do it")]
+    Store(#[from] StoreError),
+}
+
+impl ChannelError {
+    /// A stable code.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::NotTracking(_) => "channel-not-tracking",
+            Self::NoTarget(_) => "channel-without-target",
+            Self::Store(error) => error.code(),
+        }
+    }
+
+    /// How a retry decision sees it.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::NotTracking(_) | Self::NoTarget(_) => ErrorClass::Validation,
+            Self::Store(error) => error.class(),
+        }
+    }
+
+    /// What a person can do about it.
+    pub fn next_step(&self) -> &'static str {
+        match self {
+            Self::NotTracking(_) => "Give it tracking(Start::…), or add it to the builder.",
+            Self::NoTarget(_) => "Name the exchange it publishes to.",
+            Self::Store(error) => error.next_step(),
+        }
+    }
+}
+
+/// The wakes of all trackers of this process: positions that were given concern all of them.
+#[derive(Clone, Default)]
+pub(crate) struct TrackerWakes(Arc<Mutex<BTreeMap<ChannelName, Wake>>>);
+
+impl TrackerWakes {
+    fn of(&self, channel: &ChannelName) -> Wake {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(channel.clone()).or_default().clone()
+    }
+
+    fn wake(&self, channel: &ChannelName) {
+        self.of(channel).wake();
+    }
+
+    /// Wakes all of them.
+    pub(crate) fn wake_all(&self) {
+        for wake in self.0.lock().unwrap_or_else(PoisonError::into_inner).values() {
+            wake.wake();
+        }
+    }
+}
+
+/// The trackers of this process. Clones share them.
+#[derive(Clone)]
+pub(crate) struct Trackers {
+    bus: Bus,
+    /// `None` on an instance that publishes nothing.
+    broker: Option<Arc<dyn Broker>>,
+    instance: InstanceId,
+    lease: Duration,
+    running: Arc<tokio::sync::Mutex<BTreeMap<ChannelName, Service>>>,
+}
+
+impl Trackers {
+    pub(crate) fn new(
+        bus: Bus,
+        broker: Option<Arc<dyn Broker>>,
+        instance: InstanceId,
+        lease: Duration,
+    ) -> Self {
+        Self { bus, broker, instance, lease, running: Arc::default() }
+    }
+
+    /// Follows a channel from where it is, or from its start if nobody has followed it before.
+    pub(crate) async fn follow(&self, channel: Channel) -> Result<(), ChannelError> {
+        match self.add(&channel).await {
+            Ok(()) | Err(ChannelError::Store(StoreError::NameTaken { .. })) => self.run(channel).await,
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Registers a channel at its start.
+    async fn add(&self, channel: &Channel) -> Result<(), ChannelError> {
+        let name = &channel.name;
+        let start = channel.tracking.ok_or_else(|| ChannelError::NotTracking(name.clone()))?;
+        if channel.target.is_none() {
+            return Err(ChannelError::NoTarget(name.clone()));
+        }
+        let store = &self.bus.store;
+        let position = start.behind(store.head().await?);
+        Ok(store.add_channel(Uuid::now_v7(), name, position, self.bus.clock.now()).await?)
+    }
+
+    async fn run(&self, channel: Channel) -> Result<(), ChannelError> {
+        let target = channel.target.clone().ok_or_else(|| ChannelError::NoTarget(channel.name.clone()))?;
+        let Some(broker) = self.broker.clone() else { return Ok(()) };
+        let mut running = self.running.lock().await;
+        if let Some(mut earlier) = running.remove(&channel.name) {
+            earlier.stop().await;
+        }
+        let (name, wake) = (channel.name.clone(), self.bus.trackers.of(&channel.name));
+        let tracker = Tracker {
+            lease_name: LeaseName::from_stored(format!("tracker/{name}")),
+            bus: self.bus.clone(),
+            broker,
+            channel,
+            target,
+            instance: self.instance.clone(),
+            lease: self.lease,
+        };
+        running.insert(name, Service::start("tracker", move |stopping| tracker.run(wake, stopping)));
+        Ok(())
+    }
+
+    async fn end(&self, name: &ChannelName) {
+        if let Some(mut service) = self.running.lock().await.remove(name) {
+            service.stop().await;
+        }
+    }
+
+    /// Stops all of them.
+    pub(crate) async fn stop(&self) {
+        let mut running = self.running.lock().await;
+        for service in running.values_mut() {
+            service.stop().await;
+        }
+        running.clear();
+    }
+}
+
+struct Tracker {
+    bus: Bus,
+    broker: Arc<dyn Broker>,
+    channel: Channel,
+    target: Target,
+    instance: InstanceId,
+    lease: Duration,
+    lease_name: LeaseName,
+}
+
+/// What a run leads to.
+enum Progress {
+    /// There is more.
+    GoOn,
+    /// Nothing more to do until woken.
+    Rest,
+    /// Not everything was confirmed.
+    Failed(Published),
+}
+
+impl Tracker {
+    async fn run(self, wake: Wake, mut stopping: Stopping) {
+        let mut grant = None;
+        let mut failures = 0_u32;
+        while !stopping.is_asked() {
+            let channel = self.channel.name.as_str();
+            match self.round(&mut grant, failures > 0).await {
+                Ok(Progress::GoOn) => {
+                    failures = 0;
+                    continue;
+                }
+                Ok(Progress::Rest) => {
+                    failures = 0;
+                    rest(&wake, self.channel.policy.scan, &mut stopping).await;
+                    continue;
+                }
+                // Somebody else follows the channel now.
+                Err(StoreError::Fenced { .. }) => {
+                    grant = None;
+                    rest(&wake, self.channel.policy.scan, &mut stopping).await;
+                    continue;
+                }
+                Ok(Progress::Failed(published)) => {
+                    tracing::warn!(channel, ?published, "the log was not published further; trying again");
+                }
+                Err(error) => {
+                    tracing::warn!(
+                        channel,
+                        code = error.code(),
+                        cause = with_causes(&error),
+                        "could not follow the log; trying again"
+                    );
+                }
+            }
+            failures = failures.saturating_add(1);
+            // New positions must not cut this short: what fails would be tried with each of them.
+            rest(&Wake::default(), self.pause(failures), &mut stopping).await;
+        }
+        if let Some(grant) = grant
+            && let Err(error) = self.bus.store.release_lease(&grant).await
+        {
+            tracing::warn!(lease = %grant.lease, code = error.code(), "could not give a lease back; it will run out");
+        }
+    }
+
+    /// The channel's policy says how long to wait, but not when to give up: a log is not left in the middle.
+    fn pause(&self, failures: u32) -> Duration {
+        let delay = self.channel.policy.retries.next_delay(failures, random_unit());
+        delay.unwrap_or(LONGEST_PAUSE).min(LONGEST_PAUSE)
+    }
+
+    /// Takes one batch of the log out. After a failure it goes step by step: what comes behind a message that the broker
+    /// does not take must not arrive before it.
+    async fn round(&self, grant: &mut Option<LeaseGrant>, carefully: bool) -> StoreResult<Progress> {
+        let store = &self.bus.store;
+        match grant {
+            Some(held) => store.renew_lease(held, self.lease).await?,
+            None => *grant = store.acquire_lease(&self.lease_name, &self.instance, self.lease).await?,
+        }
+        let Some(held) = grant.as_ref() else { return Ok(Progress::Rest) };
+        let row = store.channels().await?.into_iter().find(|row| row.name == self.channel.name);
+        let Some(row) = row.filter(|row| row.disabled.is_none()) else { return Ok(Progress::Rest) };
+        let head = store.head().await?;
+        if row.position >= head {
+            return Ok(Progress::Rest);
+        }
+        let batch = if carefully { 1 } else { u64::from(self.channel.policy.batch.max(1)) };
+        let last = row.position.saturating_add(batch).min(head);
+        let read = store.events_between(row.position + 1, last).await?;
+        let taken: Vec<&RecordedEvent> =
+            read.iter().filter(|event| self.channel.takes(event.envelope.event_type.as_str())).collect();
+        let published = self.publish(held, &taken).await;
+        let failed = published.into_iter().enumerate().find(|(_, answer)| *answer != Published::Confirmed);
+        let (to, failed) = match failed {
+            None => (last, None),
+            Some((index, answer)) => {
+                let position = taken.get(index).and_then(|event| event.position);
+                (position.map_or(row.position, |position| position.saturating_sub(1)), Some(answer))
+            }
+        };
+        // When the position is not where it was, somebody has set it: the next look begins from there.
+        if to > row.position && !store.advance_channel(held, &self.channel.name, row.position, to).await? {
+            return Ok(Progress::GoOn);
+        }
+        Ok(match failed {
+            Some(answer) => Progress::Failed(answer),
+            None if last < head => Progress::GoOn,
+            None => Progress::Rest,
+        })
+    }
+
+    /// Publishes, and keeps the lease alive meanwhile: a slow broker must not hand the channel to another instance.
+    async fn publish(&self, grant: &LeaseGrant, events: &[&RecordedEvent]) -> Vec<Published> {
+        let envelopes: Vec<&EventEnvelope> = events.iter().map(|event| &event.envelope).collect();
+        if envelopes.is_empty() {
+            return Vec::new();
+        }
+        let publishing = publish(self.broker.as_ref(), &self.channel, &self.target, &envelopes);
+        tokio::pin!(publishing);
+        loop {
+            tokio::select! {
+                answers = &mut publishing => return answers,
+                () = tokio::time::sleep(self.lease / 3) => {
+                    // If it is lost, moving the position will tell.
+                    let _ = self.bus.store.renew_lease(grant, self.lease).await;
+                }
+            }
+        }
+    }
+}
+
+/// The channels that follow the log: all that are registered in the database, whoever follows them.
+pub struct TrackedChannels<'a> {
+    trackers: &'a Trackers,
+}
+
+impl Towpath {
+    /// The channels that follow the log.
+    pub fn channels(&self) -> TrackedChannels<'_> {
+        TrackedChannels { trackers: &self.trackers }
+    }
+}
+
+impl TrackedChannels<'_> {
+    /// All of them, with the last position each has published.
+    pub async fn list(&self) -> Result<Vec<ChannelRow>, ChannelError> {
+        Ok(self.store().channels().await?)
+    }
+
+    /// Adds a channel at its start and follows it in this process. Where it publishes to is not stored: after a restart,
+    /// [`follow`](Self::follow) it again, or give it to the builder.
+    ///
+    /// # Errors
+    /// `name-taken` when a living channel has the name.
+    pub async fn add(&self, channel: Channel) -> Result<(), ChannelError> {
+        self.trackers.add(&channel).await?;
+        self.trackers.run(channel).await
+    }
+
+    /// Follows a channel in this process from where it is; one that is not registered yet is added.
+    pub async fn follow(&self, channel: Channel) -> Result<(), ChannelError> {
+        self.trackers.follow(channel).await
+    }
+
+    /// Pauses a channel, with who and why. What it is publishing at the moment still goes out.
+    pub async fn pause(
+        &self,
+        name: &ChannelName,
+        by: Option<ActorId>,
+        reason: &str,
+    ) -> Result<(), ChannelError> {
+        let disabled = Disabled {
+            at: self.trackers.bus.clock.now(),
+            by_id: by,
+            reason: reason.to_owned(),
+            message: None,
+        };
+        Ok(self.store().disable_channel(name, Some(&disabled)).await?)
+    }
+
+    /// Lets a channel go on from where it was paused.
+    pub async fn resume(&self, name: &ChannelName) -> Result<(), ChannelError> {
+        self.store().disable_channel(name, None).await?;
+        self.trackers.bus.trackers.wake(name);
+        Ok(())
+    }
+
+    /// Sets a channel back, or forward. What it publishes again has the same message ids.
+    pub async fn reset(&self, name: &ChannelName, start: Start) -> Result<Position, ChannelError> {
+        let position = start.behind(self.store().head().await?);
+        self.store().reset_channel(name, position).await?;
+        self.trackers.bus.trackers.wake(name);
+        Ok(position)
+    }
+
+    /// Removes a channel, with who and why. Its name is free again.
+    pub async fn remove(
+        &self,
+        name: &ChannelName,
+        by: Option<&ActorId>,
+        reason: &str,
+    ) -> Result<(), ChannelError> {
+        self.store().remove_channel(name, by, reason, self.trackers.bus.clock.now()).await?;
+        self.trackers.end(name).await;
+        Ok(())
+    }
+
+    fn store(&self) -> &dyn towpath_core::ports::store::Store {
+        self.trackers.bus.store.as_ref()
+    }
+}

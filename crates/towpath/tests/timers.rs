@@ -1,0 +1,370 @@
+//! Timers and deadlines on each database, under a clock that only the test moves.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
+
+#[macro_use]
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use support::{Fresh, Order, OrderCommand, eventually};
+use towpath::ids::{AggregateKey, CommandId, Version};
+use towpath::lifecycle::{CommandStatus, TaskState};
+use towpath::ports::probe::Probe;
+use towpath::ports::store::Store;
+use towpath::{Aggregate, Builder, Context, Deadline, Machine, StoreOptions, Towpath};
+use towpath_testkit::VirtualClock;
+use uuid::Uuid;
+
+on_every_database!(
+    a_timer_sends_its_command_when_it_is_due_and_not_before,
+    a_refused_command_ends_its_timer_and_a_passing_failure_does_not,
+    a_cancelled_timer_sends_nothing,
+    a_timer_for_an_unknown_command_waits_for_an_instance_that_knows_it,
+    a_deadline_fires_once_at_its_time,
+    a_deadline_is_cancelled_when_its_state_is_left,
+    a_deadline_that_was_claimed_is_skipped_when_its_state_was_left,
+    a_timer_whose_holder_dies_before_ending_it_has_one_effect,
+    two_instances_fire_each_timer_once,
+);
+
+/// A booking that is held for fifteen minutes.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Booking {
+    expired: u32,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+enum BookingCommand {
+    #[serde(rename = "booking.make")]
+    Make,
+    #[serde(rename = "booking.note")]
+    Note,
+    #[serde(rename = "booking.pay")]
+    Pay,
+    #[serde(rename = "booking.reopen")]
+    Reopen,
+    #[serde(rename = "booking.expire")]
+    Expire,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum BookingEvent {
+    #[serde(rename = "booking.made")]
+    Made,
+    #[serde(rename = "booking.noted")]
+    Noted,
+    #[serde(rename = "booking.paid")]
+    Paid,
+    #[serde(rename = "booking.reopened")]
+    Reopened,
+    #[serde(rename = "booking.expired")]
+    Expired,
+}
+
+impl Aggregate for Booking {
+    const KIND: &'static str = "booking";
+    type Command = BookingCommand;
+    type Event = BookingEvent;
+    type Refusal = std::convert::Infallible;
+
+    /// Never asks in which state it is: that is the machine's, and the timers', to know.
+    fn decide(&self, command: BookingCommand, _: &Context) -> Result<Vec<BookingEvent>, Self::Refusal> {
+        Ok(vec![match command {
+            BookingCommand::Make => BookingEvent::Made,
+            BookingCommand::Note => BookingEvent::Noted,
+            BookingCommand::Pay => BookingEvent::Paid,
+            BookingCommand::Reopen => BookingEvent::Reopened,
+            BookingCommand::Expire => BookingEvent::Expired,
+        }])
+    }
+
+    fn evolve(self, event: &BookingEvent) -> Self {
+        match event {
+            BookingEvent::Expired => Self { expired: self.expired + 1 },
+            _ => self,
+        }
+    }
+
+    fn machine() -> Option<Machine> {
+        let deadline = Deadline::after(HELD_FOR, "booking.expired").by_command("booking.expire");
+        Some(
+            Machine::named("booking")
+                .starts("booking.made", "held")
+                .waits("held", deadline, "the payment")
+                .state("paid")
+                .terminal("expired")
+                .transition("held", "booking.paid", "paid")
+                .transition("held", "booking.expired", "expired")
+                .transition("paid", "booking.reopened", "held")
+                .stays("booking.noted"),
+        )
+    }
+
+    fn pairings() -> &'static [(&'static str, &'static str)] {
+        &[("booking.expire", "booking.expired")]
+    }
+}
+
+const HELD_FOR: Duration = Duration::from_secs(900);
+
+fn builder(fresh: &Fresh, clock: &Arc<VirtualClock>) -> Builder {
+    fresh.builder().aggregate::<Booking>().clock(clock.clone()).lease(Duration::from_millis(500))
+}
+
+async fn started(fresh: &Fresh) -> (Towpath, Arc<VirtualClock>) {
+    let clock = Arc::new(VirtualClock::new());
+    (builder(fresh, &clock).start().await.unwrap(), clock)
+}
+
+fn booking(id: &str) -> AggregateKey {
+    AggregateKey::new("booking", id).unwrap()
+}
+
+async fn state_of(app: &Towpath, timer_id: Uuid) -> TaskState {
+    app.find_timer(timer_id).await.unwrap().expect("the timer exists").state
+}
+
+async fn ended(app: &Towpath, timer_id: Uuid, state: TaskState) {
+    let what = format!("the timer is {state}");
+    eventually(&what, || async { (state_of(app, timer_id).await == state).then_some(()) }).await;
+}
+
+/// The timer of the state a booking is in: the only one that waits.
+async fn deadline(app: &Towpath, id: &str) -> Uuid {
+    let waiting = app.waiting_timers(100).await.unwrap();
+    let of_booking: Vec<_> = waiting.iter().filter(|timer| timer.timer.aggregate == booking(id)).collect();
+    assert_eq!(of_booking.len(), 1, "{waiting:?}");
+    of_booking[0].timer.timer_id
+}
+
+async fn version(app: &Towpath, id: &str) -> Version {
+    app.aggregate(&booking(id)).await.unwrap().map_or(0, |row| row.version)
+}
+
+/// Lets the service look a few times: a timer that is due later has fired by now, if anything is wrong. The mark is a
+/// timer that is due at once and was scheduled after the look began.
+async fn after_another_look(app: &Towpath) {
+    let id = format!("mark-{}", Uuid::now_v7());
+    let mark = app.timer::<Booking>(&id, BookingCommand::Make).await.unwrap();
+    ended(app, mark, TaskState::Succeeded).await;
+}
+
+async fn a_timer_sends_its_command_when_it_is_due_and_not_before(fresh: &Fresh) {
+    let (app, clock) = started(fresh).await;
+    let placing = OrderCommand::Place { sku: "book".to_owned() };
+    let timer_id = app
+        .timer::<Order>("o-1", placing)
+        .after(Duration::from_secs(60))
+        .in_flow("flow-1")
+        .caused_by("because")
+        .await
+        .unwrap();
+    assert_eq!(app.waiting_timers(10).await.unwrap()[0].timer.timer_id, timer_id);
+    clock.advance(Duration::from_secs(60) - Duration::from_micros(1));
+    after_another_look(&app).await;
+    assert_eq!(state_of(&app, timer_id).await, TaskState::Pending, "a microsecond too early");
+    clock.advance(Duration::from_micros(1));
+    ended(&app, timer_id, TaskState::Succeeded).await;
+    let command_id = CommandId::new(format!("timer/{timer_id}")).unwrap();
+    let record = app.command(&command_id).await.unwrap().unwrap();
+    assert_eq!(record.status, CommandStatus::Completed);
+    assert_eq!(record.command.context.correlation_id.as_str(), "flow-1");
+    assert_eq!(record.command.context.causation_id.unwrap().as_str(), "because");
+    assert_eq!(app.load::<Order>("o-1").await.unwrap().unwrap().version, 1);
+    let unknown = app.timer_named("order.fold", "o-1", "{}").await.unwrap_err();
+    assert_eq!(unknown.code(), "unknown-command");
+    app.stop().await;
+}
+
+async fn a_refused_command_ends_its_timer_and_a_passing_failure_does_not(fresh: &Fresh) {
+    let (app, clock) = started(fresh).await;
+    let refused = app.timer::<Order>("nothing", OrderCommand::Ship).await.unwrap();
+    ended(&app, refused, TaskState::Failed).await;
+    let timer = app.find_timer(refused).await.unwrap().unwrap();
+    assert_eq!((timer.error_code.as_deref(), timer.retry_count), (Some("nothing-to-ship"), 0));
+
+    let dawdles = app.timer::<Order>("o-2", OrderCommand::Dawdle).await.unwrap();
+    // Three retries by the policy, each when its time has come.
+    for retries in 1..=3 {
+        eventually("a retry", || async {
+            let timer = app.find_timer(dawdles).await.unwrap().unwrap();
+            (timer.retry_count == retries && timer.state == TaskState::Queued).then_some(())
+        })
+        .await;
+        clock.advance(Duration::from_millis(1500));
+    }
+    ended(&app, dawdles, TaskState::Failed).await;
+    let timer = app.find_timer(dawdles).await.unwrap().unwrap();
+    assert_eq!(timer.error_code.as_deref(), Some("not-now"));
+    app.stop().await;
+}
+
+async fn a_cancelled_timer_sends_nothing(fresh: &Fresh) {
+    let (app, clock) = started(fresh).await;
+    let due_at = towpath::ports::clock::Clock::now(&*clock) + Duration::from_secs(5);
+    let timer_id = app.timer::<Booking>("b-1", BookingCommand::Make).at(due_at).await.unwrap();
+    assert!(app.cancel_timer(timer_id).await.unwrap());
+    assert!(!app.cancel_timer(timer_id).await.unwrap());
+    clock.advance(Duration::from_secs(10));
+    after_another_look(&app).await;
+    assert_eq!(state_of(&app, timer_id).await, TaskState::Canceled);
+    assert_eq!(version(&app, "b-1").await, 0);
+    app.stop().await;
+}
+
+async fn a_timer_for_an_unknown_command_waits_for_an_instance_that_knows_it(fresh: &Fresh) {
+    let clock = Arc::new(VirtualClock::new());
+    let knows = builder(fresh, &clock).without_workers().start().await.unwrap();
+    let timer_id = knows.timer::<Booking>("b-1", BookingCommand::Make).await.unwrap();
+    let does_not = fresh.builder().clock(clock.clone()).start().await.unwrap();
+    let mark = does_not.timer::<Order>("o-1", OrderCommand::Note).await.unwrap();
+    ended(&does_not, mark, TaskState::Failed).await;
+    assert_eq!(state_of(&knows, timer_id).await, TaskState::Pending, "nobody who knows it has looked");
+    does_not.stop().await;
+    let works = builder(fresh, &clock).start().await.unwrap();
+    ended(&works, timer_id, TaskState::Succeeded).await;
+    works.stop().await;
+    knows.stop().await;
+}
+
+async fn a_deadline_fires_once_at_its_time(fresh: &Fresh) {
+    let (app, clock) = started(fresh).await;
+    let made = app.send::<Booking>("b-1", BookingCommand::Make).in_flow("flow-b").await.unwrap();
+    let timer_id = deadline(&app, "b-1").await;
+    app.send::<Booking>("b-1", BookingCommand::Note).await.unwrap();
+    clock.advance(HELD_FOR - Duration::from_micros(1));
+    after_another_look(&app).await;
+    assert_eq!(version(&app, "b-1").await, 2, "a microsecond too early");
+    clock.advance(Duration::from_micros(1));
+    ended(&app, timer_id, TaskState::Succeeded).await;
+    clock.advance(HELD_FOR * 10);
+    after_another_look(&app).await;
+    let view = app.load::<Booking>("b-1").await.unwrap().unwrap();
+    assert_eq!((view.value.expired, view.version, view.state.as_deref()), (1, 3, Some("expired")));
+    let events = app.events_of(&booking("b-1"), 2, 10).await.unwrap();
+    assert_eq!(events[0].envelope.correlation_id.as_str(), "flow-b");
+    let record = app.command(&CommandId::new(format!("timer/{timer_id}")).unwrap()).await.unwrap().unwrap();
+    let cause = record.command.context.causation_id.unwrap();
+    assert_eq!(cause.as_str(), made.events[0].event_id.to_string(), "the event that began the waiting");
+    app.stop().await;
+}
+
+async fn a_deadline_is_cancelled_when_its_state_is_left(fresh: &Fresh) {
+    let (app, clock) = started(fresh).await;
+    app.send::<Booking>("b-1", BookingCommand::Make).await.unwrap();
+    let first = deadline(&app, "b-1").await;
+    app.send::<Booking>("b-1", BookingCommand::Pay).await.unwrap();
+    assert_eq!(state_of(&app, first).await, TaskState::Canceled);
+    // Back in the state, at the same moment: a deadline of its own.
+    app.send::<Booking>("b-1", BookingCommand::Reopen).await.unwrap();
+    let second = deadline(&app, "b-1").await;
+    assert_ne!(first, second);
+    app.send::<Booking>("b-1", BookingCommand::Pay).await.unwrap();
+    clock.advance(HELD_FOR * 2);
+    after_another_look(&app).await;
+    assert_eq!(state_of(&app, second).await, TaskState::Canceled);
+    assert_eq!(version(&app, "b-1").await, 4);
+    app.stop().await;
+}
+
+/// A timer that runs cannot be cancelled any more. What it sends must still do no harm, even to an aggregate that has left
+/// the state and come back to it.
+async fn a_deadline_that_was_claimed_is_skipped_when_its_state_was_left(fresh: &Fresh) {
+    let clock = Arc::new(VirtualClock::new());
+    let idle = builder(fresh, &clock).without_workers().start().await.unwrap();
+    idle.send::<Booking>("b-1", BookingCommand::Make).await.unwrap();
+    let first = deadline(&idle, "b-1").await;
+    clock.advance(HELD_FOR);
+    // Somebody claims it and stalls until its lease has run out.
+    let lease = towpath::ids::LeaseName::new("stalled").unwrap();
+    let store = idle.store();
+    let grant = store.acquire_lease(&lease, idle.instance(), Duration::from_secs(60)).await.unwrap().unwrap();
+    let types = ["booking.expire"];
+    let now = towpath::ports::clock::Clock::now(&*clock);
+    assert_eq!(store.claim_timers(&grant, &types, now, 10).await.unwrap().len(), 1);
+    idle.send::<Booking>("b-1", BookingCommand::Pay).await.unwrap();
+    idle.send::<Booking>("b-1", BookingCommand::Reopen).await.unwrap();
+    assert_eq!(state_of(&idle, first).await, TaskState::Running);
+    store.release_lease(&grant).await.unwrap();
+
+    let app = builder(fresh, &clock).start().await.unwrap();
+    ended(&app, first, TaskState::Skipped).await;
+    let view = app.load::<Booking>("b-1").await.unwrap().unwrap();
+    assert_eq!(
+        (view.version, view.state.as_deref()),
+        (3, Some("held")),
+        "the new waiting is not ended by the old"
+    );
+    assert_eq!(app.command(&CommandId::new(format!("timer/{first}")).unwrap()).await.unwrap(), None);
+    clock.advance(HELD_FOR);
+    eventually("its own deadline", || async { (version(&app, "b-1").await == 4).then_some(()) }).await;
+    app.stop().await;
+    idle.stop().await;
+}
+
+/// Panics before timers are ended: the service dies between sending and ending, as if its process had.
+#[derive(Default)]
+struct DieBeforeEnding {
+    died: AtomicBool,
+}
+
+impl Probe for DieBeforeEnding {
+    fn before(&self, statement: &'static str) {
+        if statement == "timers.finish" {
+            self.died.store(true, Ordering::SeqCst);
+            panic!("died between sending and ending, on purpose");
+        }
+    }
+}
+
+async fn a_timer_whose_holder_dies_before_ending_it_has_one_effect(fresh: &Fresh) {
+    let clock = Arc::new(VirtualClock::new());
+    let probe = Arc::new(DieBeforeEnding::default());
+    let options = StoreOptions { probe: probe.clone(), ..StoreOptions::default() };
+    let dies = builder(fresh, &clock).store_options(options).start().await.unwrap();
+    let noted = dies.timer::<Booking>("b-2", BookingCommand::Make).await.unwrap();
+    eventually("it has died", || async { probe.died.load(Ordering::SeqCst).then_some(()) }).await;
+    assert_eq!(version(&dies, "b-2").await, 1, "the command was sent");
+    assert_eq!(state_of(&dies, noted).await, TaskState::Running, "and the timer was not ended");
+
+    let successor = builder(fresh, &clock).start().await.unwrap();
+    // Its instance lives on and renews its lease: nobody takes the timer. Then it is gone.
+    dies.stop().await;
+    ended(&successor, noted, TaskState::Succeeded).await;
+    assert_eq!(version(&successor, "b-2").await, 1, "one effect");
+    successor.stop().await;
+}
+
+async fn two_instances_fire_each_timer_once(fresh: &Fresh) {
+    let clock = Arc::new(VirtualClock::new());
+    let first = builder(fresh, &clock).start().await.unwrap();
+    let second = builder(fresh, &clock).start().await.unwrap();
+    for number in 0..40 {
+        first.send::<Booking>(format!("b-{number}"), BookingCommand::Make).await.unwrap();
+    }
+    clock.advance(HELD_FOR);
+    eventually("nothing waits", || async {
+        let states = async {
+            for number in 0..40 {
+                if version(&second, &format!("b-{number}")).await < 2 {
+                    return None;
+                }
+            }
+            Some(())
+        };
+        states.await
+    })
+    .await;
+    first.stop().await;
+    assert!(second.waiting_timers(10).await.unwrap().is_empty());
+    after_another_look(&second).await;
+    for number in 0..40 {
+        let view = second.load::<Booking>(&format!("b-{number}")).await.unwrap().unwrap();
+        assert_eq!((view.version, view.value.expired), (2, 1));
+    }
+    second.stop().await;
+}

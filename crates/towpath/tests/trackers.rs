@@ -1,0 +1,355 @@
+//! Channels that follow the log, on each database, to a real RabbitMQ: in the order of positions, nothing skipped.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
+
+#[macro_use]
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use support::{Fresh, Order, OrderCommand, eventually};
+use towpath::ids::{ActorId, ChannelName, Position};
+use towpath::ports::broker::{
+    Argument, Binding, Broker, Deliveries, Exchange, ExchangeKind, Queue, Received, Settlement, Subscription,
+    Topology,
+};
+use towpath::ports::probe::Probe;
+use towpath::ports::store::Store;
+use towpath::retry::RetryPolicy;
+use towpath::{
+    BrokerUrl, Builder, Channel, ChannelPolicy, EventEnvelope, Glob, RabbitMq, Start, StoreOptions, Towpath,
+};
+
+on_every_database!(
+    a_new_channel_begins_with_the_first_with_now_or_with_a_position,
+    channels_go_on_from_where_they_were_and_need_no_outbox,
+    trackers_are_independent_and_do_what_operators_say,
+    a_broker_that_is_away_costs_time_and_nothing_else,
+    a_tracker_that_dies_before_writing_its_position_repeats_and_skips_nothing,
+    one_of_two_instances_follows_a_channel_and_the_other_takes_over,
+    a_fanout_exchange_is_declared_again_and_again_and_messages_say_what_they_are,
+);
+
+const EXCHANGE: &str = "towpath.test.trackers";
+
+/// A queue of a test's own, on an exchange that all tests share. It goes away when nobody has used it for a minute.
+struct Place {
+    queue: String,
+    url: String,
+    inbox: Box<dyn Deliveries>,
+    _broker: RabbitMq,
+}
+
+impl Place {
+    async fn new() -> Self {
+        Self::bound(ExchangeKind::Topic, EXCHANGE).await
+    }
+
+    async fn bound(kind: ExchangeKind, exchange: &str) -> Self {
+        let url =
+            std::env::var("TOWPATH_TEST_AMQP_URL").expect("TOWPATH_TEST_AMQP_URL: run `cargo xtask test`");
+        let queue = format!("towpath.test.{}", uuid::Uuid::now_v7().simple());
+        let broker = RabbitMq::connect(&BrokerUrl::parse(&url).unwrap()).unwrap();
+        let arguments = vec![("x-expires".to_owned(), Argument::Number(60_000))];
+        let topology = Topology {
+            exchanges: vec![Exchange { name: exchange.to_owned(), kind }],
+            queues: vec![Queue { name: queue.clone(), arguments }],
+            bindings: vec![Binding {
+                queue: queue.clone(),
+                exchange: exchange.to_owned(),
+                routing_key: queue.clone(),
+            }],
+        };
+        broker.declare(&topology).await.unwrap();
+        let subscription = Subscription { queue: queue.clone(), group: "test".to_owned(), prefetch: 50 };
+        let inbox = broker.subscribe(&subscription).await.unwrap();
+        Self { queue, url, inbox, _broker: broker }
+    }
+
+    /// A channel to this queue.
+    fn channel(&self, name: &str, start: Start) -> Channel {
+        let policy = ChannelPolicy {
+            batch: 4,
+            scan: Duration::from_millis(50),
+            retries: RetryPolicy::Fixed(vec![Duration::from_millis(20); 10_000]),
+            patience: Duration::from_millis(500),
+            ..ChannelPolicy::default()
+        };
+        Channel::named(name, ["order.*"]).unwrap().to(EXCHANGE, &self.queue).tracking(start).with(policy)
+    }
+
+    fn app(&self, fresh: &Fresh) -> Builder {
+        fresh.builder().broker(&self.url).lease(Duration::from_millis(600))
+    }
+
+    async fn next(&self) -> Received {
+        let next = tokio::time::timeout(Duration::from_secs(15), self.inbox.next()).await;
+        let next = next.expect("another message").unwrap();
+        self.inbox.settle(next.tag, Settlement::Acknowledge).await.unwrap();
+        next
+    }
+
+    /// The ids of the next messages.
+    async fn ids(&self, count: usize) -> Vec<String> {
+        let mut ids = Vec::new();
+        while ids.len() < count {
+            ids.push(self.next().await.message_id.unwrap());
+        }
+        ids
+    }
+
+    /// The first occurrence of each id, until there are so many.
+    async fn firsts(&self, count: usize) -> Vec<String> {
+        let mut firsts: Vec<String> = Vec::new();
+        while firsts.len() < count {
+            let id = self.next().await.message_id.unwrap();
+            if !firsts.contains(&id) {
+                firsts.push(id);
+            }
+        }
+        firsts
+    }
+}
+
+/// Facts about three orders, mixed, and all positioned.
+async fn write(app: &Towpath, rounds: usize) {
+    let before = app.store().head().await.unwrap();
+    for round in 0..rounds {
+        let (id, place) =
+            (format!("o-{before}-{}", round % 3), OrderCommand::Place { sku: "book".to_owned() });
+        let command = if round < 3 { place } else { OrderCommand::Note };
+        app.send::<Order>(id, command).await.unwrap();
+    }
+    let head = before + rounds as Position;
+    eventually("positions", || async { (app.store().head().await.unwrap() == head).then_some(()) }).await;
+}
+
+async fn log(app: &Towpath, low: Position, high: Position) -> Vec<String> {
+    let events = app.store().events_between(low, high).await.unwrap();
+    assert_eq!(events.len() as u64, high + 1 - low);
+    events.iter().map(|event| event.envelope.event_id.to_string()).collect()
+}
+
+fn name(text: &str) -> ChannelName {
+    ChannelName::new(text).unwrap()
+}
+
+async fn position(app: &Towpath, channel: &str) -> Position {
+    let channels = app.channels().list().await.unwrap();
+    channels.iter().find(|row| row.name == name(channel)).expect("it is registered").position
+}
+
+async fn arrives_at(app: &Towpath, channel: &str, at: Position) {
+    let what = format!("{channel} is at {at}");
+    eventually(&what, || async { (position(app, channel).await == at).then_some(()) }).await;
+}
+
+async fn a_new_channel_begins_with_the_first_with_now_or_with_a_position(fresh: &Fresh) {
+    let (first, now, sixth) = (Place::new().await, Place::new().await, Place::new().await);
+    let app = first.app(fresh).start().await.unwrap();
+    write(&app, 10).await;
+    app.channels().add(first.channel("first", Start::First)).await.unwrap();
+    app.channels().add(now.channel("now", Start::Now)).await.unwrap();
+    app.channels().add(sixth.channel("sixth", Start::At(6))).await.unwrap();
+    assert_eq!(
+        first.ids(10).await,
+        log(&app, 1, 10).await,
+        "all that happened before, in the order of the log"
+    );
+    assert_eq!(sixth.ids(5).await, log(&app, 6, 10).await);
+    write(&app, 5).await;
+    assert_eq!(first.ids(5).await, log(&app, 11, 15).await);
+    assert_eq!(now.ids(5).await, log(&app, 11, 15).await, "only what is new");
+    assert_eq!(sixth.ids(5).await, log(&app, 11, 15).await);
+    for channel in ["first", "now", "sixth"] {
+        arrives_at(&app, channel, 15).await;
+    }
+    let taken = app.channels().add(first.channel("first", Start::First)).await.unwrap_err();
+    assert_eq!(taken.code(), "name-taken");
+    let routed = Channel::named("routed", ["*"]).unwrap().to(EXCHANGE, "k");
+    assert_eq!(app.channels().add(routed).await.unwrap_err().code(), "channel-not-tracking");
+    let nowhere = Channel::named("nowhere", ["*"]).unwrap().tracking(Start::Now);
+    assert_eq!(app.channels().add(nowhere).await.unwrap_err().code(), "channel-without-target");
+    app.stop().await;
+}
+
+async fn channels_go_on_from_where_they_were_and_need_no_outbox(fresh: &Fresh) {
+    let place = Place::new().await;
+    let mut channel = place.channel("shipped", Start::First);
+    channel.event_types = vec![Glob::new("order.placed")];
+    let app = place.app(fresh).channel(Ok(channel.clone())).start().await.unwrap();
+    write(&app, 5).await;
+    let log_before = app.store().events_between(1, 5).await.unwrap();
+    let placed: Vec<String> = log_before
+        .iter()
+        .filter(|event| event.envelope.event_type.as_str() == "order.placed")
+        .map(|event| event.envelope.event_id.to_string())
+        .collect();
+    assert_eq!(place.ids(3).await, placed);
+    arrives_at(&app, "shipped", 5).await;
+    let rows = app.store().outbox_of(log_before[0].envelope.event_id).await.unwrap();
+    assert!(rows.iter().all(|row| row.channel != name("shipped")), "a tracker has no outbox rows: {rows:?}");
+    app.stop().await;
+
+    // Its start counts once: the next life goes on from its position.
+    let app = place.app(fresh).channel(Ok(channel)).start().await.unwrap();
+    write(&app, 3).await;
+    assert_eq!(place.ids(3).await, log(&app, 6, 8).await);
+    app.stop().await;
+}
+
+async fn trackers_are_independent_and_do_what_operators_say(fresh: &Fresh) {
+    let (good, stuck) = (Place::new().await, Place::new().await);
+    let unroutable = good.channel("stuck", Start::First).to(EXCHANGE, "towpath.test.nobody");
+    let builder = good.app(fresh).channel(Ok(unroutable)).channel(Ok(good.channel("good", Start::First)));
+    let app = builder.start().await.unwrap();
+    write(&app, 6).await;
+    assert_eq!(good.ids(6).await, log(&app, 1, 6).await, "one that is stuck holds up no other");
+    arrives_at(&app, "good", 6).await;
+    assert_eq!(position(&app, "stuck").await, 0, "what was not confirmed is not passed by");
+
+    let by = ActorId::new("operator-1").unwrap();
+    app.channels().pause(&name("good"), Some(by.clone()), "broker-moves").await.unwrap();
+    write(&app, 3).await;
+    app.channels().follow(stuck.channel("stuck", Start::First)).await.unwrap();
+    assert_eq!(stuck.ids(9).await, log(&app, 1, 9).await, "with a target that exists it goes on");
+    assert_eq!(position(&app, "good").await, 6, "it rests");
+    let row = app.channels().list().await.unwrap().into_iter().find(|row| row.name == name("good")).unwrap();
+    assert_eq!(row.disabled.unwrap().by_id, Some(by.clone()));
+    app.channels().resume(&name("good")).await.unwrap();
+    assert_eq!(good.ids(3).await, log(&app, 7, 9).await);
+    arrives_at(&app, "good", 9).await;
+
+    assert_eq!(app.channels().reset(&name("good"), Start::At(8)).await.unwrap(), 7);
+    assert_eq!(good.ids(2).await, log(&app, 8, 9).await, "published again, with the same ids");
+    arrives_at(&app, "good", 9).await;
+    app.channels().remove(&name("good"), Some(&by), "not needed").await.unwrap();
+    write(&app, 3).await;
+    arrives_at(&app, "stuck", 12).await;
+    assert!(app.channels().list().await.unwrap().iter().all(|row| row.name != name("good")));
+    // The name is free, and begins anew: what came meanwhile was not published under it.
+    app.channels().add(good.channel("good", Start::At(12))).await.unwrap();
+    assert_eq!(good.ids(1).await, log(&app, 12, 12).await);
+    app.stop().await;
+}
+
+async fn a_broker_that_is_away_costs_time_and_nothing_else(fresh: &Fresh) {
+    use towpath_testkit::broker::TcpProxy;
+
+    let place = Place::new().await;
+    let (before, rest) = place.url.split_once('@').unwrap();
+    let (address, after) = rest.split_once('/').unwrap();
+    let proxy = TcpProxy::to(address).await;
+    let away = format!("{before}@{}/{after}", proxy.address());
+    let builder = place.app(fresh).broker(&away).channel(Ok(place.channel("facts", Start::First)));
+    let app = builder.start().await.unwrap();
+    write(&app, 4).await;
+    assert_eq!(place.ids(4).await, log(&app, 1, 4).await);
+    arrives_at(&app, "facts", 4).await;
+    proxy.hold_everything();
+    write(&app, 20).await;
+    // Longer than the channel's patience: a run has failed by then.
+    let began = tokio::time::Instant::now();
+    while began.elapsed() < Duration::from_millis(700) {
+        assert_eq!(position(&app, "facts").await, 4, "nothing is confirmed while the broker is away");
+    }
+    proxy.cut();
+    proxy.heal();
+    arrives_at(&app, "facts", 24).await;
+    assert_eq!(place.firsts(20).await, log(&app, 5, 24).await, "nothing is lost, in the order of positions");
+    app.stop().await;
+}
+
+/// Panics before the position is written, once: the tracker dies there, as if its process had.
+#[derive(Default)]
+struct DieBeforeAdvancing {
+    died: AtomicBool,
+}
+
+impl Probe for DieBeforeAdvancing {
+    fn before(&self, statement: &'static str) {
+        if statement == "channels.advance" {
+            self.died.store(true, Ordering::SeqCst);
+            panic!("died between publishing and writing the position, on purpose");
+        }
+    }
+}
+
+async fn a_tracker_that_dies_before_writing_its_position_repeats_and_skips_nothing(fresh: &Fresh) {
+    let place = Place::new().await;
+    let probe = Arc::new(DieBeforeAdvancing::default());
+    let options = StoreOptions { probe: probe.clone(), ..StoreOptions::default() };
+    let dies = place.app(fresh).store_options(options).start().await.unwrap();
+    write(&dies, 10).await;
+    dies.channels().add(place.channel("facts", Start::First)).await.unwrap();
+    eventually("it has died", || async { probe.died.load(Ordering::SeqCst).then_some(()) }).await;
+    let expected = log(&dies, 1, 10).await;
+    assert_eq!(position(&dies, "facts").await, 0);
+    // Dropped, not stopped: its lease runs out.
+    drop(dies);
+    let app = place.app(fresh).channel(Ok(place.channel("facts", Start::First))).start().await.unwrap();
+    arrives_at(&app, "facts", 10).await;
+    let mut came = place.ids(14).await;
+    assert_eq!(came.split_off(4), expected, "everything, in order");
+    assert_eq!(came, expected[..4], "after what the dead one had published");
+    app.stop().await;
+}
+
+async fn one_of_two_instances_follows_a_channel_and_the_other_takes_over(fresh: &Fresh) {
+    let place = Place::new().await;
+    let channel = place.channel("facts", Start::First);
+    let first = place.app(fresh).channel(Ok(channel.clone())).start().await.unwrap();
+    let second = place.app(fresh).channel(Ok(channel)).start().await.unwrap();
+    write(&first, 9).await;
+    arrives_at(&first, "facts", 9).await;
+    assert_eq!(place.ids(9).await, log(&first, 1, 9).await);
+    let lease = first.store().leases("tracker/facts").await.unwrap().pop().unwrap();
+    let (holder, other) = if lease.holder == *first.instance() { (first, second) } else { (second, first) };
+    holder.stop().await;
+    write(&other, 6).await;
+    arrives_at(&other, "facts", 15).await;
+    assert_eq!(place.ids(6).await, log(&other, 10, 15).await, "each once: nobody else published meanwhile");
+    other.stop().await;
+}
+
+async fn a_fanout_exchange_is_declared_again_and_again_and_messages_say_what_they_are(fresh: &Fresh) {
+    let fanout = "towpath.test.trackers.fanout";
+    let (one, two) =
+        (Place::bound(ExchangeKind::Fanout, fanout).await, Place::bound(ExchangeKind::Fanout, fanout).await);
+    let toml = format!(
+        "[[channel]]\nname = \"everything\"\nevents = [\"*\"]\nexchange = {fanout:?}\nstart = \"first\"\n\
+         scan = \"50ms\"\nformat = \"cloud-events\"\n\n[topology]\nexchanges = [{{ name = {fanout:?}, kind = \"fanout\" }}]\n"
+    );
+    for round in 0..2 {
+        let app = one.app(fresh).channels_from_toml(&toml).start().await.unwrap();
+        write(&app, 1).await;
+        let event = app.store().events_between(round + 1, round + 1).await.unwrap().pop().unwrap().envelope;
+        for place in [&one, &two] {
+            assert_tells(&mine(place, &event).await, &event);
+        }
+        app.stop().await;
+    }
+    let wrong = one.app(fresh).channels_from_toml("[[channel]]\nnam = 1\n").start().await.err().unwrap();
+    assert_eq!(wrong.code(), "bad-channels");
+    assert!(wrong.report().contains("line 2"), "{}", wrong.report());
+}
+
+/// The message of an event, among those of other tests: a fanout exchange gives everything to everybody.
+async fn mine(place: &Place, event: &EventEnvelope) -> Received {
+    loop {
+        let received = place.next().await;
+        if received.message_id.as_deref() == Some(&event.event_id.to_string()) {
+            return received;
+        }
+    }
+}
+
+/// Who and what and when stand outside the body (N6); and the body is read back as the event.
+fn assert_tells(received: &Received, event: &EventEnvelope) {
+    assert_eq!(received.message_type.as_deref(), Some(event.event_type.as_str()));
+    assert_eq!(received.occurred_at, Some(event.occurred_at));
+    assert_eq!(received.content_type.as_deref(), Some("application/cloudevents+json"));
+    assert_eq!(towpath::read(received).unwrap(), towpath::IncomingEvent::from(event.clone()));
+}
