@@ -31,6 +31,7 @@ use crate::registry::Registry;
 use crate::relay::{self, RelayWakes};
 use crate::send::Send;
 use crate::service::{Service, Wake};
+use crate::timers::TimerWake;
 use crate::tracker::{ChannelError, TrackerWakes, Trackers};
 use crate::{runner, sequencer, timers};
 
@@ -488,7 +489,7 @@ impl Builder {
             retries: self.retries,
             committed: Wake::default(),
             relays: RelayWakes::new(wakes.clone()),
-            timers: Wake::default(),
+            timers: TimerWake::default(),
             trackers: TrackerWakes::default(),
         };
         let wake = Wake::default();
