@@ -30,7 +30,7 @@ use uuid::Uuid;
 use crate::registry::Registry;
 use crate::relay::RelayWakes;
 use crate::service::Wake;
-use crate::timers::after;
+use crate::timers::{TimerWake, after};
 use crate::tracker::TrackerWakes;
 
 /// How often a command is decided anew because somebody else was quicker, before it is recorded as failed. Each
@@ -247,7 +247,7 @@ pub(crate) struct Bus {
     /// Wakes the relays of this process.
     pub(crate) relays: RelayWakes,
     /// Wakes the timers of this process.
-    pub(crate) timers: Wake,
+    pub(crate) timers: TimerWake,
     /// Wakes the trackers of this process.
     pub(crate) trackers: TrackerWakes,
 }
@@ -394,8 +394,8 @@ impl Bus {
         let result = session.complete(&completed).await.map_err(|error| refused(SendError::Store(error)))?;
         if let Some(append) = &completed.append {
             self.committed.wake();
-            if append.deadline.enters.is_some() {
-                self.timers.wake();
+            if let Some(timer) = &append.deadline.enters {
+                self.timers.scheduled(timer.due_at);
             }
             for channel in append.events.iter().flat_map(|event| &event.channels) {
                 self.relays.wake(channel.as_str());

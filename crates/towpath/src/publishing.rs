@@ -39,3 +39,109 @@ pub(crate) async fn publish(
         .map(|refused| refused.or_else(|| answers.next()).unwrap_or_else(|| silent.clone()))
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::time::Duration;
+
+    use async_trait::async_trait;
+    use chrono::DateTime;
+    use towpath_core::channel::Format;
+    use towpath_core::envelope::ChangeContext;
+    use towpath_core::ids::{AggregateKey, CorrelationId, EventId};
+    use towpath_core::name::EventName;
+    use towpath_core::payload::Payload;
+    use towpath_core::ports::broker::{
+        BrokerError, BrokerPromises, BrokerResult, Deliveries, Subscription, Topology,
+    };
+
+    use super::*;
+
+    /// Confirms so many messages of a batch and forgets the others.
+    struct Forgetful {
+        confirms: usize,
+        published: Mutex<Vec<Message>>,
+    }
+
+    fn refused<T>() -> BrokerResult<T> {
+        Err(BrokerError::Refused { operation: "anything else", source: "it only publishes".into() })
+    }
+
+    #[async_trait]
+    impl Broker for Forgetful {
+        fn promises(&self) -> BrokerPromises {
+            BrokerPromises {
+                broker: "forgetful",
+                tells_unroutable: false,
+                delays: false,
+                dead_letters: false,
+                ordered_by_key: false,
+                durable: false,
+            }
+        }
+
+        async fn ready(&self) -> BrokerResult<()> {
+            refused()
+        }
+
+        async fn declare(&self, _: &Topology) -> BrokerResult<()> {
+            refused()
+        }
+
+        async fn publish(&self, messages: &[Message], _: Duration) -> Vec<Published> {
+            self.published.lock().unwrap().extend(messages.to_vec());
+            vec![Published::Confirmed; self.confirms]
+        }
+
+        async fn subscribe(&self, _: &Subscription) -> BrokerResult<Box<dyn Deliveries>> {
+            refused()
+        }
+
+        async fn close(&self) {}
+    }
+
+    fn event(seconds: i64) -> EventEnvelope {
+        let occurred_at = DateTime::from_timestamp(seconds, 0).unwrap();
+        let context = ChangeContext::new(occurred_at, CorrelationId::new("flow-1").unwrap());
+        EventEnvelope {
+            event_id: EventId(uuid::Uuid::now_v7()),
+            event_type: EventName::from_stored("order.placed"),
+            schema_version: 1,
+            aggregate: AggregateKey::new("order", "7").unwrap(),
+            aggregate_version: 1,
+            occurred_at: context.occurred_at,
+            correlation_id: context.correlation_id,
+            causation_id: None,
+            trace_id: None,
+            actor_id: None,
+            tenant_id: None,
+            payload: Payload::empty(),
+        }
+    }
+
+    #[tokio::test]
+    async fn an_event_that_the_format_cannot_hold_is_refused_and_the_others_go_out() {
+        let broker = Forgetful { confirms: 1, published: Mutex::default() };
+        let channel = Channel::named("facts", ["*"]).unwrap().to_exchange("facts").in_format(Format::Market);
+        let target = channel.target.clone().unwrap();
+        // The year 10000 has no form in RFC 3339.
+        let (far, near, forgotten) = (event(253_402_300_800), event(1), event(2));
+        let answers = publish(&broker, &channel, &target, &[&far, &near, &forgotten]).await;
+        assert!(
+            matches!(&answers[0], Published::Refused { reason } if reason.contains("occurredAt")),
+            "{answers:?}"
+        );
+        assert_eq!(answers[1], Published::Confirmed);
+        assert!(matches!(&answers[2], Published::Unknown { .. }), "an answer that did not come is not a yes");
+        let published = broker.published.lock().unwrap().clone();
+        assert_eq!(published.len(), 2);
+        assert_eq!(published[0].content_type, "application/json");
+        assert_eq!(published[0].message_id, near.event_id.to_string());
+        assert_eq!(
+            publish(&broker, &channel, &target, &[&far]).await.len(),
+            1,
+            "nothing to send, one answer"
+        );
+    }
+}

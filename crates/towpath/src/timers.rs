@@ -7,6 +7,8 @@
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -27,7 +29,7 @@ use uuid::Uuid;
 use crate::bus::{Bus, Incoming, SendError, random_unit, with_causes};
 use crate::leases::Held;
 use crate::runner::Pace;
-use crate::service::{Service, Stopping, rest};
+use crate::service::{Service, Stopping, Wake, rest};
 use crate::towpath::Towpath;
 
 /// How many timers are fired at a time.
@@ -45,6 +47,37 @@ const COMMAND_PREFIX: &str = "timer/";
 
 /// The last moment that all databases can store.
 const LAST_MOMENT: i64 = 253_370_764_800;
+
+/// Wakes the timers of this process when one is scheduled that is due before they look again. A deadline in a quarter of an
+/// hour, scheduled with every second command, must not cost a look each.
+#[derive(Clone)]
+pub(crate) struct TimerWake {
+    wake: Wake,
+    /// When the next look is, in microseconds; the end of time while nobody rests.
+    next_look: Arc<AtomicI64>,
+}
+
+impl Default for TimerWake {
+    fn default() -> Self {
+        Self { wake: Wake::default(), next_look: Arc::new(AtomicI64::new(i64::MAX)) }
+    }
+}
+
+impl TimerWake {
+    /// Wakes the service if a timer that was scheduled is due before it looks again.
+    pub(crate) fn scheduled(&self, due_at: DateTime<Utc>) {
+        if due_at.timestamp_micros() < self.next_look.load(Ordering::SeqCst) {
+            self.wake.wake();
+        }
+    }
+
+    /// Rests until the next look. What was scheduled after `now` was asked for has left its wake behind.
+    async fn rest(&self, now: DateTime<Utc>, at_most: Duration, stopping: &mut Stopping) {
+        self.next_look.store(after(now, at_most).timestamp_micros(), Ordering::SeqCst);
+        rest(&self.wake, at_most, stopping).await;
+        self.next_look.store(i64::MAX, Ordering::SeqCst);
+    }
+}
 
 /// Starts the service.
 pub(crate) fn start(bus: Bus, held: watch::Receiver<Held>, pace: Pace) -> Service {
@@ -84,8 +117,9 @@ async fn run(bus: Bus, held: watch::Receiver<Held>, pace: Pace, mut stopping: St
                 }
             }
             Ok(_) => {
-                let until_due = until_next(&bus, pace.scan).await;
-                rest(&bus.timers, until_due, &mut stopping).await;
+                let now = bus.clock.now();
+                let until_due = until_next(&bus, now, pace.scan).await;
+                bus.timers.rest(now, until_due, &mut stopping).await;
             }
             Err(error) => {
                 tracing::warn!(
@@ -93,7 +127,7 @@ async fn run(bus: Bus, held: watch::Receiver<Held>, pace: Pace, mut stopping: St
                     cause = with_causes(&error),
                     "could not look for due timers"
                 );
-                rest(&bus.timers, pace.scan, &mut stopping).await;
+                bus.timers.rest(bus.clock.now(), pace.scan, &mut stopping).await;
             }
         }
     }
@@ -111,11 +145,11 @@ async fn claim(bus: &Bus, grant: LeaseGrant, lease: Duration) -> StoreResult<Vec
 }
 
 /// How long until the next timer is due, but no longer than until the next look.
-async fn until_next(bus: &Bus, scan: Duration) -> Duration {
+async fn until_next(bus: &Bus, now: DateTime<Utc>, scan: Duration) -> Duration {
     let types = bus.registry.command_types();
     // What cannot be asked now is asked at the next look.
     let waiting = bus.store.waiting_timers(Some(&types), 1).await.unwrap_or_default();
-    let until_due = |timer: &Timer| (timer.timer.due_at - bus.clock.now()).to_std().unwrap_or_default();
+    let until_due = |timer: &Timer| (timer.timer.due_at - now).to_std().unwrap_or_default();
     waiting.first().map_or(scan, until_due).clamp(LEAST_REST.min(scan), scan)
 }
 
@@ -206,7 +240,7 @@ pub struct Schedule<'a> {
 impl Schedule<'_> {
     /// When it is due. What is past is due at once.
     pub fn at(mut self, due_at: DateTime<Utc>) -> Self {
-        self.due_at = due_at.min(after(due_at, Duration::MAX));
+        self.due_at = due_at.max(DateTime::UNIX_EPOCH).min(after(due_at, Duration::MAX));
         self
     }
 
@@ -281,7 +315,7 @@ impl<'a> IntoFuture for Schedule<'a> {
                 tx.commit().await
             };
             scheduled.await.map_err(SendError::Store)?;
-            bus.timers.wake();
+            bus.timers.scheduled(timer.due_at);
             Ok(timer.timer_id)
         })
     }
@@ -331,7 +365,7 @@ impl Towpath {
     /// Makes the timers of this process look now: after a commit of the application's own transaction that scheduled one
     /// sooner than the next look.
     pub fn wake_timers(&self) {
-        self.bus.timers.wake();
+        self.bus.timers.wake.wake();
     }
 
     /// Cancels a timer that has not begun; answers whether it did.
@@ -356,6 +390,32 @@ impl Towpath {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn only_a_timer_that_is_due_before_the_next_look_wakes_the_service() {
+        let timers = TimerWake::default();
+        let now = DateTime::from_timestamp(1_700_000_000, 0).unwrap();
+        let (soon, late) = (after(now, Duration::from_secs(1)), after(now, Duration::from_secs(3600)));
+        let (told, mut rested) = tokio::sync::mpsc::unbounded_channel();
+        let service = Service::start("test", {
+            let timers = timers.clone();
+            |mut stopping| async move {
+                while !stopping.is_asked() {
+                    timers.rest(now, Duration::from_secs(600), &mut stopping).await;
+                    let _ = told.send(());
+                }
+            }
+        });
+        while timers.next_look.load(Ordering::SeqCst) == i64::MAX {
+            tokio::task::yield_now().await;
+        }
+        timers.scheduled(late);
+        tokio::task::yield_now().await;
+        assert!(rested.try_recv().is_err(), "it looks before that anyway");
+        timers.scheduled(soon);
+        rested.recv().await.unwrap();
+        drop(service);
+    }
 
     #[test]
     fn a_moment_too_far_away_is_the_last_that_can_be_stored() {

@@ -32,6 +32,7 @@ use crate::registry::Registry;
 use crate::relay::{self, RelayWakes};
 use crate::send::Send;
 use crate::service::{Service, Wake};
+use crate::timers::TimerWake;
 use crate::tracker::{ChannelError, TrackerWakes, Trackers};
 use crate::{runner, sequencer, timers};
 
@@ -516,7 +517,7 @@ impl Builder {
             retries: self.retries,
             committed: Wake::default(),
             relays: RelayWakes::new(wakes.clone()),
-            timers: Wake::default(),
+            timers: TimerWake::default(),
             trackers: TrackerWakes::default(),
         };
         let wake = Wake::default();

@@ -1110,7 +1110,7 @@ pub trait StoreTx: Send {
         now: DateTime<Utc>,
     ) -> StoreResult<InboxMark>;
 
-    /// Schedules a timer.
+    /// Schedules a timer. `NameTaken` when its id is: the transaction should be rolled back.
     async fn schedule_timer(&mut self, timer: &NewTimer) -> StoreResult<()>;
 
     /// Cancels a timer that has not begun; answers whether it did.

@@ -2,17 +2,22 @@
 
 use chrono::{DateTime, Utc};
 use towpath_core::lifecycle::{TaskState, TaskStep};
-use towpath_core::ports::store::{LeaseGrant, NewTimer, StoreResult, Timer, TimerOutcome};
+use towpath_core::ports::store::{LeaseGrant, NewTimer, StoreError, StoreResult, Timer, TimerOutcome};
 use uuid::Uuid;
 
 use crate::ops::leases::{fence, fenced, holder_is_gone};
 use crate::rows::{insert_sql, read_timer, select_list, timer_values};
 use crate::schema::TIMERS;
-use crate::sql::{Session, code, readable, unreadable, values};
+use crate::sql::{Session, SqlFault, code, readable, unreadable, values};
 
 pub(crate) async fn schedule(session: &mut Session<'_>, timer: &NewTimer) -> StoreResult<()> {
-    session.execute("timers.schedule", &insert_sql(&TIMERS, 1), timer_values(timer)).await?;
-    Ok(())
+    match session.execute("timers.schedule", &insert_sql(&TIMERS, 1), timer_values(timer)).await {
+        Ok(_) => Ok(()),
+        Err(SqlFault::Unique { .. }) => {
+            Err(StoreError::NameTaken { what: "timer", name: timer.timer_id.to_string() })
+        }
+        Err(fault) => Err(fault.into()),
+    }
 }
 
 pub(crate) async fn cancel(

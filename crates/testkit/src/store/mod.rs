@@ -207,6 +207,7 @@ macro_rules! store_conformance {
             timers:
                 a_timer_survives_to_the_letter,
                 timers_live_and_die_with_their_transaction,
+                a_timer_id_is_taken_once,
                 a_cancelled_timer_never_runs,
                 due_timers_come_in_order,
                 a_claimed_timer_succeeds_or_is_tried_again,

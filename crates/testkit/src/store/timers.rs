@@ -55,6 +55,24 @@ pub async fn timers_live_and_die_with_their_transaction(fixture: &impl StoreFixt
     );
 }
 
+/// A timer's id is taken once, whatever has become of the timer.
+pub async fn a_timer_id_is_taken_once(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let first = timer(&new_order(), moment(1));
+    let second = NewTimer { timer_id: first.timer_id, ..timer(&new_order(), moment(2)) };
+    schedule(&*store, std::slice::from_ref(&first)).await;
+    for _ in 0..2 {
+        let mut tx = store.begin().await.expect("begin");
+        assert_refused!(tx.schedule_timer(&second).await, StoreError::NameTaken { .. }, "the same id again");
+        tx.rollback().await.expect("roll back");
+        let found = store.timer(first.timer_id).await.expect("timer").expect("it exists");
+        assert_eq!(found.timer, first);
+        let mut tx = store.begin().await.expect("begin");
+        tx.cancel_timer(first.timer_id, moment(1)).await.expect("cancel");
+        tx.commit().await.expect("commit");
+    }
+}
+
 /// A timer that has not begun can be cancelled, once; one that runs cannot.
 pub async fn a_cancelled_timer_never_runs(fixture: &impl StoreFixture) {
     let store = fixture.store().await;

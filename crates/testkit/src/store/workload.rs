@@ -9,9 +9,11 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use towpath_core::envelope::ChangeContext;
 use towpath_core::ids::{
-    AggregateKey, CausationId, ChannelName, CommandId, EventId, HandlerName, InstanceId, LeaseName, Version,
+    AggregateKey, CausationId, ChannelName, CommandId, EventId, HandlerName, InstanceId, LeaseName, Position,
+    Version,
 };
 use towpath_core::lifecycle::{CommandStatus, TaskState};
+use towpath_core::name::CommandName;
 use towpath_core::ports::store::{
     Append, CommandRecord, CompletedCommand, Found, InboxFailure, InboxMark, LeaseGrant, NewCommand,
     NewTimer, OutboxClaim, OutboxOutcome, Store, StoreError, StoreResult, TimerOutcome,
@@ -59,6 +61,7 @@ impl Workload {
         for channel in [&self.ledger, &self.mail] {
             self.relay(store, channel).await?;
         }
+        self.track(store).await?;
         store.release_lease(&commands).await
     }
 
@@ -77,6 +80,9 @@ impl Workload {
         assert_eq!(picture.commands.len(), 6, "every command is recorded");
         assert_eq!(picture.timers[&self.timer_id("fired")].state, TaskState::Succeeded);
         assert_eq!(picture.timers[&self.timer_id("called off")].state, TaskState::Canceled);
+        assert_eq!(picture.timers[&self.deadline_id()].state, TaskState::Canceled, "its state was left");
+        let tracked = position(store, &self.tracker()).await.expect("channels").expect("it is registered");
+        assert!(tracked > 0, "the log was followed");
     }
 
     /// The commands of the command box: one has an effect, one fails before it has one, one changes nothing.
@@ -255,10 +261,55 @@ impl Workload {
             facts = facts.paid().routed(std::slice::from_ref(&self.mail));
         } else if self.is_accepted(1, command) {
             facts = facts.placed().routed(&[self.ledger.clone(), self.mail.clone()]);
+        } else if self.is_by_timer(command) {
+            facts = facts.paid().routed(std::slice::from_ref(&self.mail));
         } else {
             facts = facts.noted(command.command_id.as_str()).routed(std::slice::from_ref(&self.mail));
         }
-        self.with_known_ids(facts.caused_by(command), command.command_id.as_str())
+        let mut append = self.with_known_ids(facts.caused_by(command), command.command_id.as_str());
+        if self.is_accepted(1, command) {
+            append.deadline.enters = Some(self.deadline(&append));
+        }
+        append.deadline.leaves = self.is_by_timer(command);
+        append
+    }
+
+    fn is_by_timer(&self, command: &NewCommand) -> bool {
+        command.command_id == self.command("by timer", 1).command_id
+    }
+
+    /// The deadline of the state `placed`, which is left before it is due.
+    fn deadline(&self, append: &Append) -> NewTimer {
+        let cancel = CommandName::infer("order.cancel").expect("a valid command name");
+        let due_at = now() + Duration::from_secs(3600);
+        NewTimer::of_deadline(
+            append.events[0].event_id,
+            due_at,
+            cancel,
+            append.aggregate.clone(),
+            &append.context,
+        )
+    }
+
+    /// The timer of that deadline.
+    fn deadline_id(&self) -> Uuid {
+        self.event_id(self.accepted(1).command_id.as_str(), 0).0
+    }
+
+    /// Follows the log to its head.
+    async fn track(&self, store: &dyn Store) -> StoreResult<()> {
+        let lease = self.acquire(store, "tracker").await?;
+        let name = self.tracker();
+        match store.add_channel(self.uuid("tracker"), &name, 0, now()).await {
+            Ok(()) | Err(StoreError::NameTaken { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        let from = position(store, &name).await?.unwrap_or_default();
+        store.advance_channel(&lease, &name, from, store.head().await?).await.map(drop)
+    }
+
+    fn tracker(&self) -> ChannelName {
+        ChannelName::new(format!("log-{}", self.seed)).expect("a valid channel name")
     }
 
     fn handlers_append(&self, version: Version) -> Append {
@@ -316,10 +367,15 @@ impl Workload {
             .fold(Scope::new(), |scope, command| scope.command(&self.effect(command, Found::Nowhere, 0)));
         scope = scope.append(&self.handlers_append(0));
         scope.commands.insert(self.accepted(2).command_id);
-        scope.timers.extend([self.timer_id("fired"), self.timer_id("called off")]);
+        scope.timers.extend([self.timer_id("fired"), self.timer_id("called off"), self.deadline_id()]);
         scope.deliveries.insert(self.delivery());
         scope
     }
+}
+
+async fn position(store: &dyn Store, name: &ChannelName) -> StoreResult<Option<Position>> {
+    let channels = store.channels().await?;
+    Ok(channels.into_iter().find(|row| row.name == *name).map(|row| row.position))
 }
 
 /// The one moment at which the workload happens: everything it postpones is due at once.

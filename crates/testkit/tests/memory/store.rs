@@ -373,6 +373,10 @@ impl StoreTx for MemoryTx {
     async fn schedule_timer(&mut self, timer: &NewTimer) -> StoreResult<()> {
         let staged = &mut self.0;
         staged.probe.before("schedule_timer");
+        let committed = staged.database.tables().timers.contains_key(&timer.timer_id);
+        if committed || staged.timers.contains_key(&timer.timer_id) {
+            return Err(StoreError::NameTaken { what: "timer", name: timer.timer_id.to_string() });
+        }
         staged.timers.insert(timer.timer_id, TaskState::Pending);
         let new = NewTimer { payload: staged.text(&timer.payload), ..timer.clone() };
         staged.effects.push(Box::new(move |tables| {
