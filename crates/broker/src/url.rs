@@ -25,6 +25,19 @@ pub enum BrokerUrl {
 pub struct BadBrokerUrl(pub(crate) String);
 
 impl BadBrokerUrl {
+    /// A URL of a broker that this build was made without.
+    pub fn not_built_in(url: &BrokerUrl) -> Self {
+        match url {
+            BrokerUrl::Local => Self("local: is always built in".to_owned()),
+            BrokerUrl::Amqp { .. } => Self::without_feature("amqp", "rabbitmq"),
+            BrokerUrl::Kafka { .. } => Self::without_feature("kafka", "kafka"),
+        }
+    }
+
+    fn without_feature(scheme: &str, feature: &str) -> Self {
+        Self(format!("this build has no support for {scheme}:// brokers; build with `--features {feature}`"))
+    }
+
     /// A stable code.
     pub fn code(&self) -> &'static str {
         "bad-url"
@@ -73,9 +86,7 @@ fn amqp(_scheme: &str, url: &str) -> Result<BrokerUrl, BadBrokerUrl> {
 
 #[cfg(not(feature = "rabbitmq"))]
 fn amqp(scheme: &str, _url: &str) -> Result<BrokerUrl, BadBrokerUrl> {
-    Err(BadBrokerUrl(format!(
-        "this build has no support for {scheme}:// brokers; build with `--features rabbitmq`"
-    )))
+    Err(BadBrokerUrl::without_feature(scheme, "rabbitmq"))
 }
 
 #[cfg(feature = "kafka")]
@@ -86,9 +97,7 @@ fn kafka(url: &str) -> Result<BrokerUrl, BadBrokerUrl> {
 
 #[cfg(not(feature = "kafka"))]
 fn kafka(_url: &str) -> Result<BrokerUrl, BadBrokerUrl> {
-    Err(BadBrokerUrl(
-        "this build has no support for kafka:// brokers; build with `--features kafka`".to_owned(),
-    ))
+    Err(BadBrokerUrl::without_feature("kafka", "kafka"))
 }
 
 /// Without the password and without parameters: URLs end up in logs.

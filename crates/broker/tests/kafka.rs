@@ -143,6 +143,7 @@ impl OwnServer {
             .args(["--listener-url", &format!("tcp://127.0.0.1:{port}")])
             .args(["--advertised-listener-url", &format!("tcp://{advertised}")])
             .args(["--storage-engine", "memory://nisshi/"])
+            .args(["--group-initial-rebalance-delay", "100ms"])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());

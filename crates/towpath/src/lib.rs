@@ -97,6 +97,8 @@ pub use registry::Registry;
 pub use send::{Accepted, Send};
 pub use towpath::{Builder, StartError, Towpath, View};
 
+#[cfg(feature = "kafka")]
+pub use towpath_broker::Kafka;
 #[cfg(feature = "rabbitmq")]
 pub use towpath_broker::RabbitMq;
 pub use towpath_broker::{BadBrokerUrl, BrokerUrl};

@@ -326,7 +326,7 @@ impl Builder {
         self
     }
 
-    /// The broker: `local:` or `amqp://…`.
+    /// The broker: `local:`, `amqp://…` or, with the feature `kafka`, `kafka://…`.
     pub fn broker(mut self, url: &str) -> Self {
         self.broker_url = url.to_owned();
         self
@@ -473,6 +473,10 @@ fn open_broker(url: &BrokerUrl) -> Result<Option<Arc<dyn Broker>>, BadBrokerUrl>
     match url {
         BrokerUrl::Local => Ok(None),
         #[cfg(feature = "rabbitmq")]
-        amqp => Ok(Some(Arc::new(towpath_broker::RabbitMq::connect(amqp)?))),
+        BrokerUrl::Amqp { .. } => Ok(Some(Arc::new(towpath_broker::RabbitMq::connect(url)?))),
+        #[cfg(feature = "kafka")]
+        BrokerUrl::Kafka { .. } => Ok(Some(Arc::new(towpath_broker::Kafka::connect(url)?))),
+        #[cfg(not(all(feature = "rabbitmq", feature = "kafka")))]
+        other => Err(BadBrokerUrl::not_built_in(other)),
     }
 }
