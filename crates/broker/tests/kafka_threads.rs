@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use towpath_broker::{BrokerUrl, Kafka};
 use towpath_core::ports::broker::{
-    Binding, Broker, Deliveries, Destination, Exchange, ExchangeKind, Published, Queue, Subscription,
-    Topology,
+    Binding, Broker, Deliveries, Destination, Exchange, ExchangeKind, Published, Queue, Settlement,
+    Subscription, Topology,
 };
 use towpath_testkit::broker::TcpProxy;
 use towpath_testkit::broker::acts::message;
@@ -48,6 +48,31 @@ async fn no_thread_outlives_its_handle() {
     assert!(matches!(outcomes[..], [Published::NotSent { .. }]), "{outcomes:?}");
     assert!(threads() > 0);
     drop(broker);
+    eventually("the threads ending", || async { (threads() == 0).then_some(()) }).await;
+
+    // Neither does one that is gone, though a member had something left to tell it.
+    let Some(program) = std::env::var("TOWPATH_TEST_KAFKA_PROGRAM").ok().filter(|url| !url.is_empty()) else {
+        return;
+    };
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let listener = format!("tcp://127.0.0.1:{port}");
+    let mut server = std::process::Command::new(program.trim_start_matches("file://"))
+        .args(["broker", "--listener-url", &listener, "--advertised-listener-url", &listener])
+        .args(["--storage-engine", "memory://nisshi/", "--group-initial-rebalance-delay", "100ms"])
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let broker = Kafka::connect(&BrokerUrl::parse(&format!("kafka://127.0.0.1:{port}")).unwrap()).unwrap();
+    eventually("the broker answering", || async { broker.ready().await.ok() }).await;
+    let deliveries = subscribe(&broker, &name).await;
+    let outcomes = broker.publish(&[message(&destination, "settled")], Duration::from_secs(30)).await;
+    assert_eq!(outcomes, [Published::Confirmed]);
+    let received = in_time("receiving", deliveries.next()).await.unwrap();
+    server.kill().unwrap();
+    server.wait().unwrap();
+    in_time("settling", deliveries.settle(received.tag, Settlement::Acknowledge)).await.unwrap();
+    drop((broker, deliveries));
     eventually("the threads ending", || async { (threads() == 0).then_some(()) }).await;
 }
 

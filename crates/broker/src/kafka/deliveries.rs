@@ -69,7 +69,7 @@ impl KafkaDeliveries {
             }
         }
         let topics: Vec<&str> = topics.into_iter().collect();
-        let receiver = Arc::new(Receiver::new(subscription, bindings.clone()));
+        let receiver = Arc::new(Receiver::new(subscription, &bindings));
         let consumer: BaseConsumer<Membership> = settings(control.address())
             .set("group.id", &subscription.queue)
             .set("auto.offset.reset", "earliest")
@@ -147,6 +147,8 @@ pub(super) struct Receiver {
     inner: Mutex<Inner>,
     changed: Notify,
     stopping: AtomicBool,
+    /// Partitions came that are not paused, whatever was paused before.
+    reassigned: AtomicBool,
     phase: watch::Sender<Phase>,
 }
 
@@ -180,14 +182,15 @@ impl End {
 }
 
 impl Receiver {
-    fn new(subscription: &Subscription, bindings: Vec<Bound>) -> Self {
+    fn new(subscription: &Subscription, bindings: &[Bound]) -> Self {
         let inner = Inner { ledger: Ledger::new(subscription.prefetch), ended: None, lost: None };
         Self {
             queue: subscription.queue.clone(),
-            bindings,
+            bindings: bindings.to_vec(),
             inner: Mutex::new(inner),
             changed: Notify::new(),
             stopping: AtomicBool::new(false),
+            reassigned: AtomicBool::new(false),
             phase: watch::Sender::new(Phase::Joining),
         }
     }
@@ -273,9 +276,9 @@ fn hold_back(consumer: &BaseConsumer<Membership>, receiver: &Receiver, paused: b
         let inner = receiver.inner();
         if paused { !inner.ledger.has_room() } else { inner.ledger.is_full() }
     };
-    // A new assignment begins without a pause, so a pause is repeated; that is cheap.
-    if !wanted && !paused {
-        return false;
+    let reassigned = receiver.reassigned.swap(false, Ordering::AcqRel);
+    if wanted == paused && !(wanted && reassigned) {
+        return wanted;
     }
     let done = consumer.assignment().and_then(|assignment| {
         if wanted { consumer.pause(&assignment) } else { consumer.resume(&assignment) }
@@ -376,6 +379,7 @@ impl ConsumerContext for Membership {
 
     fn post_rebalance(&self, _consumer: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
         if matches!(rebalance, Rebalance::Assign(_)) {
+            self.receiver.reassigned.store(true, Ordering::Release);
             self.receiver.phase.send_if_modified(|phase| {
                 let joining = *phase == Phase::Joining;
                 *phase = if joining { Phase::Joined } else { *phase };

@@ -6,7 +6,8 @@
 //!   says. A topic has no kind; the kind is what receivers of this handle pick by.
 //! - A queue is a consumer group. It reads the topics it is bound to and skips what its bindings do not fit, because
 //!   Kafka does not route. Kafka stores no bindings either: a handle knows the queues that were declared through it. A
-//!   receiver has the bindings that were declared when it subscribed.
+//!   receiver has the bindings that were declared when it subscribed; all receivers of a queue need the same ones. A
+//!   queue that is bound to a topic for the first time begins at the topic's beginning.
 //! - A message is a record with the message's key. What else it carries travels as headers, see the constants.
 //! - Settling moves a position per partition over the settled messages at its beginning. One that stays unsettled holds
 //!   the position, and what was settled behind it comes again if the receiver goes.
@@ -163,7 +164,7 @@ pub(crate) struct Address {
     /// As librdkafka wants it: `host:port,host:port`.
     servers: String,
     partitions: i32,
-    /// `None` is the broker's own default.
+    /// `None` is the broker's own default (Kafka 2.4 and later).
     replication: Option<i32>,
 }
 

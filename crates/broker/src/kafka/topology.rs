@@ -122,7 +122,7 @@ async fn create_missing(control: &Control, topics: &[&str], deadline: Instant) -
     let mut missing = Vec::new();
     for topic in topics {
         // Asked first: many may use a topic, few may create one.
-        if control.topic(topic, deadline).await? == TopicState::Missing {
+        if !missing.contains(topic) && control.topic(topic, deadline).await? == TopicState::Missing {
             missing.push(*topic);
         }
     }
