@@ -274,18 +274,24 @@ mod tests {
 
     #[test]
     fn a_revoked_partition_is_forgotten_and_others_are_not() {
-        let mut ledger = with_messages(2, 10);
+        let mut ledger = with_messages(3, 10);
         ledger.assign([place(1)]);
         ledger.read(place(1), 5, message("kept"));
-        let held = ledger.hand_out().unwrap();
+        let (first, second) = (ledger.hand_out().unwrap(), ledger.hand_out().unwrap());
         assert_eq!(ledger.revoke([place(0)]), []);
-        ledger.settle(held.tag, Settlement::Acknowledge);
+        ledger.settle(second.tag, Settlement::Requeue);
+        ledger.settle(second.tag, Settlement::Acknowledge);
         assert_eq!(ledger.take_uncommitted(), [], "it belongs to another receiver by now");
-        // Even when the partition has come back in the meantime.
+        // Even when the partition, and the message, have come back in the meantime.
         ledger.assign([place(0)]);
-        ledger.settle(held.tag, Settlement::Acknowledge);
+        ledger.read(place(0), 0, None);
+        assert_eq!(ledger.take_uncommitted(), [(place(0), 1)]);
+        ledger.read(place(0), 1, message("again"));
+        ledger.settle(first.tag, Settlement::Requeue);
+        ledger.settle(second.tag, Settlement::Acknowledge);
         assert_eq!(ledger.take_uncommitted(), []);
         assert_eq!(ledger.hand_out().map(|received| received.body), Some(b"kept".to_vec()));
+        assert_eq!(ledger.hand_out().map(|received| received.body), Some(b"again".to_vec()));
         assert_eq!(ledger.hand_out(), None);
         ledger.read(place(2), 0, message("not ours"));
         assert_eq!(ledger.hand_out(), None);

@@ -1,5 +1,6 @@
 //! Connections that are cut, held or never made, and a broker that restarts or takes nothing.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use super::acts::{
     Lane, bodies, next, numbered, numbers, publish, publish_again, publish_all, publish_within, settle,
     subscribe, take,
 };
-use super::{BrokerFixture, TcpProxy};
+use super::{BrokerFixture, Seen, TcpProxy};
 use crate::store::waiting::{eventually, in_time};
 
 /// A declared lane, and a handle whose connections go through a proxy; `None` where that cannot be.
@@ -44,7 +45,11 @@ pub async fn a_cut_before_the_confirms_is_unknown(fixture: &impl BrokerFixture) 
         let began = Instant::now();
         let messages = numbered(&lane.destination, 50);
         let (outcomes, ()) = tokio::join!(publish(&*broker, &messages), async {
-            in_time("the broker's answers", proxy.until(|now| now.from_server > seen.from_server)).await;
+            // The ids alone take this much: other questions of the client's are smaller, and so are their answers.
+            let sent =
+                seen.to_server + messages.iter().map(|message| message.message_id.len() as u64).sum::<u64>();
+            let answered = |now: &Seen| now.to_server >= sent && now.from_server > seen.from_server;
+            in_time("the broker's answers", proxy.until(answered)).await;
             proxy.cut();
             proxy.heal();
         });
@@ -62,6 +67,8 @@ pub async fn a_cut_before_the_confirms_is_unknown(fixture: &impl BrokerFixture) 
     if broker.promises().reconnects {
         lane.declare(&*broker).await;
         let received = take(&*subscribe(&*broker, &lane.queue, 100).await, 301).await;
+        let ids: HashSet<_> = received.iter().map(|received| received.message_id.clone()).collect();
+        assert_eq!(ids.len(), received.len(), "a message came twice");
         let rounds = std::iter::repeat_n(numbers(0..50), 6).flatten();
         assert_eq!(bodies(&received), numbers(0..1).into_iter().chain(rounds).collect::<Vec<_>>());
     }
