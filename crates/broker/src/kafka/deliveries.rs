@@ -40,7 +40,7 @@ const COMMIT_PACE: Duration = Duration::from_millis(50);
 
 /// How often, and how long, a broker that was lost is asked whether it is back.
 const PROBE_PACE: Duration = Duration::from_secs(2);
-const PROBE: Duration = Duration::from_secs(1);
+const PROBE: Duration = Duration::from_secs(2);
 
 /// A member of a consumer group. Dropped, it leaves the group and others get what is unsettled.
 pub(super) struct KafkaDeliveries {
@@ -366,9 +366,16 @@ impl ConsumerContext for Membership {
                 if positions.is_empty() {
                     return;
                 }
-                let told = self::list(&positions).and_then(|list| consumer.commit(&list, CommitMode::Sync));
+                // Asked first whether anyone is there: librdkafka waits for a lost coordinator for a whole session, and
+                // nobody who leaves should have to.
+                let topic = positions.first().map(|((topic, _), _)| topic.as_str());
+                let told = consumer
+                    .client()
+                    .fetch_metadata(topic, PROBE)
+                    .and_then(|_| self::list(&positions))
+                    .and_then(|list| consumer.commit(&list, CommitMode::Sync));
                 if let Err(error) = told {
-                    // Others got the partitions already: what we settled last comes again to them.
+                    // Nobody is there, or others got the partitions already: what we settled last comes again.
                     let queue = &self.receiver.queue;
                     tracing::debug!(queue, cause = %error, "the last positions were not committed");
                 }
