@@ -25,7 +25,8 @@ cargo xtask TASK
   services status               a table: name, version, port, running?, url
   services env [SERVER ...]     `export NAME=VALUE` lines for a shell:
                                 eval \"$(cargo xtask services env)\"
-                                SERVER: postgres, mariadb, rabbitmq; all three when none is named
+                                SERVER: postgres, mariadb, rabbitmq, kafka; all when none is named.
+                                The first `up` of kafka builds it, which takes minutes.
   test [--no-services] [-- ARGS]
                                 services up, then the documentation tests, then all other tests;
                                 ARGS go to nextest (or to `cargo test` where nextest is missing)
@@ -36,8 +37,9 @@ cargo xtask TASK
 
 Environment
   TOWPATH_TEST_POSTGRES_URL, TOWPATH_TEST_MYSQL_URL, TOWPATH_TEST_AMQP_URL,
-  TOWPATH_TEST_AMQP_MANAGEMENT_URL
+  TOWPATH_TEST_AMQP_MANAGEMENT_URL, TOWPATH_TEST_KAFKA_URL
                                 servers that already run; nothing is installed or started for them
+  TOWPATH_TEST_KAFKA_PROGRAM    file:// URL of a Kafka broker for tests that end or cut off one of their own
   TOWPATH_SERVICES_DIR          data of our own servers (default /var/tmp/towpath-services)
 ";
 

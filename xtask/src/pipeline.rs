@@ -10,6 +10,7 @@ use crate::services;
 /// `cargo xtask test [--no-services] [-- ARGS]`
 pub(crate) fn test(arguments: &[String]) -> Result<ExitCode, Failure> {
     let options = TestOptions::parse(arguments)?;
+    services::install_build_tools()?;
     let variables = if options.with_services { services::bring_up_for_tests()? } else { Vec::new() };
 
     // The runner goes last, so that the last lines on the terminal are its summary. Both always run:
@@ -59,6 +60,7 @@ pub(crate) fn bench(arguments: &[String]) -> Result<ExitCode, Failure> {
 
 /// `cargo xtask ci`: from the cheapest check to the dearest, ending at the first that fails.
 pub(crate) fn ci() -> Result<ExitCode, Failure> {
+    services::install_build_tools()?;
     if !succeeds(cargo(&["fmt", "--all", "--check"]))? {
         return Err(Failure::new("the formatting differs").next_step("cargo fmt --all"));
     }

@@ -2,6 +2,7 @@
 
 mod home;
 mod installation;
+mod kafka;
 mod mariadb;
 mod postgres;
 mod processes;
@@ -23,7 +24,7 @@ use server::{Address, Server};
 
 /// `cargo xtask services up|down|status|env [SERVER ...]`
 pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
-    let usage = "cargo xtask services up|down|status|env [postgres|mariadb|rabbitmq ...]";
+    let usage = "cargo xtask services up|down|status|env [postgres|mariadb|rabbitmq|kafka ...]";
     let Some((action, names)) = arguments.split_first() else {
         return Err(Failure::new("`services` needs to know what to do").next_step(usage));
     };
@@ -37,6 +38,11 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
     }
 }
 
+/// Makes sure that the programs are there with which our own C dependencies are compiled.
+pub(crate) fn install_build_tools() -> Result<(), Failure> {
+    installation::install_build_tools(&prepare_data_root()?, &Progress::start())
+}
+
 /// All servers up; the answer is the variables by which tests find them.
 pub(crate) fn bring_up_for_tests() -> Result<Vec<(String, String)>, Failure> {
     let addresses = up(ALL_SERVERS).map_err(|failure| {
@@ -46,7 +52,8 @@ pub(crate) fn bring_up_for_tests() -> Result<Vec<(String, String)>, Failure> {
     Ok(addresses.into_iter().map(|address| (address.variable.to_owned(), address.url)).collect())
 }
 
-const ALL_SERVERS: &[&dyn Server] = &[&postgres::Postgres, &mariadb::Mariadb, &rabbitmq::Rabbitmq];
+const ALL_SERVERS: &[&dyn Server] =
+    &[&postgres::Postgres, &mariadb::Mariadb, &rabbitmq::Rabbitmq, &kafka::Kafka];
 
 const DEFAULT_DATA_ROOT: &str = "/var/tmp/towpath-services";
 
@@ -54,6 +61,7 @@ const README: &str = "\
 Data, logs and sockets of the database and broker servers that Towpath's tests use.
 Written by `cargo xtask services up`. The folder is outside the repository because the servers run as
 their own users, which need not be able to enter the repository.
+`cache` holds servers that were built here because no package brings them; that takes minutes.
 Nothing here is precious: `cargo xtask services down`, then remove the folder to start afresh.
 ";
 
@@ -348,7 +356,7 @@ mod tests {
     fn unknown_servers_are_refused() {
         assert!(servers_named(&["oracle".to_owned()]).is_err());
         assert_eq!(servers_named(&["mariadb".to_owned()]).unwrap().len(), 1);
-        assert_eq!(servers_named(&[]).unwrap().len(), 3);
+        assert_eq!(servers_named(&[]).unwrap().len(), 4);
     }
 
     #[test]

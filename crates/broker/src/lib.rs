@@ -4,14 +4,21 @@
 //! - [`message`] and [`read`]: an event as a message, in three formats, and back.
 //! - [`local`]: in this process, through the store.
 //! - `rabbitmq`: RabbitMQ by AMQP 0-9-1, behind the feature `rabbitmq` (on by default).
+//! - `kafka`: Kafka, behind the feature `kafka` (off by default: it compiles a C library).
 
 mod format;
+#[cfg(feature = "kafka")]
+pub mod kafka;
 pub mod local;
 #[cfg(feature = "rabbitmq")]
 pub mod rabbitmq;
+#[cfg(any(feature = "rabbitmq", feature = "kafka"))]
+mod said;
 mod url;
 
 pub use format::{FormatError, message, read};
+#[cfg(feature = "kafka")]
+pub use kafka::Kafka;
 pub use local::{LocalBroker, LocalOptions};
 #[cfg(feature = "rabbitmq")]
 pub use rabbitmq::RabbitMq;

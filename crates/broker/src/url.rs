@@ -12,6 +12,11 @@ pub enum BrokerUrl {
         /// The URL as given, with its password: show the [`BrokerUrl`] instead.
         url: String,
     },
+    /// Kafka.
+    Kafka {
+        /// The URL as given. It holds no password.
+        url: String,
+    },
 }
 
 /// A broker URL that is wrong or needs something this build does not have.
@@ -20,6 +25,19 @@ pub enum BrokerUrl {
 pub struct BadBrokerUrl(pub(crate) String);
 
 impl BadBrokerUrl {
+    /// A URL of a broker that this build was made without.
+    pub fn not_built_in(url: &BrokerUrl) -> Self {
+        match url {
+            BrokerUrl::Local => Self("local: is always built in".to_owned()),
+            BrokerUrl::Amqp { .. } => Self::without_feature("amqp", "rabbitmq"),
+            BrokerUrl::Kafka { .. } => Self::without_feature("kafka", "kafka"),
+        }
+    }
+
+    fn without_feature(scheme: &str, feature: &str) -> Self {
+        Self(format!("this build has no support for {scheme}:// brokers; build with `--features {feature}`"))
+    }
+
     /// A stable code.
     pub fn code(&self) -> &'static str {
         "bad-url"
@@ -27,10 +45,15 @@ impl BadBrokerUrl {
 
     /// What a person can do about it.
     pub fn next_step(&self) -> &'static str {
-        if cfg!(feature = "rabbitmq") {
-            "Write local: for the in-process broker, or amqp://user:password@host:5672/%2f for RabbitMQ."
-        } else {
-            "Write local: for the in-process broker."
+        match (cfg!(feature = "rabbitmq"), cfg!(feature = "kafka")) {
+            (true, true) => {
+                "Write local: for the in-process broker, amqp://user:password@host:5672/%2f for RabbitMQ, or kafka://host:9092 for Kafka."
+            }
+            (true, false) => {
+                "Write local: for the in-process broker, or amqp://user:password@host:5672/%2f for RabbitMQ."
+            }
+            (false, true) => "Write local: for the in-process broker, or kafka://host:9092 for Kafka.",
+            (false, false) => "Write local: for the in-process broker.",
         }
     }
 }
@@ -46,9 +69,9 @@ impl BrokerUrl {
         match (scheme, url) {
             (_, "local:") => Ok(Self::Local),
             ("amqp" | "amqps", _) => amqp(scheme, url),
-            ("kafka", _) => Err(BadBrokerUrl(format!("this build has no support for {scheme}:// brokers"))),
+            ("kafka", _) => kafka(url),
             _ if !url.contains(':') => {
-                Err(BadBrokerUrl("a broker URL begins with local:, amqp:// or amqps://".to_owned()))
+                Err(BadBrokerUrl("a broker URL begins with local:, amqp://, amqps:// or kafka://".to_owned()))
             }
             _ => Err(BadBrokerUrl(format!("{scheme:?} is not a broker Towpath knows"))),
         }
@@ -63,9 +86,18 @@ fn amqp(_scheme: &str, url: &str) -> Result<BrokerUrl, BadBrokerUrl> {
 
 #[cfg(not(feature = "rabbitmq"))]
 fn amqp(scheme: &str, _url: &str) -> Result<BrokerUrl, BadBrokerUrl> {
-    Err(BadBrokerUrl(format!(
-        "this build has no support for {scheme}:// brokers; build with `--features rabbitmq`"
-    )))
+    Err(BadBrokerUrl::without_feature(scheme, "rabbitmq"))
+}
+
+#[cfg(feature = "kafka")]
+fn kafka(url: &str) -> Result<BrokerUrl, BadBrokerUrl> {
+    crate::kafka::read_url(url)?;
+    Ok(BrokerUrl::Kafka { url: url.to_owned() })
+}
+
+#[cfg(not(feature = "kafka"))]
+fn kafka(_url: &str) -> Result<BrokerUrl, BadBrokerUrl> {
+    Err(BadBrokerUrl::without_feature("kafka", "kafka"))
 }
 
 /// Without the password and without parameters: URLs end up in logs.
@@ -73,7 +105,7 @@ impl fmt::Display for BrokerUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Local => f.write_str("local:"),
-            Self::Amqp { url } => f.write_str(&without_password(url)),
+            Self::Amqp { url } | Self::Kafka { url } => f.write_str(&without_password(url)),
         }
     }
 }
@@ -86,7 +118,7 @@ impl fmt::Debug for BrokerUrl {
 
 fn without_password(url: &str) -> String {
     let url = url.split(['?', '#']).next().unwrap_or_default();
-    let Some((scheme, rest)) = url.split_once("://") else { return "amqp://…".to_owned() };
+    let Some((scheme, rest)) = url.split_once("://") else { return "…".to_owned() };
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
     match authority.rsplit_once('@') {
         Some((user_and_password, host)) => match user_and_password.split_once(':') {
@@ -114,6 +146,14 @@ mod tests {
             "amqp://me:s3c/s3cret@host/",
             "amqp://me:12/s3cret@host/",
             "amqp://",
+            "kafka:s3cret",
+            "kafka://",
+            "kafka://host:s3cret",
+            "kafka://host:9092,",
+            "kafka://host:9092/s3cret",
+            "kafka://host:9092?partitions=0",
+            "kafka://host:9092?replication=s3cret",
+            "kafka://host:9092?password=s3cret",
         ] {
             let error = BrokerUrl::parse(url).unwrap_err();
             assert!(!error.to_string().contains("s3cret") && !error.to_string().is_empty(), "{error}");
@@ -125,6 +165,28 @@ mod tests {
     fn a_build_without_rabbitmq_says_how_to_get_it() {
         let error = BrokerUrl::parse("amqp://me:s3cret@host/").unwrap_err();
         assert!(error.to_string().contains("--features rabbitmq"), "{error}");
+    }
+
+    #[cfg(not(feature = "kafka"))]
+    #[test]
+    fn a_build_without_kafka_says_how_to_get_it() {
+        let error = BrokerUrl::parse("kafka://host:9092").unwrap_err();
+        assert!(error.to_string().contains("--features kafka"), "{error}");
+    }
+
+    #[cfg(feature = "kafka")]
+    #[test]
+    fn kafka_is_understood() {
+        for (url, shown) in [
+            ("kafka://host:9092", "kafka://host:9092"),
+            ("kafka://one:9092,two:9093/", "kafka://one:9092,two:9093/"),
+            ("kafka://host?partitions=12&replication=3", "kafka://host"),
+            ("kafka://[::1]:9092", "kafka://[::1]:9092"),
+        ] {
+            let parsed = BrokerUrl::parse(url).unwrap();
+            assert_eq!(parsed, BrokerUrl::Kafka { url: url.to_owned() });
+            assert_eq!(parsed.to_string(), shown);
+        }
     }
 
     #[cfg(feature = "rabbitmq")]

@@ -107,7 +107,11 @@ fn a_second_server_on_the_same_port_says_so() {
 fn wrong_urls_are_refused_with_what_to_write_instead() {
     refused(&["--store", "oracle://host"], 2, "postgres://");
     refused(&["--broker", "pigeon:"], 2, "local:");
-    refused(&["--broker", "kafka://localhost:9092"], 2, "kafka");
+    if cfg!(feature = "kafka") {
+        refused(&["--broker", "kafka://me:s3cret@localhost:9092"], 2, "no password");
+    } else {
+        refused(&["--broker", "kafka://localhost:9092"], 2, "--features kafka");
+    }
     refused(&["--listen", "everywhere"], 2, "127.0.0.1:7400");
 }
 

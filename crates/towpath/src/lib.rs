@@ -109,6 +109,8 @@ pub use timers::Schedule;
 pub use towpath::{Builder, StartError, Towpath, View};
 pub use tracker::{ChannelError, TrackedChannels};
 
+#[cfg(feature = "kafka")]
+pub use towpath_broker::Kafka;
 #[cfg(feature = "rabbitmq")]
 pub use towpath_broker::RabbitMq;
 pub use towpath_broker::{BadBrokerUrl, BrokerUrl, FormatError, LocalBroker, LocalOptions, read};

@@ -77,6 +77,9 @@ mod tests {
                 delays: false,
                 dead_letters: false,
                 ordered_by_key: false,
+                settles_singly: true,
+                tells_redelivered: true,
+                reconnects: false,
                 durable: false,
             }
         }

@@ -362,7 +362,7 @@ impl Builder {
         self
     }
 
-    /// The broker: `local:` or `amqp://…`.
+    /// The broker: `local:`, `amqp://…` or, with the feature `kafka`, `kafka://…`.
     pub fn broker(mut self, url: &str) -> Self {
         self.broker_url = url.to_owned();
         self
@@ -498,8 +498,10 @@ impl Builder {
             store.migrate().await?;
         }
         store.ready().await?;
-        let consumers = wire(&mut self.channels, &mut self.topology, self.consumers)?;
         let broker = open_broker(&broker_url, &store, self.lease)?;
+        // Only a broker that settles each message by itself has queues; elsewhere they are positions in a log.
+        let has_queues = broker.promises().settles_singly;
+        let consumers = wire(&mut self.channels, &mut self.topology, self.consumers, has_queues)?;
         broker.declare(&self.topology).await?;
         let (tracked, relayed): (Vec<_>, Vec<_>) =
             self.channels.into_iter().partition(|channel| channel.tracking.is_some());
@@ -571,6 +573,10 @@ fn open_broker(url: &BrokerUrl, store: &SqlStore, lease: Duration) -> Result<Arc
             Ok(Arc::new(LocalBroker::over(Arc::new(store.clone()), options)))
         }
         #[cfg(feature = "rabbitmq")]
-        amqp => Ok(Arc::new(towpath_broker::RabbitMq::connect(amqp)?)),
+        BrokerUrl::Amqp { .. } => Ok(Arc::new(towpath_broker::RabbitMq::connect(url)?)),
+        #[cfg(feature = "kafka")]
+        BrokerUrl::Kafka { .. } => Ok(Arc::new(towpath_broker::Kafka::connect(url)?)),
+        #[cfg(not(all(feature = "rabbitmq", feature = "kafka")))]
+        other => Err(BadBrokerUrl::not_built_in(other)),
     }
 }

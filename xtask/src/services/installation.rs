@@ -1,5 +1,6 @@
-//! Installs the servers that are missing, from Debian's packages.
+//! Installs the servers that are missing, from Debian's packages or from source, and what our own build needs.
 
+use std::env;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -20,33 +21,15 @@ pub(super) fn install_missing(
     // One that answers already needs no programs here: it may run in a container that shares our network.
     let is_missing = |server: &&dyn Server| !server.is_installed() && !server.answers();
     let missing: Vec<&dyn Server> = servers.iter().copied().filter(is_missing).collect();
-    if missing.is_empty() {
-        return Ok(());
+    let without_packages: Vec<&dyn Server> =
+        missing.iter().copied().filter(|server| !server.has_packages()).collect();
+    if !without_packages.is_empty() {
+        let packages = packages_of(&without_packages);
+        install_packages(&packages, data_root, progress)
+            .map_err(|cause| cannot_install(&without_packages, &cause.to_string()))?;
     }
-    if !Path::new("/usr/bin/apt-get").exists() {
-        return Err(cannot_install(&missing, "this machine has no apt-get"));
-    }
-    if !is_root() {
-        return Err(cannot_install(&missing, "only root can install packages"));
-    }
-
-    let packages: Vec<&str> = missing.iter().map(|server| server.package()).collect();
-    let log = data_root.join("apt.log");
-    let _no_starts = StartPolicy::forbid()?;
-    progress.step("apt", "update");
-    // One unreachable archive among several fails the update and may not matter: the installation decides.
-    let update = apt_get(&["update"], &log, false);
-    progress.step("apt", &format!("install {}", packages.join(" ")));
-    let mut arguments = vec!["install", "--yes", "--no-install-recommends"];
-    arguments.extend(&packages);
-    if let Err(cause) = apt_get(&arguments, &log, true) {
-        let both = match update {
-            Ok(()) => cause.to_string(),
-            Err(update_failure) => format!("{update_failure}, and {cause}"),
-        };
-        let said = fs::read(&log).unwrap_or_default();
-        let tail = indented_tail(&String::from_utf8_lossy(&said));
-        return Err(cannot_install(&missing, &format!("{both}; the end of {}:\n{tail}", log.display())));
+    for server in &missing {
+        server.build(data_root, progress)?;
     }
     let still_missing: Vec<&dyn Server> =
         missing.into_iter().filter(|server| !server.is_installed()).collect();
@@ -56,8 +39,60 @@ pub(super) fn install_missing(
             "its package is installed, but has not brought its programs",
         ));
     }
+    Ok(())
+}
+
+/// Makes sure that the programs are there with which our own C dependencies are compiled: librdkafka is configured by a
+/// shell script and built by make.
+pub(super) fn install_build_tools(data_root: &Path, progress: &Progress) -> Result<(), Failure> {
+    const TOOLS: &[(&str, &str)] = &[("gcc", "gcc"), ("g++", "g++"), ("make", "make")];
+    let missing: Vec<&str> =
+        TOOLS.iter().filter(|(program, _)| !is_on_path(program)).map(|(_, package)| *package).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    install_packages(&missing, data_root, progress).map_err(|cause| {
+        Failure::new(format!("missing and not installable here: {}: {cause}", missing.join(", ")))
+            .next_step("install them: Towpath's feature `kafka` compiles a C library with them")
+    })
+}
+
+/// Whether a program can be called by its name.
+pub(super) fn is_on_path(program: &str) -> bool {
+    let folders = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&folders).any(|folder| folder.join(program).is_file())
+}
+
+fn install_packages(packages: &[&str], data_root: &Path, progress: &Progress) -> Result<(), Failure> {
+    if !Path::new("/usr/bin/apt-get").exists() {
+        return Err(Failure::new("this machine has no apt-get"));
+    }
+    if !is_root() {
+        return Err(Failure::new("only root can install packages"));
+    }
+    let log = data_root.join("apt.log");
+    let _no_starts = StartPolicy::forbid()?;
+    progress.step("apt", "update");
+    // One unreachable archive among several fails the update and may not matter: the installation decides.
+    let update = apt_get(&["update"], &log, false);
+    progress.step("apt", &format!("install {}", packages.join(" ")));
+    let mut arguments = vec!["install", "--yes", "--no-install-recommends"];
+    arguments.extend(packages);
+    if let Err(cause) = apt_get(&arguments, &log, true) {
+        let both = match update {
+            Ok(()) => cause.to_string(),
+            Err(update_failure) => format!("{update_failure}, and {cause}"),
+        };
+        let said = fs::read(&log).unwrap_or_default();
+        let tail = indented_tail(&String::from_utf8_lossy(&said));
+        return Err(Failure::new(format!("{both}; the end of {}:\n{tail}", log.display())));
+    }
     progress.step("apt", "installed");
     Ok(())
+}
+
+fn packages_of(servers: &[&dyn Server]) -> Vec<&'static str> {
+    servers.iter().flat_map(|server| server.packages()).copied().collect()
 }
 
 fn cannot_install(missing: &[&dyn Server], cause: &str) -> Failure {
@@ -67,7 +102,7 @@ fn cannot_install(missing: &[&dyn Server], cause: &str) -> Failure {
         .flat_map(|server| server.addresses())
         .map(|address| address.variable.to_owned())
         .collect();
-    let packages: Vec<&str> = missing.iter().map(|server| server.package()).collect();
+    let packages = packages_of(missing);
     Failure::new(format!("missing and not installable here: {}: {cause}", titles.join(", "))).next_step(
         format!(
             "point {} to servers that tests may use, or run this as root on Debian 12 (packages {})",

@@ -45,8 +45,8 @@ impl Server for Mariadb {
         "MariaDB"
     }
 
-    fn package(&self) -> &'static str {
-        "mariadb-server"
+    fn packages(&self) -> &'static [&'static str] {
+        &["mariadb-server"]
     }
 
     fn user(&self) -> &'static str {

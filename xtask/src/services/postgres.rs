@@ -29,8 +29,8 @@ impl Server for Postgres {
         "PostgreSQL"
     }
 
-    fn package(&self) -> &'static str {
-        "postgresql"
+    fn packages(&self) -> &'static [&'static str] {
+        &["postgresql"]
     }
 
     fn user(&self) -> &'static str {

@@ -32,8 +32,8 @@ impl Server for Rabbitmq {
         "RabbitMQ"
     }
 
-    fn package(&self) -> &'static str {
-        "rabbitmq-server"
+    fn packages(&self) -> &'static [&'static str] {
+        &["rabbitmq-server"]
     }
 
     fn user(&self) -> &'static str {

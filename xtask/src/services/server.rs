@@ -25,9 +25,17 @@ pub(super) trait Server: Sync {
     fn name(&self) -> &'static str;
     /// Its name in sentences.
     fn title(&self) -> &'static str;
-    /// Debian's package that brings it.
-    fn package(&self) -> &'static str;
-    /// The user that the package creates for it.
+    /// Debian's packages that bring it, or what it is built with.
+    fn packages(&self) -> &'static [&'static str];
+    /// Whether these packages are on this machine.
+    fn has_packages(&self) -> bool {
+        self.is_installed()
+    }
+    /// Builds its programs, where no package brings them.
+    fn build(&self, _data_root: &Path, _progress: &Progress) -> Result<(), Failure> {
+        Ok(())
+    }
+    /// The user that it runs as: one that its package or the base system creates.
     fn user(&self) -> &'static str;
     /// The name of its main process.
     fn main_process_name(&self) -> &'static str;

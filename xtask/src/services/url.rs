@@ -12,6 +12,8 @@ pub(super) fn endpoint_of(url: &str) -> Result<Option<(String, u16)>, Failure> {
         .ok_or_else(|| Failure::new(format!("`{}` is not a URL", without_password(url))))?;
     let authority = authority_of(rest);
     let host_and_port = authority.rsplit_once('@').map_or(authority, |(_, after)| after);
+    // Kafka's name several servers of one cluster; any of them leads to the others.
+    let host_and_port = host_and_port.split(',').next().unwrap_or_default();
     let (host, port) = match host_and_port.strip_prefix('[').and_then(|inside| inside.split_once(']')) {
         Some((ipv6_host, after)) => (ipv6_host, after.strip_prefix(':')),
         None => match host_and_port.split_once(':') {
@@ -77,6 +79,7 @@ fn default_port(scheme: &str) -> Option<u16> {
         "mysql" | "mariadb" => Some(3306),
         "amqp" => Some(5672),
         "amqps" => Some(5671),
+        "kafka" => Some(9092),
         "http" => Some(80),
         "https" => Some(443),
         _ => None,
@@ -94,6 +97,7 @@ mod tests {
             ("mysql://root:p%40ss@db.example/mysql", "db.example", 3306),
             ("amqp://guest:guest@127.0.0.1:7672/%2f", "127.0.0.1", 7672),
             ("amqps://broker", "broker", 5671),
+            ("kafka://one:7092,two:7093", "one", 7092),
             ("http://guest:guest@[::1]:7673", "::1", 7673),
             ("postgres://h?sslmode=disable", "h", 5432),
         ] {
@@ -102,7 +106,8 @@ mod tests {
     }
 
     #[test]
-    fn a_unix_socket_has_no_endpoint_and_nonsense_is_refused() {
+    fn a_unix_socket_and_a_file_have_no_endpoint_and_nonsense_is_refused() {
+        assert_eq!(endpoint_of("file:///usr/bin/nisshi").unwrap(), None);
         assert_eq!(endpoint_of("postgres:///db?host=/run/postgresql").unwrap(), None);
         for nonsense in ["localhost:5432", "postgres://h:port/db", "gopher://h"] {
             assert!(endpoint_of(nonsense).is_err(), "{nonsense}");

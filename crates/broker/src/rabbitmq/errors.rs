@@ -4,15 +4,7 @@ use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
 use lapin::{Error, ErrorKind};
 use towpath_core::ports::broker::BrokerError;
 
-/// Someone's words: the broker's, the network's or our own.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(super) struct Said(pub(super) String);
-
-/// Nobody answers, and why we think so.
-pub(super) fn unavailable(words: impl Into<String>) -> BrokerError {
-    BrokerError::Unavailable(Box::new(Said(words.into())))
-}
+pub(super) use crate::said::{Said, unavailable};
 
 /// The shortest true account of an error: the broker's own text where there is one.
 pub(super) fn words(error: &Error) -> String {

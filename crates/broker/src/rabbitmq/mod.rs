@@ -47,6 +47,9 @@ pub const PROMISES: BrokerPromises = BrokerPromises {
     delays: true,
     dead_letters: true,
     ordered_by_key: false,
+    settles_singly: true,
+    tells_redelivered: true,
+    reconnects: false,
     durable: true,
 };
 

@@ -30,6 +30,14 @@ pub struct BrokerPromises {
     pub dead_letters: bool,
     /// Messages with one key come in the order they were published, even with several receivers.
     pub ordered_by_key: bool,
+    /// A message is settled by itself. Where this is not so, one that was settled comes again when its receiver goes
+    /// before an earlier one was settled.
+    pub settles_singly: bool,
+    /// A message that was handed out and not settled is marked when it comes again, whoever gets it.
+    pub tells_redelivered: bool,
+    /// A connection that is cut is made again beneath its users: what was published arrives once and is confirmed, and
+    /// receivers keep what they hold. Where this is not so, they are told.
+    pub reconnects: bool,
     /// Confirmed messages survive a restart of the broker.
     pub durable: bool,
 }
@@ -265,7 +273,7 @@ pub enum Published {
 /// What to receive.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Subscription {
-    /// From which queue (on Kafka: topic).
+    /// From which queue (on Kafka: as which consumer group).
     pub queue: String,
     /// As whom: receivers of one group share the messages.
     pub group: String,

@@ -37,6 +37,15 @@ pub fn numbered(destination: &Destination, count: usize) -> Vec<Message> {
     (0..count).map(|number| message(destination, number.to_string())).collect()
 }
 
+/// The same, each with a key of its own: nothing keeps them together.
+pub fn numbered_with_keys(destination: &Destination, count: usize) -> Vec<Message> {
+    let mut messages = numbered(destination, count);
+    for (number, message) in messages.iter_mut().enumerate() {
+        message.key = format!("order-{number}");
+    }
+    messages
+}
+
 /// A queue without arguments.
 pub fn queue(name: &str) -> Queue {
     Queue { name: name.to_owned(), arguments: Vec::new() }

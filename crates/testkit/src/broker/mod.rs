@@ -8,7 +8,8 @@
 //!
 //! Each case then is a test of its own, named like the case, with names on the broker that nobody else uses. A case
 //! that needs a promise the adapter does not make
-//! ([`BrokerPromises`](towpath_core::ports::broker::BrokerPromises)), or a hook its fixture does not have, ends early.
+//! ([`BrokerPromises`](towpath_core::ports::broker::BrokerPromises)), or a hook its fixture does not have, ends early;
+//! where a promise only changes what is expected, the case asks for one or the other.
 //!
 //! No case sleeps: they wait on conditions with a deadline. A bug that is fixed in one adapter becomes a case here.
 
@@ -39,6 +40,11 @@ pub trait BrokerFixture: Send + Sync {
 
     /// A name for an exchange or a queue that was never used before and never will be again.
     fn fresh_name(&self, what: &str) -> String;
+
+    /// How large a body may be that is called large, in bytes.
+    fn large_body(&self) -> usize {
+        1 << 20
+    }
 
     /// Where the broker listens, such as `127.0.0.1:5672`; `None` when there is no connection to disturb.
     fn server(&self) -> Option<String> {

@@ -19,6 +19,7 @@ pub(crate) fn wire(
     channels: &mut [Channel],
     topology: &mut Topology,
     consumers: Vec<Consumer>,
+    queues_have_arguments: bool,
 ) -> Result<Vec<Wired>, StartError> {
     let mut wired: Vec<Wired> = Vec::new();
     for consumer in consumers {
@@ -32,7 +33,14 @@ pub(crate) fn wire(
             Source::Channel(name) => {
                 let channel = channels.iter_mut().find(|channel| channel.name.as_str() == name);
                 let target = channel.map(|channel| channel.publish_by_default().clone());
-                declare_for(topology, name, target.as_ref(), &handler, consumer.policy.in_order)
+                declare_for(
+                    topology,
+                    name,
+                    target.as_ref(),
+                    &handler,
+                    consumer.policy.in_order,
+                    queues_have_arguments,
+                )
             }
         };
         wired.push(Wired { consumer, handler, queue });
@@ -47,6 +55,7 @@ fn declare_for(
     target: Option<&Target>,
     handler: &HandlerName,
     in_order: bool,
+    queues_have_arguments: bool,
 ) -> String {
     let exchange = target.map_or_else(|| channel.to_owned(), |target| target.exchange.clone());
     let kind = match topology.exchanges.iter().find(|declared| declared.name == exchange) {
@@ -59,8 +68,12 @@ fn declare_for(
     };
     let queue = format!("{exchange}.{handler}");
     if !topology.queues.iter().any(|declared| declared.name == queue) {
-        let mut arguments = vec![("x-queue-type".to_owned(), Argument::Text("quorum".to_owned()))];
-        if in_order {
+        let mut arguments = Vec::new();
+        if queues_have_arguments {
+            arguments.push(("x-queue-type".to_owned(), Argument::Text("quorum".to_owned())));
+        }
+        // Where queues have no arguments, a partition has one receiver anyway.
+        if in_order && queues_have_arguments {
             // With several instances one of them receives at a time, or two would handle one aggregate at once.
             arguments.push(("x-single-active-consumer".to_owned(), Argument::Switch(true)));
         }

@@ -17,6 +17,8 @@ use super::Fresh;
 pub enum Broker {
     Local,
     RabbitMq,
+    #[cfg(feature = "kafka")]
+    Kafka,
 }
 
 /// A database, a broker, and an exchange of the test's own.
@@ -41,6 +43,9 @@ impl Stage {
     pub fn server(&self) -> Option<String> {
         match self.broker {
             Broker::Local => None,
+            // It tells its clients its own address, and they go past a proxy.
+            #[cfg(feature = "kafka")]
+            Broker::Kafka => None,
             Broker::RabbitMq => {
                 let url = self.broker_url();
                 let host = url.rsplit_once('@').map_or(url.as_str(), |(_, host)| host).to_owned();
@@ -59,6 +64,8 @@ impl Stage {
 
     pub fn tells_unroutable(&self) -> bool {
         match self.broker {
+            #[cfg(feature = "kafka")]
+            Broker::Kafka => false,
             Broker::Local | Broker::RabbitMq => true,
         }
     }
@@ -68,6 +75,9 @@ impl Stage {
         match self.broker {
             Broker::Local => {}
             Broker::RabbitMq => restart("rabbitmq").await,
+            // The broker of the tests keeps its messages in memory.
+            #[cfg(feature = "kafka")]
+            Broker::Kafka => {}
         }
     }
 
@@ -90,6 +100,8 @@ impl Stage {
         match self.broker {
             Broker::Local => "local:".to_owned(),
             Broker::RabbitMq => std::env::var("TOWPATH_TEST_AMQP_URL").expect("run `cargo xtask test`"),
+            #[cfg(feature = "kafka")]
+            Broker::Kafka => std::env::var("TOWPATH_TEST_KAFKA_URL").expect("run `cargo xtask test`"),
         }
     }
 
@@ -140,6 +152,11 @@ impl Stage {
 
     /// Queues that go away by themselves when the test is over. Their names are those that consumers would declare.
     fn topology(&self, dead: bool) -> Topology {
+        #[cfg(feature = "kafka")]
+        if self.broker == Broker::Kafka {
+            // Its queues are consumer groups, and have no arguments.
+            return Topology::default();
+        }
         let expires = || ("x-expires".to_owned(), Argument::Number(120_000));
         let mut queues = Vec::new();
         for handler in ["record", "broken", "strict", "batch", "follow"] {
@@ -170,6 +187,10 @@ impl Stage {
                     Arc::new(store),
                     towpath_broker::LocalOptions::default(),
                 ))
+            }
+            #[cfg(feature = "kafka")]
+            Broker::Kafka => {
+                Arc::new(towpath::Kafka::connect(&BrokerUrl::parse(&self.broker_url()).unwrap()).unwrap())
             }
             Broker::RabbitMq => {
                 Arc::new(RabbitMq::connect(&BrokerUrl::parse(&self.broker_url()).unwrap()).unwrap())
@@ -266,6 +287,8 @@ macro_rules! on_every_pair {
     ($($case:ident),+ $(,)?) => {
         on_every_pair!(@broker local, Local, $($case),+);
         on_every_pair!(@broker rabbitmq, RabbitMq, $($case),+);
+        #[cfg(feature = "kafka")]
+        on_every_pair!(@broker kafka, Kafka, $($case),+);
     };
     (@broker $module:ident, $broker:ident, $($case:ident),+) => {
         mod $module {
