@@ -572,6 +572,10 @@ impl Store for SqlStore {
         writing_once!(self, ops::leases::release, grant)
     }
 
+    async fn release_leases(&self, grants: &[LeaseGrant]) -> StoreResult<()> {
+        transacting!(self, ops::leases::release_all, grants)
+    }
+
     async fn fail_delivery(&self, failure: &InboxFailure<'_>) -> StoreResult<u32> {
         transacting!(self, ops::inbox::fail, failure)
     }

@@ -361,8 +361,9 @@ impl Bus {
         let result = session.complete(&completed).await.map_err(|error| refused(SendError::Store(error)))?;
         if let Some(append) = &completed.append {
             self.committed.wake();
+            let lane = append.aggregate.lane();
             for channel in append.events.iter().flat_map(|event| &event.channels) {
-                self.relays.wake(channel.as_str());
+                self.relays.wake(channel.as_str(), lane);
             }
         }
         let events = completed.append.map_or_else(Vec::new, |append| envelopes(append, version));

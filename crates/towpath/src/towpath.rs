@@ -1,6 +1,5 @@
 //! Building, starting and stopping Towpath.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,11 +24,11 @@ use uuid::Uuid;
 
 use crate::bus::{Bus, FoldError, SendError};
 use crate::clock::SystemClock;
-use crate::leases;
+use crate::leases::{self, InFlight};
 use crate::registry::Registry;
-use crate::relay::{self, RelayWakes};
+use crate::relay::{self, RelayWakes, Surroundings};
 use crate::send::Send;
-use crate::service::{Service, Wake};
+use crate::service::{Service, Wake, stop_all};
 use crate::{runner, sequencer};
 
 /// The store when none is configured.
@@ -47,6 +46,8 @@ pub struct Towpath {
     instance: InstanceId,
     wake: Wake,
     services: Arc<Mutex<Vec<Service>>>,
+    /// Keeps the leases that the services work under: stopped after them.
+    keeper: Arc<Mutex<Vec<Service>>>,
 }
 
 /// What Towpath is to be made of. Mistakes are collected and told by [`start`](Builder::start).
@@ -304,11 +305,8 @@ impl Towpath {
 
     /// Stops: finishes what has begun, gives leases back, closes connections. Stopping twice is fine.
     pub async fn stop(&self) {
-        let mut services = self.services.lock().await;
-        for service in services.iter_mut() {
-            service.stop().await;
-        }
-        services.clear();
+        stop_all(&mut *self.services.lock().await).await;
+        stop_all(&mut *self.keeper.lock().await).await;
         self.store.close().await;
     }
 }
@@ -438,33 +436,43 @@ impl Builder {
             }
             None => Vec::new(),
         };
-        let wakes: HashMap<String, Wake> =
-            publishing.iter().map(|(_, channel, _)| (channel.name.to_string(), Wake::default())).collect();
+        let wakes = RelayWakes::new(publishing.iter().map(|(_, channel, _)| channel));
         let bus = Bus {
             store: Arc::new(store.clone()),
             registry: Arc::new(self.registry),
             clock: self.clock,
             retries: self.retries,
             committed: Wake::default(),
-            relays: RelayWakes::new(wakes.clone()),
+            relays: wakes.clone(),
         };
         let wake = Wake::default();
-        let mut services = Vec::new();
+        let (mut services, mut keepers) = (Vec::new(), Vec::new());
         if self.workers {
             let relayed = publishing.iter().map(|(_, channel, _)| channel.name.clone()).collect();
-            let (keeper, held) = leases::start(bus.clone(), instance.clone(), relayed, self.lease).await?;
+            let in_flight = InFlight::default();
+            let (keeper, held) =
+                leases::start(bus.clone(), instance.clone(), relayed, in_flight.clone(), self.lease).await?;
+            keepers.push(keeper);
             let pace = runner::Pace { lease: self.lease, scan: self.scan };
             services.push(runner::start(bus.clone(), held.clone(), wake.clone(), pace));
             services.push(sequencer::start(bus.clone(), held.clone(), bus.committed.clone(), self.scan));
+            let answered = Arc::default();
             for (broker, channel, target) in publishing {
-                let wake = wakes.get(channel.name.as_str()).cloned().unwrap_or_default();
-                services.push(relay::start(bus.clone(), broker, channel, target, held.clone(), wake));
+                let (held, in_flight, answered) = (held.clone(), in_flight.clone(), Arc::clone(&answered));
+                let around = Surroundings { broker, held, in_flight, answered };
+                services.extend(relay::start(&bus, &around, channel, target, &wakes));
             }
-            // Stopped last: the others finish what they have begun while the leases still live.
-            services.push(keeper);
         }
         tracing::info!(store = %url, %broker, %instance, "towpath started");
-        Ok(Towpath { bus, store, broker, instance, wake, services: Arc::new(Mutex::new(services)) })
+        Ok(Towpath {
+            bus,
+            store,
+            broker,
+            instance,
+            wake,
+            services: Arc::new(Mutex::new(services)),
+            keeper: Arc::new(Mutex::new(keepers)),
+        })
     }
 }
 

@@ -958,6 +958,9 @@ pub trait Store: Send + Sync + 'static {
     /// Gives a lease back. Giving back what has changed hands does nothing.
     async fn release_lease(&self, grant: &LeaseGrant) -> StoreResult<()>;
 
+    /// Gives many leases back at once.
+    async fn release_leases(&self, grants: &[LeaseGrant]) -> StoreResult<()>;
+
     // Inbox ------------------------------------------------------------------------------------------------
 
     /// Records a failed delivery and answers the number of failures so far.

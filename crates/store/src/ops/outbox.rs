@@ -4,7 +4,7 @@
 //! the head get `parked_at` when a claim comes across them, and so leave the index of ready rows: however long
 //! the queue behind a poisoned event is, nobody reads it again until the head is through.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{ChannelName, EventId, Lane};
@@ -131,7 +131,8 @@ pub(crate) async fn record(
     // Of the failed rows of one lane only the earliest is what the lane waits for; the others, like all that come
     // after it, are only set aside. Their own failure is not theirs: they should not have been sent before it.
     let failed = results.iter().filter(|result| parks(&result.outcome));
-    let mut heads = lock_heads(session, channel, results.iter().map(|result| result.lane)).await?;
+    let parked = lock_heads(session, channel, results.iter().map(|result| result.lane)).await?;
+    let mut heads = parked.clone();
     for result in failed.clone() {
         let head = heads.entry(result.lane).or_insert(result.outbox_id);
         *head = (*head).min(result.outbox_id);
@@ -153,7 +154,7 @@ pub(crate) async fn record(
     for outcome in outcomes {
         let alike: Vec<&OutboxResult> =
             counted.iter().filter(|result| result.outcome == *outcome).copied().collect();
-        record_alike(session, channel, now, outcome, &alike).await?;
+        record_alike(session, channel, now, outcome, &alike, &parked).await?;
     }
     fence(session, leases).await
 }
@@ -165,6 +166,7 @@ async fn record_alike(
     now: DateTime<Utc>,
     outcome: &OutboxOutcome,
     rows: &[&OutboxResult],
+    parked: &HashMap<Lane, u64>,
 ) -> StoreResult<()> {
     let (next, due_at, why, failures) = match outcome {
         OutboxOutcome::Sent => (OutboxStep::Confirm, None, None, 0_u32),
@@ -186,7 +188,7 @@ async fn record_alike(
         failures
     ];
     let Chosen { target, condition, .. } =
-        session.choose_for_update("event_outbox", "outbox_id", ids.clone(), &mut changed);
+        session.choose_for_update("event_outbox", "outbox_id", ids, &mut changed);
     let sql = format!(
         "UPDATE {target} SET status = ?, status_changed_at = ?, status_reason = ?, status_message = ?, \
          next_retry_at = ?, retry_count = retry_count + ?, parked_at = NULL \
@@ -196,8 +198,9 @@ async fn record_alike(
     if parks(outcome) {
         park_lanes(session, channel, now, due_at, rows).await
     } else {
-        // Whoever waited for these waits no longer.
-        unpark_behind(session, channel, ids).await
+        // Whoever waited for these waits no longer. The lanes were locked and read before.
+        let waited = rows.iter().filter(|row| parked.get(&row.lane) == Some(&row.outbox_id));
+        unpark(session, channel, waited.map(|row| row.lane.to_stored()).collect()).await
     }
 }
 
@@ -216,19 +219,41 @@ pub(crate) async fn reopen(
     now: DateTime<Utc>,
 ) -> StoreResult<u64> {
     let ids: Vec<i64> = outbox_ids.iter().map(|id| id.cast_signed()).collect();
+    // The lanes are locked before the rows, as everybody does it.
+    let mut keys = values![];
+    let Chosen { target, condition, .. } =
+        session.choose_from("event_outbox", "outbox_id", ids.clone(), &mut keys);
+    let sql = format!("SELECT channel, lane FROM {target} WHERE {condition} AND status = 'FAILED'");
+    let mut lanes: BTreeMap<String, Vec<Lane>> = BTreeMap::new();
+    for row in session.rows("outbox.reopened", &sql, keys).await? {
+        lanes.entry(row.text("channel")?).or_default().push(Lane::from_stored(row.long("lane")?));
+    }
+    let chosen: BTreeSet<u64> = outbox_ids.iter().copied().collect();
+    let mut due: Vec<(ChannelName, Vec<i64>)> = Vec::new();
+    for (channel, lanes) in lanes {
+        let channel = ChannelName::from_stored(channel);
+        let heads = lock_heads(session, &channel, lanes.into_iter()).await?;
+        let waiting = heads.into_iter().filter(|(_, head)| chosen.contains(head));
+        due.push((channel, waiting.map(|(lane, _)| lane.to_stored()).collect()));
+    }
+
     let status = step(OutboxStatus::Failed, OutboxStep::Reopen)?;
     let mut changed = values![status.as_str(), now, now];
     let Chosen { target, condition, .. } =
-        session.choose_for_update("event_outbox", "outbox_id", ids.clone(), &mut changed);
+        session.choose_for_update("event_outbox", "outbox_id", ids, &mut changed);
     let sql = format!(
         "UPDATE {target} SET status = ?, status_changed_at = ?, status_reason = 'reopened', \
          status_message = NULL, next_retry_at = ?, retry_count = 0 WHERE {condition} AND status = 'FAILED'"
     );
     let reopened = session.execute("outbox.reopen", &sql, changed).await?;
-    let mut changed = values![now];
-    let chosen = session.one_of("head_outbox_id", ids, &mut changed);
-    let sql = format!("UPDATE parked_lanes SET due_at = ? WHERE {chosen}");
-    session.execute("outbox.reopen_lanes", &sql, changed).await?;
+    for (channel, lanes) in due.into_iter().filter(|(_, lanes)| !lanes.is_empty()) {
+        let mut changed = values![now];
+        let Chosen { target, condition, .. } =
+            session.choose_for_update("parked_lanes", "lane", lanes, &mut changed);
+        changed.extend(values![channel.as_str()]);
+        let sql = format!("UPDATE {target} SET due_at = ? WHERE {condition} AND channel = ?");
+        session.execute("outbox.reopen_lanes", &sql, changed).await?;
+    }
     Ok(reopened)
 }
 
@@ -252,18 +277,8 @@ pub(crate) async fn counts(
     Ok(counts)
 }
 
-/// Lets the rows behind these heads go on.
-async fn unpark_behind(session: &mut Session<'_>, channel: &ChannelName, heads: Vec<i64>) -> StoreResult<()> {
-    let mut keys = values![channel.as_str()];
-    let chosen = session.one_of("head_outbox_id", heads, &mut keys);
-    let sql = format!(
-        "SELECT lane FROM parked_lanes WHERE channel = ? AND {chosen} ORDER BY lane {}",
-        session.dialect().for_update()
-    );
-    let mut lanes = Vec::new();
-    for row in session.rows("outbox.unparked", &sql, keys).await? {
-        lanes.push(row.long("lane")?);
-    }
+/// Lets the rows of these lanes go on. The lanes are locked.
+async fn unpark(session: &mut Session<'_>, channel: &ChannelName, lanes: Vec<i64>) -> StoreResult<()> {
     if lanes.is_empty() {
         return Ok(());
     }

@@ -136,6 +136,7 @@ macro_rules! store_conformance {
                 a_live_lease_is_refused_to_others,
                 a_holder_that_acquires_again_raises_the_epoch,
                 many_leases_are_renewed_together,
+                many_leases_are_released_together,
                 an_expired_lease_is_taken_over_with_a_higher_epoch,
                 a_released_lease_is_free_and_its_epoch_goes_on,
                 a_stale_release_does_nothing,

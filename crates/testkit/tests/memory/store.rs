@@ -1016,6 +1016,13 @@ impl Store for MemoryStore {
         Ok(())
     }
 
+    async fn release_leases(&self, grants: &[LeaseGrant]) -> StoreResult<()> {
+        for grant in grants {
+            self.release_lease(grant).await?;
+        }
+        Ok(())
+    }
+
     async fn release_lease(&self, grant: &LeaseGrant) -> StoreResult<()> {
         self.probe.before("release_lease");
         let _turn = self.database.turn().await;

@@ -3,6 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
 #![allow(dead_code, unreachable_pub, reason = "not every test file uses all of it")]
 
+pub mod place;
+pub mod probe;
+
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
