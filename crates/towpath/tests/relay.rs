@@ -239,7 +239,9 @@ async fn a_partition_that_was_taken_over_takes_only_its_own_results_with_it(fres
 
 async fn sharing_out_anew_publishes_nothing_twice(fresh: &Fresh) {
     let place_of_test = Place::new();
-    let first = place_of_test.app(fresh).start().await.unwrap();
+    // Long enough that no lease runs out on a busy machine: who takes over then may publish again.
+    let builder = || place_of_test.app(fresh).lease(Duration::from_secs(3));
+    let first = builder().start().await.unwrap();
     let inbox = place_of_test.receive().await;
     let writer = {
         let first = first.clone();
@@ -250,8 +252,8 @@ async fn sharing_out_anew_publishes_nothing_twice(fresh: &Fresh) {
         })
     };
     let mut received = inbox.take(20).await;
-    let second = place_of_test.app(fresh).start().await.unwrap();
-    let third = place_of_test.app(fresh).start().await.unwrap();
+    let second = builder().start().await.unwrap();
+    let third = builder().start().await.unwrap();
     writer.await.unwrap();
     eventually("the third has its share", || async { (held_by(&third).await >= 20).then_some(()) }).await;
     received.extend(inbox.take(280).await);
