@@ -16,6 +16,7 @@
 //! ```
 
 mod dialect;
+mod floors;
 mod migrate;
 mod migrations;
 mod ops;

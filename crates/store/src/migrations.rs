@@ -6,7 +6,7 @@
 
 use crate::schema::{
     AGGREGATES, CHANNELS, COMMAND_BOX, DOMAIN_EVENTS, EVENT_OUTBOX, EVENT_PENDING, EVENT_POSITIONS, INBOX,
-    LEASES, LOG_HEAD, PARKED_LANES, STATE_EVENTS, STATUS_VALUES, TIMERS, Table,
+    LEASES, LOG_HEAD, OUTBOX_RETURNS, PARKED_LANES, STATE_EVENTS, STATUS_VALUES, TIMERS, Table,
 };
 
 /// One version of the schema.
@@ -37,6 +37,7 @@ pub(crate) const MIGRATIONS: &[Migration] = &[Migration {
         Step::Create(&COMMAND_BOX),
         Step::Create(&EVENT_OUTBOX),
         Step::Create(&PARKED_LANES),
+        Step::Create(&OUTBOX_RETURNS),
         Step::Create(&INBOX),
         Step::Create(&LEASES),
         Step::Create(&TIMERS),

@@ -21,6 +21,7 @@ use towpath_core::ports::store::{
 use uuid::Uuid;
 
 use crate::dialect::Dialect;
+use crate::floors::{Floors, Place};
 use crate::ops;
 use crate::sql::{Session, classify};
 use crate::transaction::{Inner, JoinTransaction, OpenTransaction};
@@ -31,6 +32,7 @@ use crate::url::StoreUrl;
 pub struct SqlStore {
     pool: Pool,
     probe: Arc<dyn Probe>,
+    floors: Floors,
 }
 
 /// How to connect.
@@ -78,12 +80,12 @@ impl SqlStore {
             #[allow(unreachable_patterns, reason = "reachable when a database is not built in")]
             other => return Err(StoreError::BadUrl(format!("this build cannot open {other}"))),
         };
-        Ok(Self { pool, probe: options.probe })
+        Ok(Self { pool, probe: options.probe, floors: Floors::default() })
     }
 
     /// The same connections, with another probe.
     pub fn with_probe(&self, probe: Arc<dyn Probe>) -> Self {
-        Self { pool: self.pool.clone(), probe }
+        Self { pool: self.pool.clone(), probe, floors: self.floors.clone() }
     }
 
     /// Appends facts inside the application's own transaction: they commit with its own changes or not at all.
@@ -207,6 +209,20 @@ impl SqlStore {
             inner: inner.map_err(|error| classify("connect", error))?,
             probe: self.probe.clone(),
         })
+    }
+
+    /// Notes that rows of a place were taken, and lets its floor rise.
+    async fn taken(&self, place: &Place, rows: u64) {
+        if !self.dialect().keeps_floors() || !self.floors.is_time(place, rows) {
+            return;
+        }
+        let raised = async {
+            let mut connection = self.connection(Purpose::Read).await?;
+            self.floors.raise(&mut connection.session(), place).await
+        };
+        // A floor saves work and nothing depends on it. What is wrong with the database the next look will say.
+        let _ = raised.await;
+        self.floors.asked(place);
     }
 
     async fn transaction(&self) -> StoreResult<OpenTransaction> {
@@ -488,7 +504,9 @@ impl Store for SqlStore {
     }
 
     async fn sequence(&self, lease: &LeaseGrant, limit: u32) -> StoreResult<Sequenced> {
-        transacting!(self, ops::log::sequence, lease, limit)
+        let sequenced = transacting!(self, ops::log::sequence, lease, limit, &self.floors)?;
+        self.taken(&Place::Pending, sequenced.count).await;
+        Ok(sequenced)
     }
 
     async fn head(&self) -> StoreResult<Position> {
@@ -500,10 +518,9 @@ impl Store for SqlStore {
     }
 
     async fn claim_outbox(&self, claim: &OutboxClaim<'_>) -> StoreResult<Vec<OutboxItem>> {
-        // Always from the beginning, and only what one look has seen at once: a row that commits late has a lower
-        // number than rows that were seen before it, and later rows of its lane must not pass it.
+        // Only what one look has seen at once: rows of several looks could pass each other.
         loop {
-            let look = reading!(self, ops::outbox::look, claim)?;
+            let look = reading!(self, ops::outbox::look, claim, &self.floors)?;
             let set_aside = if look.behind.is_empty() {
                 0
             } else {
@@ -511,6 +528,7 @@ impl Store for SqlStore {
             };
             // With nothing ready and nothing set aside the next look would see the same.
             if !look.ready.is_empty() || set_aside == 0 {
+                self.taken(&Place::Outbox(claim.channel.clone()), look.ready.len() as u64).await;
                 return Ok(look.ready);
             }
         }

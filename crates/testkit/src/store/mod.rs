@@ -125,7 +125,8 @@ macro_rules! store_conformance {
             late_commits:
                 a_late_commit_is_neither_skipped_nor_lost,
                 a_late_rollback_leaves_no_gap,
-                a_late_commit_keeps_its_place_before_its_successors;
+                a_late_commit_keeps_its_place_before_its_successors,
+                a_late_commit_keeps_its_place_however_long_others_have_looked;
             idle:
                 an_idle_transaction_elsewhere_stalls_nothing;
             sequencing:
@@ -179,6 +180,7 @@ macro_rules! store_conformance {
                 aggregate_ids_are_compared_to_the_letter,
                 names_are_compared_to_the_letter;
             outbox:
+                rows_that_come_back_are_found_by_everybody_in_order,
                 rows_exist_for_routed_channels_only,
                 a_claimed_row_carries_its_fact,
                 a_claim_respects_partitions_and_limit,

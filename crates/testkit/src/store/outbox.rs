@@ -11,8 +11,8 @@ use towpath_core::ports::store::{LeaseGrant, OutboxClaim, OutboxItem, OutboxOutc
 
 use super::StoreFixture;
 use super::acts::{
-    all_partitions, append, claim, drain, given_up, hold_new_lease, record, record_sent, result, retry,
-    try_append, versions,
+    all_partitions, append, claim, drain, drain_for_a_while, given_up, hold_new_lease, record, record_sent,
+    result, retry, try_append, versions,
 };
 use super::facts::{OrderFacts, envelopes, full_context, moment, new_channel, new_event_id, new_order};
 use super::waiting::{all_at_once, answer_of, fair_chance, interleave, taking_turns};
@@ -490,6 +490,34 @@ pub async fn two_relays_with_their_own_partitions_deliver_everything_once(fixtur
         lanes.entry(lane).or_default().push(version);
     }
     assert!(lanes.values().all(|versions| *versions == [1, 2]), "each lane in order: {lanes:?}");
+}
+
+/// Rows that waited behind a given-up one for long come back by another instance's doing: everybody finds them, before what
+/// was written since.
+pub async fn rows_that_come_back_are_found_by_everybody_in_order(fixture: &impl StoreFixture) {
+    let (store, lease, channel) = open(fixture).await;
+    let other = fixture.store().await;
+    let order = new_order();
+    write(&*store, &order, 0..3, &channel).await;
+    let items = claim(&*store, &channel, moment(1)).await;
+    record(&*store, &lease, &channel, moment(1), &[result(&items[0], given_up(true))]).await;
+    write(&*store, &new_order(), 0..3, &channel).await;
+    assert_eq!(drain_for_a_while(&*store, &lease, &channel, moment(9)).await.len(), 3, "the others go on");
+
+    assert_eq!(other.reopen_outbox(&[items[0].outbox_id], moment(9)).await.expect("reopen"), 1);
+    let due = claim(&*store, &channel, moment(10)).await;
+    assert_eq!(versions(&due), [1], "what was reopened elsewhere is found here");
+    record_sent(&*other, &lease, &channel, moment(10), &due).await;
+    write(&*other, &order, 3..4, &channel).await;
+    let rest = claim(&*store, &channel, moment(11)).await;
+    assert_eq!(versions(&rest), [2, 3, 4], "and what waited behind it, in order");
+
+    // The same without order: nothing is parked, and the row alone comes back.
+    record_sent(&*store, &lease, &channel, moment(11), &rest[..2]).await;
+    record(&*store, &lease, &channel, moment(11), &[result(&rest[2], given_up(false))]).await;
+    assert_eq!(drain_for_a_while(&*store, &lease, &channel, moment(12)).await, []);
+    assert_eq!(other.reopen_outbox(&[rest[2].outbox_id], moment(12)).await.expect("reopen"), 1);
+    assert_eq!(versions(&claim(&*store, &channel, moment(13)).await), [4]);
 }
 
 async fn open(fixture: &impl StoreFixture) -> (Arc<dyn Store>, LeaseGrant, ChannelName) {
