@@ -195,8 +195,8 @@ pub async fn drain_for_a_while(
     channel: &ChannelName,
     now: DateTime<Utc>,
 ) -> Vec<OutboxItem> {
+    let mut sent = drain(store, lease, channel, now).await;
     let began = std::time::Instant::now();
-    let mut sent = Vec::new();
     while began.elapsed() < Duration::from_millis(600) {
         sent.extend(drain(store, lease, channel, now).await);
         sequence_all(store, lease).await;

@@ -78,10 +78,11 @@ pub async fn a_late_commit_keeps_its_place_however_long_others_have_looked(fixtu
     let order = super::facts::new_order();
     let mut tx = slow.begin().await.expect("begin");
     tx.append(&OrderFacts::about(&order, 0).placed().routed(routed).append()).await.expect("append");
-    for _ in 0..5 {
-        super::acts::append(&*store, &other()).await;
+    for _ in 0..4 {
+        let busy = (1..400).fold(OrderFacts::of_new_order().placed(), |facts, _| facts.noted("much happens"));
+        super::acts::append(&*store, &busy.routed(routed).append()).await;
     }
-    assert_eq!(drain_for_a_while(&*store, &lease, &channel, moment(9)).await.len(), 5);
+    assert_eq!(drain_for_a_while(&*store, &lease, &channel, moment(9)).await.len(), 1_600);
     tx.commit().await.expect("commit late");
     super::acts::append(&*store, &OrderFacts::about(&order, 1).paid().routed(routed).append()).await;
 
