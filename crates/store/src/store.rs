@@ -13,10 +13,11 @@ use towpath_core::ids::{
 use towpath_core::lifecycle::{CommandStatus, OutboxStatus};
 use towpath_core::ports::probe::{NoProbe, Probe};
 use towpath_core::ports::store::{
-    Append, Appended, ChannelRow, CommandRecord, CommandResult, CommandSession, CompletedCommand, Counts,
-    Disabled, FailedCommand, Flow, Found, InboxEntry, InboxFailure, InboxMark, LeaseGrant, LeaseStanding,
-    Loaded, NewCommand, NewTimer, OutboxClaim, OutboxItem, OutboxResult, OutboxRow, Sequenced, StateEvent,
-    Store, StoreError, StorePromises, StoreResult, StoreTx, Timer, TimerOutcome,
+    Append, Appended, ChannelRow, Cleaned, CommandRecord, CommandResult, CommandSession, CompletedCommand,
+    Counts, Disabled, FailedCommand, FailedFilter, FailedRow, Flow, Found, InboxEntry, InboxFailure,
+    InboxMark, LeaseGrant, LeaseStanding, Loaded, NewCommand, NewTimer, OutboxClaim, OutboxItem,
+    OutboxResult, OutboxRow, Sequenced, StateEvent, Store, StoreError, StorePromises, StoreResult, StoreTx,
+    Timer, TimerOutcome,
 };
 use uuid::Uuid;
 
@@ -548,6 +549,33 @@ impl Store for SqlStore {
         transacting!(self, ops::outbox::reopen, outbox_ids, now)
     }
 
+    async fn failed_outbox(
+        &self,
+        filter: &FailedFilter,
+        after: u64,
+        limit: u32,
+    ) -> StoreResult<Vec<FailedRow>> {
+        reading!(self, ops::failed::list, filter, after, limit)
+    }
+
+    async fn count_failed(&self, filter: &FailedFilter) -> StoreResult<u64> {
+        reading!(self, ops::failed::count, filter)
+    }
+
+    async fn reopen_failed(&self, filter: &FailedFilter, limit: u32, now: DateTime<Utc>) -> StoreResult<u64> {
+        transacting!(self, ops::failed::reopen_some, filter, limit, now)
+    }
+
+    async fn clean_outbox(
+        &self,
+        lease: &LeaseGrant,
+        sent_before: DateTime<Utc>,
+        after: u64,
+        limit: u32,
+    ) -> StoreResult<Cleaned<u64>> {
+        transacting!(self, ops::cleaning::outbox, lease, sent_before, after, limit)
+    }
+
     async fn outbox_of(&self, event_id: EventId) -> StoreResult<Vec<OutboxRow>> {
         reading!(self, ops::outbox::of_event, event_id)
     }
@@ -596,6 +624,16 @@ impl Store for SqlStore {
 
     async fn fail_delivery(&self, failure: &InboxFailure<'_>) -> StoreResult<u32> {
         transacting!(self, ops::inbox::fail, failure)
+    }
+
+    async fn clean_inbox(
+        &self,
+        lease: &LeaseGrant,
+        handled_before: DateTime<Utc>,
+        after: Option<EventId>,
+        limit: u32,
+    ) -> StoreResult<Cleaned<EventId>> {
+        transacting!(self, ops::cleaning::inbox, lease, handled_before, after, limit)
     }
 
     async fn inbox_entry(&self, event_id: EventId, handler: &HandlerName) -> StoreResult<Option<InboxEntry>> {

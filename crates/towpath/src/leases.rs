@@ -23,6 +23,8 @@ pub(crate) struct Held {
     pub(crate) instance: Option<LeaseGrant>,
     /// The sequencer's lease.
     pub(crate) sequencer: Option<LeaseGrant>,
+    /// The cleaner's lease.
+    pub(crate) cleaner: Option<LeaseGrant>,
     /// What it relays, by channel.
     pub(crate) channels: BTreeMap<ChannelName, Share>,
 }
@@ -151,6 +153,10 @@ impl Keeper {
             let name = LeaseName::from_stored(SEQUENCER);
             held.sequencer = store.acquire_lease(&name, &self.instance, self.lease).await?;
         }
+        if held.cleaner.is_none() {
+            let name = LeaseName::from_stored(CLEANER);
+            held.cleaner = store.acquire_lease(&name, &self.instance, self.lease).await?;
+        }
         for channel in &self.relayed {
             let share = held.channels.entry(channel.clone()).or_default();
             self.balance(channel, share).await?;
@@ -214,7 +220,7 @@ impl Held {
         let shares = self.channels.values().flat_map(|share| {
             share.relaying.iter().chain(share.partitions.values()).chain(share.leaving.values())
         });
-        self.instance.iter().chain(&self.sequencer).chain(shares).cloned().collect()
+        self.instance.iter().chain(&self.sequencer).chain(&self.cleaner).chain(shares).cloned().collect()
     }
 
     fn only(self, kept: &[LeaseGrant]) -> Self {
@@ -222,6 +228,7 @@ impl Held {
         Self {
             instance: self.instance.filter(is_kept),
             sequencer: self.sequencer.filter(is_kept),
+            cleaner: self.cleaner.filter(is_kept),
             channels: self
                 .channels
                 .into_iter()
@@ -306,6 +313,8 @@ fn place_in_turn(number: u16) -> (u16, u16) {
 }
 
 const SEQUENCER: &str = "sequencer";
+
+const CLEANER: &str = "cleaner";
 
 fn instance_lease(instance: &InstanceId) -> LeaseName {
     LeaseName::from_stored(format!("instance/{instance}"))

@@ -81,8 +81,10 @@
 //! ```
 
 mod bus;
+mod cleaner;
 mod clock;
 mod leases;
+mod outbox;
 mod registry;
 mod relay;
 mod runner;
@@ -93,6 +95,7 @@ mod towpath;
 
 pub use bus::{Receipt, SendError};
 pub use clock::SystemClock;
+pub use outbox::Outbox;
 pub use registry::Registry;
 pub use send::{Accepted, Send};
 pub use towpath::{Builder, StartError, Towpath, View};

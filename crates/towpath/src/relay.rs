@@ -389,6 +389,11 @@ impl RelayWakes {
         }
     }
 
+    /// Wakes all relays of this process.
+    pub(crate) fn wake_all(&self) {
+        self.0.values().flatten().for_each(Wake::wake);
+    }
+
     fn of(&self, channel: &str, shaft: u16) -> Wake {
         let wakes = self.0.get(channel);
         wakes.and_then(|wakes| wakes.get(usize::from(shaft))).cloned().unwrap_or_default()

@@ -23,8 +23,10 @@ use towpath_store::{SqlStore, StoreOptions, StoreUrl};
 use uuid::Uuid;
 
 use crate::bus::{Bus, FoldError, SendError};
+use crate::cleaner::{self, Keeping};
 use crate::clock::SystemClock;
 use crate::leases::{self, InFlight};
+use crate::outbox::Outbox;
 use crate::registry::Registry;
 use crate::relay::{self, RelayWakes, Surroundings};
 use crate::send::Send;
@@ -37,6 +39,13 @@ const DEFAULT_STORE: &str = "sqlite://data/towpath.db";
 /// The broker when none is configured.
 const DEFAULT_BROKER: &str = "local:";
 
+/// What is kept for how long when nothing else is said.
+const DEFAULT_KEEPING: Keeping = Keeping {
+    sent: Duration::from_secs(7 * 86_400),
+    handled: Duration::from_secs(7 * 86_400),
+    every: Duration::from_secs(600),
+};
+
 /// A running Towpath. Clones share it.
 #[derive(Clone)]
 pub struct Towpath {
@@ -45,6 +54,7 @@ pub struct Towpath {
     broker: BrokerUrl,
     instance: InstanceId,
     wake: Wake,
+    horizon: Duration,
     services: Arc<Mutex<Vec<Service>>>,
     /// Keeps the leases that the services work under: stopped after them.
     keeper: Arc<Mutex<Vec<Service>>>,
@@ -63,6 +73,7 @@ pub struct Builder {
     instance: Option<String>,
     lease: Duration,
     scan: Duration,
+    keeping: Keeping,
     migrate: bool,
     workers: bool,
     flaws: Vec<RegistrationFlaw>,
@@ -150,6 +161,7 @@ impl Towpath {
             instance: None,
             lease: Duration::from_secs(15),
             scan: Duration::from_secs(1),
+            keeping: DEFAULT_KEEPING,
             migrate: true,
             workers: true,
             flaws: Vec::new(),
@@ -293,6 +305,16 @@ impl Towpath {
         self.broker.to_string()
     }
 
+    /// What an operator does about events that could not be published.
+    pub fn outbox(&self) -> Outbox {
+        Outbox { bus: self.bus.clone() }
+    }
+
+    /// The de-duplication horizon: for how long it is known that a delivery was handled.
+    pub fn horizon(&self) -> Duration {
+        self.horizon
+    }
+
     /// Which instance this is.
     pub fn instance(&self) -> &InstanceId {
         &self.instance
@@ -390,6 +412,25 @@ impl Builder {
         self
     }
 
+    /// For how long outbox rows are kept after they were sent. Default: 7 days.
+    pub fn keep_sent(mut self, duration: Duration) -> Self {
+        self.keeping.sent = duration;
+        self
+    }
+
+    /// The de-duplication horizon: for how long it is known that a delivery was handled. A message that is older and comes
+    /// again cannot be told from a new one. Default: 7 days.
+    pub fn horizon(mut self, duration: Duration) -> Self {
+        self.keeping.handled = duration;
+        self
+    }
+
+    /// How often it is looked for rows that are older than that. Default: every 10 minutes.
+    pub fn clean_every(mut self, interval: Duration) -> Self {
+        self.keeping.every = interval;
+        self
+    }
+
     /// Do not migrate at the start; refuse to start on a database of another version.
     pub fn without_migration(mut self) -> Self {
         self.migrate = false;
@@ -455,6 +496,7 @@ impl Builder {
             keepers.push(keeper);
             let pace = runner::Pace { lease: self.lease, scan: self.scan };
             services.push(runner::start(bus.clone(), held.clone(), wake.clone(), pace));
+            services.push(cleaner::start(bus.clone(), held.clone(), self.keeping));
             services.push(sequencer::start(bus.clone(), held.clone(), bus.committed.clone(), self.scan));
             let answered = Arc::default();
             for (broker, channel, target) in publishing {
@@ -470,6 +512,7 @@ impl Builder {
             broker,
             instance,
             wake,
+            horizon: self.keeping.handled,
             services: Arc::new(Mutex::new(services)),
             keeper: Arc::new(Mutex::new(keepers)),
         })

@@ -181,6 +181,8 @@ macro_rules! store_conformance {
                 names_are_compared_to_the_letter;
             outbox:
                 rows_that_come_back_are_found_by_everybody_in_order,
+                given_up_rows_are_put_back_by_a_filter,
+                rows_sent_long_ago_are_cleaned_up,
                 rows_exist_for_routed_channels_only,
                 a_claimed_row_carries_its_fact,
                 a_claim_respects_partitions_and_limit,
@@ -199,6 +201,7 @@ macro_rules! store_conformance {
                 outbox_counts_follow_the_statuses,
                 two_relays_with_their_own_partitions_deliver_everything_once;
             inbox:
+                deliveries_handled_long_ago_are_cleaned_up,
                 a_delivery_is_first_once,
                 a_rolled_back_mark_leaves_the_delivery_first,
                 two_transactions_marking_one_delivery_take_turns,
