@@ -12,10 +12,10 @@ use std::time::Duration;
 use support::place::{Place, facts_in, place, versions};
 use support::probe::{Gate, ProbeAt};
 use support::{Fresh, Order, OrderCommand, eventually};
-use towpath::ids::{AggregateKey, LeaseName};
+use towpath::ids::{AggregateKey, ChannelName, LeaseName};
 use towpath::lifecycle::OutboxStatus;
 use towpath::ports::broker::Broker;
-use towpath::ports::store::Store;
+use towpath::ports::store::{FailedFilter, Store};
 use towpath::retry::RetryPolicy;
 use towpath::{ChannelPolicy, StoreOptions, Towpath};
 use towpath_testkit::CountingProbe;
@@ -29,6 +29,8 @@ on_every_database!(
     a_partition_that_was_taken_over_takes_only_its_own_results_with_it,
     sharing_out_anew_publishes_nothing_twice,
     a_partition_with_rows_in_flight_is_not_given_away,
+    an_operator_finds_what_was_given_up_and_sends_it_again,
+    what_was_sent_long_ago_is_cleaned_up,
 );
 
 async fn committed_events_arrive_in_order_and_are_marked_sent(fresh: &Fresh) {
@@ -302,4 +304,60 @@ async fn a_partition_with_rows_in_flight_is_not_given_away(fresh: &Fresh) {
     assert!(received.len() == 3 && ids.len() == 3, "{ids:?}");
     first.stop().await;
     second.stop().await;
+}
+
+async fn an_operator_finds_what_was_given_up_and_sends_it_again(fresh: &Fresh) {
+    let place_of_test = Place::new();
+    // Nothing is bound: everything is given up. Only who is woken looks again.
+    let policy = ChannelPolicy {
+        retries: RetryPolicy::Fixed(Vec::new()),
+        scan: Duration::from_secs(60),
+        ..Place::policy()
+    };
+    let builder = place_of_test.app_with(fresh, policy).topology(place_of_test.topology(false));
+    let app = builder.start().await.unwrap();
+    for number in 0..5 {
+        place(&app, &format!("o-{number}")).await;
+    }
+    let facts = FailedFilter { channel: Some(ChannelName::new("facts").unwrap()), ..FailedFilter::default() };
+    let outbox = app.outbox();
+    eventually("all are given up", || async { (outbox.count(&facts).await.unwrap() == 5).then_some(()) })
+        .await;
+    let failed = outbox.failed(&facts, 0, 10).await.unwrap();
+    assert_eq!(failed.len(), 5);
+    assert!(failed.iter().all(|failed| failed.row.status_reason.as_deref() == Some("unroutable")));
+
+    let inbox = place_of_test.receive().await;
+    place_of_test.broker().declare(&place_of_test.topology(true)).await.unwrap();
+    assert_eq!(outbox.retry(&[failed[0].row.outbox_id]).await.unwrap(), 1);
+    assert_eq!(inbox.take(1).await[0].message_id, Some(failed[0].event.event_id.to_string()));
+    let refused = FailedFilter { reason: Some("broker-refused".to_owned()), ..facts.clone() };
+    assert_eq!(outbox.retry_where(&refused).await.unwrap(), 0, "the filter counts");
+    assert_eq!(outbox.retry_where(&facts).await.unwrap(), 4);
+    assert_eq!(versions(&inbox.take(4).await).len(), 4);
+    assert_eq!(outbox.count(&facts).await.unwrap(), 0);
+    app.stop().await;
+}
+
+async fn what_was_sent_long_ago_is_cleaned_up(fresh: &Fresh) {
+    let place_of_test = Place::new();
+    let builder = place_of_test.app(fresh).clean_every(Duration::from_millis(50));
+    let app = builder.keep_sent(Duration::from_secs(3600)).start().await.unwrap();
+    let inbox = place_of_test.receive().await;
+    place(&app, "o-1").await;
+    inbox.take(1).await;
+    eventually("it is SENT", || async { (facts_in(&app, OutboxStatus::Sent).await == 1).then_some(()) })
+        .await;
+    assert_eq!(app.horizon(), Duration::from_secs(7 * 86_400));
+    let app = {
+        app.stop().await;
+        let builder = place_of_test.app(fresh).clean_every(Duration::from_millis(50));
+        builder.keep_sent(Duration::ZERO).start().await.unwrap()
+    };
+    eventually("it is deleted", || async { (facts_in(&app, OutboxStatus::Sent).await == 0).then_some(()) })
+        .await;
+    // The channel without a target only collects: its row was not sent and stays.
+    let collected = app.store().outbox_counts(&ChannelName::new("orders").unwrap()).await.unwrap();
+    assert_eq!(collected.of(OutboxStatus::New), 1);
+    app.stop().await;
 }
