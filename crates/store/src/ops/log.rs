@@ -68,7 +68,7 @@ async fn pending(session: &mut Session<'_>, limit: u32, floors: &Floors) -> Stor
         let rows = session.rows("log.pending", &sql, keys).await?;
         if standing_of(&rows)? == floor.under {
             let ids = rows.iter().map(|row| row.long_or_null("pending_id"));
-            return Ok(ids.filter_map(Result::transpose).collect::<Result<_, _>>()?);
+            return ids.filter_map(Result::transpose).collect();
         }
         floors.drop_floor(&Place::Pending);
     }

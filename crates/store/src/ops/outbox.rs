@@ -206,8 +206,10 @@ pub(crate) async fn record(
             counted.iter().filter(|result| result.outcome == *outcome).copied().collect();
         record_alike(session, channel, now, outcome, &alike, &parked).await?;
     }
-    let is_sent = |result: &&OutboxResult| parked.get(&result.lane) == Some(&result.outbox_id);
-    if counted.iter().filter(|result| !parks(&result.outcome)).any(|result| is_sent(result)) {
+    let opened = |result: &&OutboxResult| {
+        !parks(&result.outcome) && parked.get(&result.lane) == Some(&result.outbox_id)
+    };
+    if counted.iter().any(opened) {
         count_return(session, channel).await?;
     }
     fence(session, leases).await
