@@ -183,6 +183,11 @@ impl Dialect {
         say!(self, true, true, false)
     }
 
+    /// Whether looks begin at a floor; see `floors.rs`.
+    pub(crate) fn keeps_floors(self) -> bool {
+        say!(self, false, true, false)
+    }
+
     /// Whether a data-changing statement can stand inside another one.
     pub(crate) fn nests_writes(self) -> bool {
         say!(self, false, true, false)

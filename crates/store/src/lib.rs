@@ -17,6 +17,7 @@
 
 mod deliveries;
 mod dialect;
+mod floors;
 mod migrate;
 mod migrations;
 mod ops;

@@ -7,7 +7,7 @@
 use crate::schema::{
     AGGREGATES, CHANNELS, COMMAND_BOX, DEAD_LETTERS, DOMAIN_EVENTS, EVENT_OUTBOX, EVENT_PENDING,
     EVENT_POSITIONS, INBOX, LEASES, LOCAL_BINDINGS, LOCAL_EXCHANGES, LOCAL_MESSAGES, LOCAL_QUEUES,
-    LOCAL_TOPOLOGY, LOG_HEAD, PARKED_LANES, STATE_EVENTS, STATUS_VALUES, TIMERS, Table,
+    LOCAL_TOPOLOGY, LOG_HEAD, OUTBOX_RETURNS, PARKED_LANES, STATE_EVENTS, STATUS_VALUES, TIMERS, Table,
 };
 
 /// One version of the schema.
@@ -38,6 +38,7 @@ pub(crate) const MIGRATIONS: &[Migration] = &[Migration {
         Step::Create(&COMMAND_BOX),
         Step::Create(&EVENT_OUTBOX),
         Step::Create(&PARKED_LANES),
+        Step::Create(&OUTBOX_RETURNS),
         Step::Create(&INBOX),
         Step::Create(&DEAD_LETTERS),
         Step::Create(&LEASES),

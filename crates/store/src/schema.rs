@@ -300,7 +300,8 @@ pub(crate) const EVENT_OUTBOX: Table = Table {
         unique("event_outbox_event", &["event_id", "channel"]),
         Index {
             name: "event_outbox_ready",
-            columns: &["channel", "outbox_id"],
+            // The partition stands in the index so that rows of other partitions are passed over without being read.
+            columns: &["channel", "outbox_id", "partition_no"],
             unique: false,
             only: Only::Where {
                 condition: "status IN ('NEW', 'RETRY') AND parked_at IS NULL",
@@ -339,6 +340,16 @@ pub(crate) const PARKED_LANES: Table = Table {
     indexes: &[],
     foreign_key: None,
     hot: false,
+};
+
+/// How often rows of a channel have come back that were out of the index of ready rows; see `floors.rs`.
+pub(crate) const OUTBOX_RETURNS: Table = Table {
+    name: "outbox_returns",
+    columns: &[column("channel", Name(64)), column("return_count", Long)],
+    primary_key: &["channel"],
+    indexes: &[],
+    foreign_key: None,
+    hot: true,
 };
 
 /// Deliveries by (event, handler).

@@ -17,14 +17,16 @@ use towpath_core::ports::queues::{
     Ending, Layout, Parcel, PutError, QueueDepth, Queues, Receiver, TakenMessage,
 };
 use towpath_core::ports::store::{
-    Append, Appended, ChannelRow, CommandRecord, CommandResult, CommandSession, CompletedCommand, Counts,
-    Disabled, FailedCommand, Flow, Found, InboxEntry, InboxFailure, InboxMark, LeaseGrant, LeaseStanding,
-    Loaded, NewCommand, NewTimer, OutboxClaim, OutboxItem, OutboxResult, OutboxRow, Sequenced, StateEvent,
-    Store, StoreError, StorePromises, StoreResult, StoreTx, Timer, TimerOutcome,
+    Append, Appended, ChannelRow, Cleaned, CommandRecord, CommandResult, CommandSession, CompletedCommand,
+    Counts, Disabled, FailedCommand, FailedFilter, FailedRow, Flow, Found, InboxEntry, InboxFailure,
+    InboxMark, LeaseGrant, LeaseStanding, Loaded, NewCommand, NewTimer, OutboxClaim, OutboxItem,
+    OutboxResult, OutboxRow, Sequenced, StateEvent, Store, StoreError, StorePromises, StoreResult, StoreTx,
+    Timer, TimerOutcome,
 };
 use uuid::Uuid;
 
 use crate::dialect::Dialect;
+use crate::floors::{Floors, Place};
 use crate::ops;
 use crate::sql::{Session, classify};
 use crate::transaction::{Inner, JoinTransaction, SqlTransaction};
@@ -35,6 +37,7 @@ use crate::url::StoreUrl;
 pub struct SqlStore {
     pool: Pool,
     probe: Arc<dyn Probe>,
+    floors: Floors,
 }
 
 /// How to connect.
@@ -82,12 +85,12 @@ impl SqlStore {
             #[allow(unreachable_patterns, reason = "reachable when a database is not built in")]
             other => return Err(StoreError::BadUrl(format!("this build cannot open {other}"))),
         };
-        Ok(Self { pool, probe: options.probe })
+        Ok(Self { pool, probe: options.probe, floors: Floors::default() })
     }
 
     /// The same connections, with another probe.
     pub fn with_probe(&self, probe: Arc<dyn Probe>) -> Self {
-        Self { pool: self.pool.clone(), probe }
+        Self { pool: self.pool.clone(), probe, floors: self.floors.clone() }
     }
 
     /// Appends facts inside the application's own transaction: they commit with its own changes or not at all.
@@ -211,6 +214,20 @@ impl SqlStore {
             inner: inner.map_err(|error| classify("connect", error))?,
             probe: self.probe.clone(),
         })
+    }
+
+    /// Notes that rows of a place were taken, and lets its floor rise.
+    async fn taken(&self, place: &Place, rows: u64) {
+        if !self.dialect().keeps_floors() || !self.floors.is_time(place, rows) {
+            return;
+        }
+        let raised = async {
+            let mut connection = self.connection(Purpose::Read).await?;
+            self.floors.raise(&mut connection.session(), place).await
+        };
+        // A floor saves work and nothing depends on it. What is wrong with the database the next look will say.
+        let _ = raised.await;
+        self.floors.asked(place);
     }
 
     pub(crate) async fn transaction(&self) -> StoreResult<SqlTransaction> {
@@ -502,7 +519,9 @@ impl Store for SqlStore {
     }
 
     async fn sequence(&self, lease: &LeaseGrant, limit: u32) -> StoreResult<Sequenced> {
-        transacting!(self, ops::log::sequence, lease, limit)
+        let sequenced = transacting!(self, ops::log::sequence, lease, limit, &self.floors)?;
+        self.taken(&Place::Pending, sequenced.count).await;
+        Ok(sequenced)
     }
 
     async fn head(&self) -> StoreResult<Position> {
@@ -514,10 +533,9 @@ impl Store for SqlStore {
     }
 
     async fn claim_outbox(&self, claim: &OutboxClaim<'_>) -> StoreResult<Vec<OutboxItem>> {
-        // Always from the beginning, and only what one look has seen at once: a row that commits late has a lower
-        // number than rows that were seen before it, and later rows of its lane must not pass it.
+        // Only what one look has seen at once: rows of several looks could pass each other.
         loop {
-            let look = reading!(self, ops::outbox::look, claim)?;
+            let look = reading!(self, ops::outbox::look, claim, &self.floors)?;
             let set_aside = if look.behind.is_empty() {
                 0
             } else {
@@ -525,6 +543,7 @@ impl Store for SqlStore {
             };
             // With nothing ready and nothing set aside the next look would see the same.
             if !look.ready.is_empty() || set_aside == 0 {
+                self.taken(&Place::Outbox(claim.channel.clone()), look.ready.len() as u64).await;
                 return Ok(look.ready);
             }
         }
@@ -542,6 +561,33 @@ impl Store for SqlStore {
 
     async fn reopen_outbox(&self, outbox_ids: &[u64], now: DateTime<Utc>) -> StoreResult<u64> {
         transacting!(self, ops::outbox::reopen, outbox_ids, now)
+    }
+
+    async fn failed_outbox(
+        &self,
+        filter: &FailedFilter,
+        after: u64,
+        limit: u32,
+    ) -> StoreResult<Vec<FailedRow>> {
+        reading!(self, ops::failed::list, filter, after, limit)
+    }
+
+    async fn count_failed(&self, filter: &FailedFilter) -> StoreResult<u64> {
+        reading!(self, ops::failed::count, filter)
+    }
+
+    async fn reopen_failed(&self, filter: &FailedFilter, limit: u32, now: DateTime<Utc>) -> StoreResult<u64> {
+        transacting!(self, ops::failed::reopen_some, filter, limit, now)
+    }
+
+    async fn clean_outbox(
+        &self,
+        lease: &LeaseGrant,
+        sent_before: DateTime<Utc>,
+        after: u64,
+        limit: u32,
+    ) -> StoreResult<Cleaned<u64>> {
+        transacting!(self, ops::cleaning::outbox, lease, sent_before, after, limit)
     }
 
     async fn outbox_of(&self, event_id: EventId) -> StoreResult<Vec<OutboxRow>> {
@@ -586,8 +632,22 @@ impl Store for SqlStore {
         writing_once!(self, ops::leases::release, grant)
     }
 
+    async fn release_leases(&self, grants: &[LeaseGrant]) -> StoreResult<()> {
+        transacting!(self, ops::leases::release_all, grants)
+    }
+
     async fn fail_delivery(&self, failure: &InboxFailure<'_>) -> StoreResult<u32> {
         transacting!(self, ops::inbox::fail, failure)
+    }
+
+    async fn clean_inbox(
+        &self,
+        lease: &LeaseGrant,
+        handled_before: DateTime<Utc>,
+        after: Option<EventId>,
+        limit: u32,
+    ) -> StoreResult<Cleaned<EventId>> {
+        transacting!(self, ops::cleaning::inbox, lease, handled_before, after, limit)
     }
 
     async fn inbox_entry(&self, event_id: EventId, handler: &HandlerName) -> StoreResult<Option<InboxEntry>> {

@@ -397,8 +397,9 @@ impl Bus {
             if let Some(timer) = &append.deadline.enters {
                 self.timers.scheduled(timer.due_at);
             }
+            let lane = append.aggregate.lane();
             for channel in append.events.iter().flat_map(|event| &event.channels) {
-                self.relays.wake(channel.as_str());
+                self.relays.wake(channel.as_str(), lane);
             }
         }
         let events = completed.append.map_or_else(Vec::new, |append| envelopes(append, version));

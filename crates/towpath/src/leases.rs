@@ -3,7 +3,9 @@
 //! An instance holds its own lease, under which it runs commands, perhaps the sequencer's, and, if it relays, its share
 //! of the partitions. One service takes, renews and gives back all of them; the others read what is held from a watch.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -11,6 +13,7 @@ use towpath_core::ids::{ChannelName, InstanceId, Lane, LeaseName};
 use towpath_core::ports::store::{LeaseGrant, StoreResult};
 
 use crate::bus::{Bus, with_causes};
+use crate::relay::SHAFTS;
 use crate::service::{Service, Stopping};
 
 /// What this instance holds at the moment.
@@ -20,6 +23,8 @@ pub(crate) struct Held {
     pub(crate) instance: Option<LeaseGrant>,
     /// The sequencer's lease.
     pub(crate) sequencer: Option<LeaseGrant>,
+    /// The cleaner's lease.
+    pub(crate) cleaner: Option<LeaseGrant>,
     /// What it relays, by channel.
     pub(crate) channels: BTreeMap<ChannelName, Share>,
 }
@@ -29,8 +34,22 @@ pub(crate) struct Held {
 pub(crate) struct Share {
     /// The sign that this instance relays the channel: it counts when the partitions are shared out.
     relaying: Option<LeaseGrant>,
-    /// The partitions it holds.
+    /// The partitions it holds and works on.
     pub(crate) partitions: BTreeMap<u16, LeaseGrant>,
+    /// Partitions that fall to others: still held, because rows of theirs may be in flight, but no more are taken.
+    leaving: BTreeMap<u16, LeaseGrant>,
+}
+
+/// The partitions of which rows are being published, or have been and are not recorded yet. They are not given away: the
+/// next holder would publish those rows again.
+#[derive(Clone)]
+pub(crate) struct InFlight(Arc<watch::Sender<BTreeSet<(ChannelName, u16)>>>);
+
+/// Partitions in flight, until this is dropped.
+pub(crate) struct Flight {
+    in_flight: InFlight,
+    channel: ChannelName,
+    partitions: BTreeSet<u16>,
 }
 
 /// Takes the first leases and starts to keep them. What an earlier life of this instance held is taken over at once,
@@ -39,9 +58,10 @@ pub(crate) async fn start(
     bus: Bus,
     instance: InstanceId,
     relayed: Vec<ChannelName>,
+    in_flight: InFlight,
     lease: Duration,
 ) -> StoreResult<(Service, watch::Receiver<Held>)> {
-    let keeper = Keeper { bus, instance, relayed, lease };
+    let keeper = Keeper { bus, instance, relayed, in_flight, lease };
     let held = keeper.round(Held::default()).await?;
     let (publish, receive) = watch::channel(held);
     let service = Service::start("leases", |stopping| keeper.keep(publish, stopping));
@@ -53,6 +73,7 @@ struct Keeper {
     instance: InstanceId,
     /// The channels of which it wants partitions.
     relayed: Vec<ChannelName>,
+    in_flight: InFlight,
     lease: Duration,
 }
 
@@ -66,11 +87,8 @@ impl Keeper {
             let held = publish.borrow().clone();
             match self.round(held).await {
                 Ok(held) => {
-                    publish.send_if_modified(|current| {
-                        let changed = *current != held;
-                        *current = held;
-                        changed
-                    });
+                    say(&publish, held);
+                    self.let_go(&publish).await;
                 }
                 // The database may come back before the leases run out; if not, the epochs protect what matters.
                 Err(error) => {
@@ -83,11 +101,43 @@ impl Keeper {
             }
         }
         let held = publish.send_replace(Held::default());
-        for grant in held.all() {
-            if let Err(error) = self.bus.store.release_lease(&grant).await {
-                tracing::warn!(lease = %grant.lease, code = error.code(), "could not give a lease back; it will run out");
+        self.release(&held.all()).await;
+    }
+
+    async fn release(&self, grants: &[LeaseGrant]) -> bool {
+        let released = self.bus.store.release_leases(grants).await;
+        if let Err(error) = &released {
+            tracing::warn!(
+                code = error.code(),
+                cause = with_causes(error),
+                "could not give leases back; they will run out"
+            );
+        }
+        released.is_ok()
+    }
+
+    /// Gives the partitions back that fall to others, once nothing of theirs is in flight. The relays have been told
+    /// before, so nothing new takes off. What does not land in time is renewed and asked again in the next round.
+    async fn let_go(&self, publish: &watch::Sender<Held>) {
+        let mut held = publish.borrow().clone();
+        let deadline = tokio::time::Instant::now() + self.lease / 6;
+        for (channel, share) in &mut held.channels {
+            if share.leaving.is_empty() {
+                continue;
+            }
+            let numbers: Vec<u16> = share.leaving.keys().copied().collect();
+            let landing = self.in_flight.landed(channel, &numbers);
+            let _ = tokio::time::timeout_at(deadline, landing).await;
+            let (flying, landed): (BTreeMap<_, _>, BTreeMap<_, _>) = std::mem::take(&mut share.leaving)
+                .into_iter()
+                .partition(|(number, _)| self.in_flight.has(channel, *number));
+            share.leaving = flying;
+            let grants: Vec<LeaseGrant> = landed.values().cloned().collect();
+            if !grants.is_empty() && !self.release(&grants).await {
+                share.leaving.extend(landed);
             }
         }
+        say(publish, held);
     }
 
     /// Renews what is held and reaches for what is missing.
@@ -102,6 +152,10 @@ impl Keeper {
         if held.sequencer.is_none() {
             let name = LeaseName::from_stored(SEQUENCER);
             held.sequencer = store.acquire_lease(&name, &self.instance, self.lease).await?;
+        }
+        if held.cleaner.is_none() {
+            let name = LeaseName::from_stored(CLEANER);
+            held.cleaner = store.acquire_lease(&name, &self.instance, self.lease).await?;
         }
         for channel in &self.relayed {
             let share = held.channels.entry(channel.clone()).or_default();
@@ -122,10 +176,15 @@ impl Keeper {
         let relaying =
             store.leases(&relaying_names).await?.into_iter().filter(|lease| lease.live).count().max(1);
         let share = usize::from(Lane::PARTITIONS).div_ceil(relaying);
-        while held.partitions.len() > share {
-            if let Some((_, extra)) = held.partitions.pop_last() {
-                store.release_lease(&extra).await?;
-            }
+        let mut numbers: Vec<u16> = held.partitions.keys().copied().collect();
+        numbers.sort_unstable_by_key(|number| place_in_turn(*number));
+        for number in numbers.into_iter().skip(share) {
+            held.leaving.extend(held.partitions.remove_entry(&number));
+        }
+        while held.partitions.len() < share
+            && let Some((number, grant)) = held.leaving.pop_first()
+        {
+            held.partitions.insert(number, grant);
         }
         let missing = share - held.partitions.len();
         if missing > 0 {
@@ -134,8 +193,11 @@ impl Keeper {
                 let standing = standings.iter().find(|standing| standing.lease == *name);
                 standing.is_some_and(|standing| standing.live && standing.holder != self.instance)
             };
-            let free: Vec<LeaseName> = (0..Lane::PARTITIONS)
-                .filter(|number| !held.partitions.contains_key(number))
+            let mut wanted: Vec<u16> =
+                (0..Lane::PARTITIONS).filter(|number| !held.partitions.contains_key(number)).collect();
+            wanted.sort_unstable_by_key(|number| place_in_turn(*number));
+            let free: Vec<LeaseName> = wanted
+                .into_iter()
                 .map(|number| LeaseName::from_stored(format!("{partition_names}{number:02}")))
                 .filter(|name| !is_others(name))
                 .take(missing)
@@ -155,9 +217,10 @@ impl Keeper {
 
 impl Held {
     fn all(&self) -> Vec<LeaseGrant> {
-        let shares =
-            self.channels.values().flat_map(|share| share.relaying.iter().chain(share.partitions.values()));
-        self.instance.iter().chain(&self.sequencer).chain(shares).cloned().collect()
+        let shares = self.channels.values().flat_map(|share| {
+            share.relaying.iter().chain(share.partitions.values()).chain(share.leaving.values())
+        });
+        self.instance.iter().chain(&self.sequencer).chain(&self.cleaner).chain(shares).cloned().collect()
     }
 
     fn only(self, kept: &[LeaseGrant]) -> Self {
@@ -165,21 +228,93 @@ impl Held {
         Self {
             instance: self.instance.filter(is_kept),
             sequencer: self.sequencer.filter(is_kept),
+            cleaner: self.cleaner.filter(is_kept),
             channels: self
                 .channels
                 .into_iter()
                 .map(|(channel, share)| {
-                    let relaying = share.relaying.filter(is_kept);
-                    let partitions =
-                        share.partitions.into_iter().filter(|(_, grant)| is_kept(grant)).collect();
-                    (channel, Share { relaying, partitions })
+                    let kept = |grants: BTreeMap<u16, LeaseGrant>| {
+                        grants.into_iter().filter(|(_, grant)| is_kept(grant)).collect()
+                    };
+                    let (partitions, leaving) = (kept(share.partitions), kept(share.leaving));
+                    (channel, Share { relaying: share.relaying.filter(is_kept), partitions, leaving })
                 })
                 .collect(),
         }
     }
 }
 
+impl Default for InFlight {
+    fn default() -> Self {
+        Self(Arc::new(watch::Sender::new(BTreeSet::new())))
+    }
+}
+
+impl InFlight {
+    /// Says that rows of these partitions may be published from now on.
+    pub(crate) fn begin(&self, channel: &ChannelName, partitions: Range<u16>) -> Flight {
+        let partitions: BTreeSet<u16> = partitions.collect();
+        let named = partitions.iter().map(|number| (channel.clone(), *number));
+        self.0.send_modify(|in_flight| in_flight.extend(named));
+        Flight { in_flight: self.clone(), channel: channel.clone(), partitions }
+    }
+
+    fn has(&self, channel: &ChannelName, number: u16) -> bool {
+        self.0.borrow().contains(&(channel.clone(), number))
+    }
+
+    /// Waits until nothing of these partitions is in flight.
+    async fn landed(&self, channel: &ChannelName, numbers: &[u16]) {
+        let mut watching = self.0.subscribe();
+        let named: Vec<_> = numbers.iter().map(|number| (channel.clone(), *number)).collect();
+        // It cannot fail: the sender is ours.
+        let _ = watching.wait_for(|in_flight| !named.iter().any(|one| in_flight.contains(one))).await;
+    }
+}
+
+impl Flight {
+    /// Says which partitions it was about after all.
+    pub(crate) fn only(&mut self, partitions: &BTreeSet<u16>) {
+        let (kept, landed) = self.partitions.iter().partition(|number| partitions.contains(number));
+        self.partitions = kept;
+        self.land(landed);
+    }
+
+    fn land(&self, partitions: BTreeSet<u16>) {
+        self.in_flight.0.send_modify(|in_flight| {
+            for number in partitions {
+                in_flight.remove(&(self.channel.clone(), number));
+            }
+        });
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        let partitions = std::mem::take(&mut self.partitions);
+        self.land(partitions);
+    }
+}
+
+/// Tells the others what is held, if it is not what they know.
+fn say(publish: &watch::Sender<Held>, held: Held) {
+    publish.send_if_modified(|current| {
+        let changed = *current != held;
+        *current = held;
+        changed
+    });
+}
+
+/// In which turn partitions are taken, and in reverse given away: so that what an instance holds spreads over the shafts
+/// of its relays, and within each lies together.
+fn place_in_turn(number: u16) -> (u16, u16) {
+    let width = Lane::PARTITIONS / SHAFTS;
+    (number % width, number / width)
+}
+
 const SEQUENCER: &str = "sequencer";
+
+const CLEANER: &str = "cleaner";
 
 fn instance_lease(instance: &InstanceId) -> LeaseName {
     LeaseName::from_stored(format!("instance/{instance}"))

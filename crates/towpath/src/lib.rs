@@ -81,10 +81,12 @@
 //! ```
 
 mod bus;
+mod cleaner;
 mod clock;
 pub mod config;
 mod consumer;
 mod leases;
+mod outbox;
 mod publishing;
 mod registry;
 mod relay;
@@ -103,6 +105,7 @@ pub use consumer::{
     Afterwards, Batch, Consumer, ConsumerOf, ConsumerPolicy, DeadTo, Delivered, Delivery, HandlerError,
     HandlerTx, Letters, LettersError, Next, Preview, ReplayReport, WrongDatabase,
 };
+pub use outbox::Outbox;
 pub use registry::Registry;
 pub use send::{Accepted, Send};
 pub use timers::Schedule;

@@ -1,156 +1,337 @@
 //! The relay: takes outbox rows of one channel to the broker.
 //!
-//! It works on the partitions that this instance holds. Rows of different aggregates go out together with pipelined
-//! confirms; of one aggregate (on a channel that keeps order) the next goes out when the one before is confirmed, and
-//! one that fails holds the others back. Results are written in one transaction that checks the leases: an instance
-//! that stalled may publish twice, but what it says about it afterwards is refused.
+//! A channel has several shafts. Each works alone on its own range of partitions: while one waits for the broker,
+//! another reads and a third writes, and because a lane lies in one partition its order is one shaft's business. A shaft
+//! works on what its instance holds of its range. Rows of different aggregates go out together with pipelined confirms;
+//! of one aggregate (on a channel that keeps order) the next goes out when the one before is confirmed, and one that
+//! fails holds the others back. Results are written in one transaction that checks the leases: an instance that stalled
+//! may publish twice, but what it says about it afterwards is refused.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use towpath_core::channel::{Channel, Target};
 use towpath_core::envelope::EventEnvelope;
-use towpath_core::ids::Lane;
+use towpath_core::ids::{Lane, LeaseName};
 use towpath_core::ports::broker::{Broker, Published};
 use towpath_core::ports::store::{
-    LeaseGrant, OutboxClaim, OutboxItem, OutboxOutcome, OutboxResult, StoreError, StoreResult,
+    LeaseGrant, OutboxClaim, OutboxItem, OutboxOutcome, OutboxResult, StoreError,
 };
 use towpath_core::retry::{ErrorClass, RetryDecision};
 
 use crate::bus::{Bus, random_unit, with_causes};
-use crate::leases::Held;
+use crate::leases::{Flight, Held, InFlight};
 use crate::publishing::publish;
 use crate::service::{Service, Stopping, Wake, rest};
 
-/// Starts the relay of one channel.
-pub(crate) fn start(
-    bus: Bus,
-    broker: Arc<dyn Broker>,
-    channel: Channel,
-    target: Target,
-    held: watch::Receiver<Held>,
-    wake: Wake,
-) -> Service {
-    let relay = Relay { bus, broker, channel, target, held };
-    Service::start("relay", move |stopping| relay.run(wake, stopping))
+/// How many shafts a channel has.
+pub(crate) const SHAFTS: u16 = 4;
+
+/// How often results are offered to the store once more before an instance ends without having written them.
+const LAST_OFFERS: u32 = 5;
+
+/// Where all relays of a process find each other, the lease keeper and their broker.
+#[derive(Clone)]
+pub(crate) struct Surroundings {
+    pub(crate) broker: Arc<dyn Broker>,
+    pub(crate) held: watch::Receiver<Held>,
+    pub(crate) in_flight: InFlight,
+    /// Told when the broker has answered: those that wait for it to come back need not wait longer.
+    pub(crate) answered: Arc<Notify>,
 }
 
-struct Relay {
-    bus: Bus,
-    broker: Arc<dyn Broker>,
+/// Starts the shafts of one channel.
+pub(crate) fn start(
+    bus: &Bus,
+    around: &Surroundings,
     channel: Channel,
     target: Target,
+    wakes: &RelayWakes,
+) -> Vec<Service> {
+    let relay = Arc::new(Relay { bus: bus.clone(), around: around.clone(), channel, target });
+    let shaft = |number| {
+        let shaft = Shaft {
+            wake: wakes.of(relay.channel.name.as_str(), number),
+            held: relay.around.held.clone(),
+            relay: Arc::clone(&relay),
+            partitions: partitions_of(number),
+            owed: None,
+        };
+        Service::start("relay", move |stopping| shaft.run(stopping))
+    };
+    (0..SHAFTS).map(shaft).collect()
+}
+
+/// The range of a shaft: always the same partitions, whatever is held, so that no row is ever in two shafts.
+fn partitions_of(shaft: u16) -> Range<u16> {
+    let width = Lane::PARTITIONS / SHAFTS;
+    shaft * width..(shaft + 1) * width
+}
+
+/// What the shafts of a channel share.
+struct Relay {
+    bus: Bus,
+    around: Surroundings,
+    channel: Channel,
+    target: Target,
+}
+
+struct Shaft {
+    relay: Arc<Relay>,
+    partitions: Range<u16>,
     held: watch::Receiver<Held>,
+    wake: Wake,
+    /// What was published and could not be written down yet. Nothing else is published before it is: the rows look
+    /// unsent and would go out again.
+    owed: Option<Owed>,
+}
+
+/// Results on their way into the store.
+struct Owed {
+    results: Vec<OutboxResult>,
+    /// Under which leases, by partition.
+    grants: BTreeMap<u16, LeaseGrant>,
+    ended_at: DateTime<Utc>,
+    /// Keeps the partitions from being given away meanwhile.
+    _flight: Flight,
 }
 
 /// What a round leads to.
 enum Progress {
-    /// The batch was full and some of it went out: there is more.
+    /// There is more.
     GoOn,
     /// Nothing more to do until woken.
     Rest,
+    /// The broker took nothing: it is away.
+    BrokerAway,
+    /// The store could not be asked or told.
+    StoreAway,
 }
 
-impl Relay {
-    async fn run(self, wake: Wake, mut stopping: Stopping) {
+/// A batch after publishing.
+#[derive(Default)]
+struct Departed {
+    results: Vec<OutboxResult>,
+    /// Some rows never left. They have no result: nothing was tried, so no attempt is used up.
+    some_not_sent: bool,
+}
+
+impl Shaft {
+    async fn run(mut self, mut stopping: Stopping) {
+        let mut backoff = Backoff::default();
         while !stopping.is_asked() {
-            match self.round().await {
-                Ok(Progress::GoOn) => {}
-                Ok(Progress::Rest) => rest(&wake, self.channel.policy.scan, &mut stopping).await,
-                Err(error) => {
-                    let channel = self.channel.name.as_str();
-                    match error {
-                        // The lease keeper will find out what is still held.
-                        StoreError::Fenced { .. } => tracing::info!(channel, "partitions were taken over"),
-                        error => tracing::warn!(
-                            channel,
-                            code = error.code(),
-                            cause = with_causes(&error),
-                            "could not relay"
-                        ),
-                    }
-                    rest(&wake, self.channel.policy.scan, &mut stopping).await;
+            match self.round(&stopping).await {
+                Progress::GoOn => backoff = Backoff::default(),
+                Progress::Rest => {
+                    backoff = Backoff::default();
+                    self.rest(&mut stopping).await;
                 }
+                Progress::BrokerAway => tokio::select! {
+                    () = self.relay.around.answered.notified() => {}
+                    () = stopping.asked() => {}
+                    () = tokio::time::sleep(backoff.next()) => {}
+                },
+                Progress::StoreAway => tokio::select! {
+                    () = stopping.asked() => {}
+                    () = tokio::time::sleep(backoff.next()) => {}
+                },
             }
+        }
+        for _ in 0..LAST_OFFERS {
+            if self.settle().await {
+                return;
+            }
+            tokio::time::sleep(backoff.next()).await;
+        }
+        tracing::error!(
+            channel = self.relay.channel.name.as_str(),
+            "ended without having recorded what was published: it will be published again"
+        );
+    }
+
+    /// Rests until woken, until the next look is due, or until other partitions are held.
+    async fn rest(&mut self, stopping: &mut Stopping) {
+        let Self { held, wake, relay, .. } = self;
+        let changed = async {
+            if held.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            () = changed => {}
+            () = rest(wake, relay.channel.policy.scan, stopping) => {}
         }
     }
 
     /// Takes one batch out.
-    async fn round(&self) -> StoreResult<Progress> {
-        let share = self.held.borrow().channels.get(&self.channel.name).cloned().unwrap_or_default();
-        let partitions = share.partitions;
+    async fn round(&mut self, stopping: &Stopping) -> Progress {
+        if !self.settle().await {
+            return Progress::StoreAway;
+        }
+        let relay = Arc::clone(&self.relay);
+        let channel = &relay.channel;
+        // Said before reading what is held. The lease keeper says what is held before asking what is in flight: one of
+        // the two sees the other.
+        let mut flight = relay.around.in_flight.begin(&channel.name, self.partitions.clone());
+        let grants = self.grants();
+        let partitions: Vec<u16> = grants.keys().copied().collect();
         if partitions.is_empty() {
-            return Ok(Progress::Rest);
+            return Progress::Rest;
         }
-        let numbers: Vec<u16> = partitions.keys().copied().collect();
+        let limit = channel.policy.batch.max(1);
         let claim = OutboxClaim {
-            channel: &self.channel.name,
-            partitions: &numbers,
-            limit: self.channel.policy.batch.max(1),
-            now: self.bus.clock.now(),
+            channel: &channel.name,
+            partitions: &partitions,
+            limit,
+            now: relay.bus.clock.now(),
         };
-        let items = self.bus.store.claim_outbox(&claim).await?;
+        let items = match relay.bus.store.claim_outbox(&claim).await {
+            Ok(items) => items,
+            Err(error) => {
+                let (channel, code) = (channel.name.as_str(), error.code());
+                tracing::warn!(channel, code, cause = with_causes(&error), "could not read the outbox");
+                return Progress::StoreAway;
+            }
+        };
         if items.is_empty() {
-            return Ok(Progress::Rest);
+            return Progress::Rest;
         }
-        let full = items.len() >= self.channel.policy.batch as usize;
-        let results = self.publish(items).await;
-        let touched: HashSet<u16> = results.iter().map(|result| result.lane.partition()).collect();
-        let leases: Vec<LeaseGrant> = partitions
-            .into_iter()
-            .filter(|(number, _)| touched.contains(number))
-            .map(|(_, grant)| grant)
-            .collect();
-        let now = self.bus.clock.now();
-        self.bus.store.record_outbox(&leases, &self.channel.name, now, &results).await?;
+        flight.only(&items.iter().map(|item| item.lane.partition()).collect());
+        let full = items.len() >= limit as usize;
+        let Departed { results, some_not_sent } = self.publish(items, &grants, stopping).await;
+        if results.is_empty() {
+            return if some_not_sent { Progress::BrokerAway } else { Progress::Rest };
+        }
+        relay.around.answered.notify_waiters();
         let sent = results.iter().any(|result| result.outcome == OutboxOutcome::Sent);
-        Ok(if full && sent { Progress::GoOn } else { Progress::Rest })
+        self.owed = Some(Owed { results, grants, ended_at: relay.bus.clock.now(), _flight: flight });
+        match self.settle().await {
+            false => Progress::StoreAway,
+            true if some_not_sent || full && sent => Progress::GoOn,
+            true => Progress::Rest,
+        }
+    }
+
+    /// What this instance holds of the shaft's range.
+    fn grants(&self) -> BTreeMap<u16, LeaseGrant> {
+        let held = self.held.borrow();
+        let share = held.channels.get(&self.relay.channel.name);
+        let in_range = share.into_iter().flat_map(|share| share.partitions.range(self.partitions.clone()));
+        in_range.map(|(number, grant)| (*number, grant.clone())).collect()
+    }
+
+    /// Writes down what is owed; answers whether nothing is owed any more.
+    ///
+    /// A partition that was taken over takes its own results with it and no others. A connection that is lost in the
+    /// commit leaves open whether the results were written; writing them again changes nothing for rows that were sent
+    /// or given up, and counts one attempt more for those to be tried again.
+    async fn settle(&mut self) -> bool {
+        let Some(mut owed) = self.owed.take() else { return true };
+        let Relay { bus, channel, .. } = &*self.relay;
+        while !owed.results.is_empty() {
+            let leases = owed.leases();
+            match bus.store.record_outbox(&leases, &channel.name, owed.ended_at, &owed.results).await {
+                Ok(()) => return true,
+                Err(StoreError::Fenced { lease, .. }) => {
+                    tracing::info!(channel = channel.name.as_str(), %lease, "a partition was taken over");
+                    owed.forget(&lease);
+                }
+                Err(error) => {
+                    let (channel, code) = (channel.name.as_str(), error.code());
+                    tracing::warn!(
+                        channel,
+                        code,
+                        cause = with_causes(&error),
+                        "could not record what was published; trying again"
+                    );
+                    self.owed = Some(owed);
+                    return false;
+                }
+            }
+        }
+        true
     }
 
     /// Publishes a batch in waves: with order, the n-th wave holds the n-th row of every lane whose earlier ones were
     /// confirmed; without, everything is one wave. Rows behind a failed one are not tried and have no result.
-    async fn publish(&self, items: Vec<OutboxItem>) -> Vec<OutboxResult> {
-        let mut results = Vec::with_capacity(items.len());
+    async fn publish(
+        &self,
+        items: Vec<OutboxItem>,
+        grants: &BTreeMap<u16, LeaseGrant>,
+        stopping: &Stopping,
+    ) -> Departed {
+        let Relay { around, channel, target, .. } = &*self.relay;
+        let mut published = Departed { results: Vec::with_capacity(items.len()), some_not_sent: false };
         let mut waiting = items;
         let mut stuck: HashSet<Lane> = HashSet::new();
-        while !waiting.is_empty() {
+        while !waiting.is_empty() && !published.some_not_sent && !stopping.is_asked() {
             let mut in_wave: HashSet<Lane> = HashSet::new();
-            let (wave, later): (Vec<_>, Vec<_>) = waiting
-                .into_iter()
-                .partition(|item| !self.channel.policy.in_order || in_wave.insert(item.lane));
+            let (wave, later): (Vec<_>, Vec<_>) =
+                waiting.into_iter().partition(|item| !channel.policy.in_order || in_wave.insert(item.lane));
             let events: Vec<&EventEnvelope> = wave.iter().map(|item| &item.event).collect();
-            let published = publish(self.broker.as_ref(), &self.channel, &self.target, &events).await;
-            for (item, published) in wave.iter().zip(published) {
-                let outcome = self.outcome(item, published);
-                if outcome != OutboxOutcome::Sent && self.channel.policy.in_order {
+            let answers = publish(around.broker.as_ref(), channel, target, &events).await;
+            for (item, answer) in wave.iter().zip(answers) {
+                let outcome = self.relay.outcome(item, answer);
+                if outcome != Some(OutboxOutcome::Sent) && channel.policy.in_order {
                     stuck.insert(item.lane);
                 }
-                results.push(OutboxResult { outbox_id: item.outbox_id, lane: item.lane, outcome });
+                published.some_not_sent |= outcome.is_none();
+                let result = |outcome| OutboxResult { outbox_id: item.outbox_id, lane: item.lane, outcome };
+                published.results.extend(outcome.map(result));
             }
-            waiting = later.into_iter().filter(|item| !stuck.contains(&item.lane)).collect();
+            // What was taken over or is to be given away meanwhile is for its next holder to publish.
+            let held = self.grants();
+            let is_ours = |item: &OutboxItem| {
+                let number = item.lane.partition();
+                held.get(&number).is_some_and(|grant| grants.get(&number) == Some(grant))
+            };
+            waiting = later.into_iter().filter(|item| !stuck.contains(&item.lane) && is_ours(item)).collect();
         }
-        results
+        published
+    }
+}
+
+impl Owed {
+    /// The leases of the partitions that still have results.
+    fn leases(&self) -> Vec<LeaseGrant> {
+        let touched: BTreeSet<u16> = self.results.iter().map(|result| result.lane.partition()).collect();
+        touched.iter().filter_map(|number| self.grants.get(number)).cloned().collect()
     }
 
-    /// What a publishing means for its row.
-    fn outcome(&self, item: &OutboxItem, published: Published) -> OutboxOutcome {
+    /// Drops the results of a partition whose lease is somebody else's now.
+    fn forget(&mut self, lease: &LeaseName) {
+        self.grants.retain(|_, grant| grant.lease != *lease);
+        let grants = &self.grants;
+        self.results.retain(|result| grants.contains_key(&result.lane.partition()));
+    }
+}
+
+impl Relay {
+    /// What a publishing means for its row; nothing, if it never left.
+    fn outcome(&self, item: &OutboxItem, published: Published) -> Option<OutboxOutcome> {
+        let (event_id, channel) = (item.event.event_id, self.channel.name.as_str());
         let (reason, message) = match published {
-            Published::Confirmed => return OutboxOutcome::Sent,
+            Published::Confirmed => return Some(OutboxOutcome::Sent),
             Published::Unroutable { reason } => ("unroutable", reason),
             Published::Refused { reason } => ("broker-refused", reason),
-            Published::Unknown { reason } | Published::NotSent { reason } => ("not-confirmed", reason),
+            Published::Unknown { reason } => ("not-confirmed", reason),
+            Published::NotSent { reason } => {
+                tracing::debug!(%event_id, channel, reason, "an event did not leave");
+                return None;
+            }
         };
         let park = self.channel.policy.in_order;
         let decision =
             self.channel.policy.retries.decide(ErrorClass::Transient, item.retry_count + 1, random_unit());
         let retry_at = match decision {
-            RetryDecision::RetryAfter(delay) => after(self.bus.clock.now(), delay),
+            RetryDecision::RetryAfter(delay) => Some(after(self.bus.clock.now(), delay)),
             RetryDecision::GiveUp(_) => None,
         };
-        let (event_id, channel) = (item.event.event_id, self.channel.name.as_str());
-        match retry_at {
+        Some(match retry_at {
             Some(at) => {
                 tracing::warn!(%event_id, channel, reason, message, "an event was not published; trying again");
                 OutboxOutcome::Retry { at, reason: reason.to_owned(), message, park }
@@ -159,30 +340,76 @@ impl Relay {
                 tracing::error!(%event_id, channel, reason, message, "an event was given up");
                 OutboxOutcome::Failed { reason: reason.to_owned(), message, park }
             }
-        }
+        })
     }
 }
 
-fn after(now: DateTime<Utc>, delay: std::time::Duration) -> Option<DateTime<Utc>> {
+fn after(now: DateTime<Utc>, delay: Duration) -> DateTime<Utc> {
     // Too far in the future to be written down: as good as now, but never lost.
-    Some(
-        chrono::Duration::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay)).unwrap_or(now),
-    )
+    chrono::Duration::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay)).unwrap_or(now)
 }
 
-/// The wakes of all relays of this process: a commit wakes those whose channels it touched.
+/// Waits that grow while something is away, each cut by chance so that shafts and instances do not return in step.
+#[derive(Debug, Default)]
+struct Backoff {
+    waits: u32,
+}
+
+impl Backoff {
+    const SHORTEST: Duration = Duration::from_millis(100);
+    const LONGEST: Duration = Duration::from_secs(5);
+
+    fn next(&mut self) -> Duration {
+        let whole = Self::SHORTEST.saturating_mul(1 << self.waits.min(10)).min(Self::LONGEST);
+        self.waits = self.waits.saturating_add(1);
+        (whole / 2 + (whole / 2).mul_f64(random_unit())).max(Self::SHORTEST)
+    }
+}
+
+/// The wakes of all relays of this process: a commit wakes the shafts that its events go through.
 #[derive(Clone, Default)]
-pub(crate) struct RelayWakes(Arc<HashMap<String, Wake>>);
+pub(crate) struct RelayWakes(Arc<HashMap<String, Vec<Wake>>>);
 
 impl RelayWakes {
-    pub(crate) fn new(wakes: HashMap<String, Wake>) -> Self {
-        Self(Arc::new(wakes))
+    pub(crate) fn new<'c>(channels: impl IntoIterator<Item = &'c Channel>) -> Self {
+        let wakes = || (0..SHAFTS).map(|_| Wake::default()).collect();
+        Self(Arc::new(channels.into_iter().map(|channel| (channel.name.to_string(), wakes())).collect()))
     }
 
-    /// Wakes the relay of a channel, if this process has one.
-    pub(crate) fn wake(&self, channel: &str) {
-        if let Some(wake) = self.0.get(channel) {
+    /// Wakes the shaft of a channel that a lane goes through, if this process has one.
+    pub(crate) fn wake(&self, channel: &str, lane: Lane) {
+        let shaft = lane.partition() / (Lane::PARTITIONS / SHAFTS);
+        if let Some(wake) = self.0.get(channel).and_then(|wakes| wakes.get(usize::from(shaft))) {
             wake.wake();
         }
+    }
+
+    /// Wakes all relays of this process.
+    pub(crate) fn wake_all(&self) {
+        self.0.values().flatten().for_each(Wake::wake);
+    }
+
+    fn of(&self, channel: &str, shaft: u16) -> Wake {
+        let wakes = self.0.get(channel);
+        wakes.and_then(|wakes| wakes.get(usize::from(shaft))).cloned().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_partition_lies_in_one_shaft() {
+        let all: Vec<u16> = (0..SHAFTS).flat_map(partitions_of).collect();
+        assert_eq!(all, (0..Lane::PARTITIONS).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn waits_grow_from_a_tenth_of_a_second_to_five_seconds() {
+        let mut backoff = Backoff::default();
+        let waits: Vec<Duration> = (0..20).map(|_| backoff.next()).collect();
+        assert!(waits.iter().all(|wait| (Backoff::SHORTEST..=Backoff::LONGEST).contains(wait)), "{waits:?}");
+        assert!(waits[19] >= Backoff::LONGEST / 2);
     }
 }

@@ -95,7 +95,17 @@ async fn run_one(bus: Bus, grant: LeaseGrant, record: CommandRecord) -> Option<(
     let still_in = deadline_of(&record.command);
     let incoming =
         Incoming { command: record.command, expected_version: None, claim: Some(grant.clone()), still_in };
-    match bus.run(incoming).await {
+    // In a task of its own: `decide` and `evolve` are guarded, so a panic is a bug of ours, and it must not keep the
+    // command PROCESSING for as long as this instance lives.
+    let running = tokio::spawn(async move { bus.run(incoming).await });
+    let ended = match running.await {
+        Ok(ended) => ended,
+        Err(error) => {
+            tracing::error!(%command_id, %error, "running a command panicked; giving it back");
+            return Some((grant, command_id));
+        }
+    };
+    match ended {
         Ok(_) => None,
         Err(error @ (SendError::Store(_) | SendError::UnknownCommand(_))) => {
             tracing::warn!(%command_id, code = error.code(), cause = with_causes(&error), "a command could not be ended");
@@ -117,9 +127,7 @@ type Ended = Result<Option<(LeaseGrant, CommandId)>, tokio::task::JoinError>;
 fn settle(ended: Ended, owed: &mut Vec<(LeaseGrant, CommandId)>) {
     match ended {
         Ok(back) => owed.extend(back),
-        // `decide` and `evolve` are guarded, so this is a bug of ours; the command is recovered when this instance's
-        // lease ends.
-        Err(error) => tracing::error!(%error, "running a command panicked"),
+        Err(error) => tracing::error!(%error, "the task around a command panicked"),
     }
 }
 

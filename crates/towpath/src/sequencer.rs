@@ -25,7 +25,7 @@ pub(crate) fn start(bus: Bus, held: watch::Receiver<Held>, wake: Wake, scan: Dur
 
 async fn run(bus: Bus, held: watch::Receiver<Held>, wake: Wake, scan: Duration, mut stopping: Stopping) {
     while !stopping.is_asked() {
-        if let Err(error) = drain(&bus, &held).await {
+        if let Err(error) = drain(&bus, &held, &stopping).await {
             match error {
                 // Somebody else is the sequencer now; the keeper will find out.
                 StoreError::Fenced { .. } => {}
@@ -44,16 +44,17 @@ async fn run(bus: Bus, held: watch::Receiver<Held>, wake: Wake, scan: Duration, 
     }
 }
 
-/// Gives positions until nothing is left.
-async fn drain(bus: &Bus, held: &watch::Receiver<Held>) -> StoreResult<()> {
+/// Gives positions until nothing is left, or until told to stop.
+async fn drain(bus: &Bus, held: &watch::Receiver<Held>, stopping: &Stopping) -> StoreResult<()> {
     let Some(grant) = held.borrow().sequencer.clone() else { return Ok(()) };
-    loop {
+    while !stopping.is_asked() {
         let count = bus.store.sequence(&grant, BATCH).await?.count;
         if count > 0 {
             bus.trackers.wake_all();
         }
         if count < u64::from(BATCH) {
-            return Ok(());
+            break;
         }
     }
+    Ok(())
 }

@@ -52,9 +52,14 @@ impl Service {
         Self { name, stop, task: Some(task) }
     }
 
+    /// Tells it to stop, without waiting.
+    pub(crate) fn tell_to_stop(&self) {
+        self.stop.send_replace(true);
+    }
+
     /// Tells it to stop and waits until it has.
     pub(crate) async fn stop(&mut self) {
-        self.stop.send_replace(true);
+        self.tell_to_stop();
         if let Some(task) = self.task.take()
             && let Err(error) = task.await
         {
@@ -63,9 +68,18 @@ impl Service {
     }
 }
 
+/// Stops many at once: all are told before the first is waited for.
+pub(crate) async fn stop_all(services: &mut Vec<Service>) {
+    services.iter().for_each(Service::tell_to_stop);
+    for service in services.iter_mut() {
+        service.stop().await;
+    }
+    services.clear();
+}
+
 impl Drop for Service {
     fn drop(&mut self) {
-        self.stop.send_replace(true);
+        self.tell_to_stop();
     }
 }
 
@@ -91,6 +105,19 @@ mod tests {
         let mut service = Service::start("test", |mut stopping| async move { stopping.asked().await });
         service.stop().await;
         service.stop().await;
+    }
+
+    #[tokio::test]
+    async fn all_are_told_before_one_is_waited_for() {
+        let (told, was_told) = tokio::sync::oneshot::channel();
+        let first = Service::start("first", |_| async { was_told.await.unwrap() });
+        let second = Service::start("second", |mut stopping| async move {
+            stopping.asked().await;
+            told.send(()).unwrap();
+        });
+        let mut services = vec![first, second];
+        stop_all(&mut services).await;
+        assert!(services.is_empty());
     }
 
     #[tokio::test]

@@ -1,6 +1,5 @@
 //! Building, starting and stopping Towpath.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,14 +23,16 @@ use towpath_store::{SqlStore, StoreOptions, StoreUrl};
 use uuid::Uuid;
 
 use crate::bus::{Bus, FoldError, SendError};
+use crate::cleaner::{self, Keeping};
 use crate::clock::SystemClock;
 use crate::config::{BadChannels, Channels};
 use crate::consumer::{self, Consumer, Letters, Wired, wire};
-use crate::leases;
+use crate::leases::{self, InFlight};
+use crate::outbox::Outbox;
 use crate::registry::Registry;
-use crate::relay::{self, RelayWakes};
+use crate::relay::{self, RelayWakes, Surroundings};
 use crate::send::Send;
-use crate::service::{Service, Wake};
+use crate::service::{Service, Wake, stop_all};
 use crate::timers::TimerWake;
 use crate::tracker::{ChannelError, TrackerWakes, Trackers};
 use crate::{runner, sequencer, timers};
@@ -41,6 +42,13 @@ const DEFAULT_STORE: &str = "sqlite://data/towpath.db";
 
 /// The broker when none is configured.
 const DEFAULT_BROKER: &str = "local:";
+
+/// What is kept for how long when nothing else is said.
+const DEFAULT_KEEPING: Keeping = Keeping {
+    sent: Duration::from_secs(7 * 86_400),
+    handled: Duration::from_secs(7 * 86_400),
+    every: Duration::from_secs(600),
+};
 
 /// A running Towpath. Clones share it.
 #[derive(Clone)]
@@ -52,7 +60,10 @@ pub struct Towpath {
     instance: InstanceId,
     wake: Wake,
     pub(crate) trackers: Trackers,
+    horizon: Duration,
     services: Arc<Mutex<Vec<Service>>>,
+    /// Keeps the leases that the services work under: stopped after them.
+    keeper: Arc<Mutex<Vec<Service>>>,
 }
 
 /// What Towpath is to be made of. Mistakes are collected and told by [`start`](Builder::start).
@@ -70,6 +81,7 @@ pub struct Builder {
     instance: Option<String>,
     lease: Duration,
     scan: Duration,
+    keeping: Keeping,
     migrate: bool,
     workers: bool,
     flaws: Vec<RegistrationFlaw>,
@@ -175,6 +187,7 @@ impl Towpath {
             instance: None,
             lease: Duration::from_secs(15),
             scan: Duration::from_secs(1),
+            keeping: DEFAULT_KEEPING,
             migrate: true,
             workers: true,
             flaws: Vec::new(),
@@ -307,7 +320,7 @@ impl Towpath {
     /// The dead letters of all consumers, and what the broker gave up.
     pub fn dead_letters(&self) -> Letters<'_> {
         let (store, broker, clock) = (&self.store, &self.broker, &self.bus.clock);
-        Letters { store, broker, clock, horizon: HORIZON, by: None }
+        Letters { store, broker, clock, horizon: self.horizon, by: None }
     }
 
     /// What was registered.
@@ -325,6 +338,16 @@ impl Towpath {
         self.broker_url.to_string()
     }
 
+    /// What an operator does about events that could not be published.
+    pub fn outbox(&self) -> Outbox {
+        Outbox { bus: self.bus.clone() }
+    }
+
+    /// The de-duplication horizon: for how long it is known that a delivery was handled.
+    pub fn horizon(&self) -> Duration {
+        self.horizon
+    }
+
     /// Which instance this is.
     pub fn instance(&self) -> &InstanceId {
         &self.instance
@@ -338,11 +361,8 @@ impl Towpath {
     /// Stops: finishes what has begun, gives leases back, closes connections. Stopping twice is fine.
     pub async fn stop(&self) {
         self.trackers.stop().await;
-        let mut services = self.services.lock().await;
-        for service in services.iter_mut() {
-            service.stop().await;
-        }
-        services.clear();
+        stop_all(&mut *self.services.lock().await).await;
+        stop_all(&mut *self.keeper.lock().await).await;
         // The in-process broker gives back what is unsettled, and needs the store for that.
         self.broker.close().await;
         self.store.close().await;
@@ -460,6 +480,25 @@ impl Builder {
         self
     }
 
+    /// For how long outbox rows are kept after they were sent. Default: 7 days.
+    pub fn keep_sent(mut self, duration: Duration) -> Self {
+        self.keeping.sent = duration;
+        self
+    }
+
+    /// The de-duplication horizon: for how long it is known that a delivery was handled. A message that is older and comes
+    /// again cannot be told from a new one. Default: 7 days.
+    pub fn horizon(mut self, duration: Duration) -> Self {
+        self.keeping.handled = duration;
+        self
+    }
+
+    /// How often it is looked for rows that are older than that. Default: every 10 minutes.
+    pub fn clean_every(mut self, interval: Duration) -> Self {
+        self.keeping.every = interval;
+        self
+    }
+
     /// Do not migrate at the start; refuse to start on a database of another version.
     pub fn without_migration(mut self) -> Self {
         self.migrate = false;
@@ -510,30 +549,35 @@ impl Builder {
             Some((channel, target))
         });
         let publishing: Vec<_> = targets.collect();
-        let wakes: HashMap<String, Wake> =
-            publishing.iter().map(|(channel, _)| (channel.name.to_string(), Wake::default())).collect();
+        let wakes = RelayWakes::new(publishing.iter().map(|(channel, _)| channel));
         let bus = Bus {
             store: Arc::new(store.clone()),
             registry: Arc::new(self.registry),
             clock: self.clock,
             retries: self.retries,
             committed: Wake::default(),
-            relays: RelayWakes::new(wakes.clone()),
+            relays: wakes.clone(),
             timers: TimerWake::default(),
             trackers: TrackerWakes::default(),
         };
         let wake = Wake::default();
-        let mut services = Vec::new();
+        let (mut services, mut keepers) = (Vec::new(), Vec::new());
         if self.workers {
             let relayed = publishing.iter().map(|(channel, _)| channel.name.clone()).collect();
-            let (keeper, held) = leases::start(bus.clone(), instance.clone(), relayed, self.lease).await?;
+            let in_flight = InFlight::default();
+            let (keeper, held) =
+                leases::start(bus.clone(), instance.clone(), relayed, in_flight.clone(), self.lease).await?;
+            keepers.push(keeper);
             let pace = runner::Pace { lease: self.lease, scan: self.scan };
             services.push(runner::start(bus.clone(), held.clone(), wake.clone(), pace));
             services.push(timers::start(bus.clone(), held.clone(), pace));
+            services.push(cleaner::start(bus.clone(), held.clone(), self.keeping));
             services.push(sequencer::start(bus.clone(), held.clone(), bus.committed.clone(), self.scan));
+            let answered = Arc::default();
             for (channel, target) in publishing {
-                let wake = wakes.get(channel.name.as_str()).cloned().unwrap_or_default();
-                services.push(relay::start(bus.clone(), broker.clone(), channel, target, held.clone(), wake));
+                let (held, in_flight, answered) = (held.clone(), in_flight.clone(), Arc::clone(&answered));
+                let around = Surroundings { broker: broker.clone(), held, in_flight, answered };
+                services.extend(relay::start(&bus, &around, channel, target, &wakes));
             }
             let running = consumer::Running {
                 bus: bus.clone(),
@@ -548,8 +592,6 @@ impl Builder {
             for queue in self.dead_letter_queues {
                 services.push(consumer::start_reader(running.clone(), queue));
             }
-            // Stopped last: the others finish what they have begun while the leases still live.
-            services.push(keeper);
         }
         let published = self.workers.then(|| broker.clone());
         let trackers = Trackers::new(bus.clone(), published, instance.clone(), self.lease);
@@ -557,13 +599,20 @@ impl Builder {
             trackers.follow(channel).await?;
         }
         tracing::info!(store = %url, broker = %broker_url, %instance, "towpath started");
-        let services = Arc::new(Mutex::new(services));
-        Ok(Towpath { bus, store, broker_url, broker, instance, wake, trackers, services })
+        Ok(Towpath {
+            bus,
+            store,
+            broker_url,
+            broker,
+            instance,
+            wake,
+            trackers,
+            horizon: self.keeping.handled,
+            services: Arc::new(Mutex::new(services)),
+            keeper: Arc::new(Mutex::new(keepers)),
+        })
     }
 }
-
-/// How long the inbox remembers what was handled.
-const HORIZON: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Opens the broker that a URL names.
 fn open_broker(url: &BrokerUrl, store: &SqlStore, lease: Duration) -> Result<Arc<dyn Broker>, BadBrokerUrl> {

@@ -5,15 +5,21 @@
 #[macro_use]
 mod support;
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use support::probe::ProbeAt;
 use support::{Fresh, Order, OrderCommand, eventually};
+use towpath::StoreOptions;
+use towpath::ids::CommandId;
+use towpath::lifecycle::CommandStatus;
 use towpath::ports::store::Store;
 
 on_every_database!(
     committed_events_get_positions_without_gaps,
     one_of_two_instances_gives_positions_and_the_other_takes_over,
     a_stopped_app_holds_nothing,
+    a_command_whose_running_panicked_is_given_back,
 );
 
 async fn committed_events_get_positions_without_gaps(fresh: &Fresh) {
@@ -75,4 +81,23 @@ async fn a_stopped_app_holds_nothing(fresh: &Fresh) {
         "all were given back"
     );
     watching.stop().await;
+}
+
+async fn a_command_whose_running_panicked_is_given_back(fresh: &Fresh) {
+    let probe = Arc::new(ProbeAt::new("load", || panic!("a bug of ours, on purpose")));
+    let options = StoreOptions { probe: probe.clone(), ..StoreOptions::default() };
+    let app = fresh.builder().store_options(options).start().await.unwrap();
+    probe.arm(1);
+    let order = OrderCommand::Place { sku: "book".to_owned() };
+    app.send::<Order>("o-1", order).once("c-1").later().await.unwrap();
+    let id = CommandId::new("c-1").unwrap();
+    let status = || async { app.store().command(&id).await.unwrap().unwrap() };
+    eventually("it is given back", || async {
+        let record = status().await;
+        (record.status == CommandStatus::Pending && probe.is_spent()).then_some(())
+    })
+    .await;
+    eventually("it is run", || async { (status().await.status == CommandStatus::Completed).then_some(()) })
+        .await;
+    app.stop().await;
 }

@@ -6,128 +6,32 @@
 mod support;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
+use support::place::{Place, facts_in, place, versions};
+use support::probe::{Gate, ProbeAt};
 use support::{Fresh, Order, OrderCommand, eventually};
-use towpath::ids::ChannelName;
+use towpath::ids::{AggregateKey, ChannelName, LeaseName};
 use towpath::lifecycle::OutboxStatus;
-use towpath::ports::broker::{
-    Argument, Binding, Broker, Deliveries, Exchange, ExchangeKind, Queue, Received, Settlement, Subscription,
-    Topology,
-};
-use towpath::ports::store::Store;
+use towpath::ports::broker::Broker;
+use towpath::ports::store::{FailedFilter, Store};
 use towpath::retry::RetryPolicy;
-use towpath::{BrokerUrl, Builder, Channel, ChannelPolicy, RabbitMq, Towpath};
+use towpath::{ChannelPolicy, StoreOptions, Towpath};
+use towpath_testkit::CountingProbe;
 
 on_every_database!(
     committed_events_arrive_in_order_and_are_marked_sent,
     an_unroutable_event_parks_its_aggregate_only_and_goes_on_when_reopened,
     two_instances_share_the_partitions_and_one_takes_over_all,
     a_broker_that_is_away_holds_nothing_up_and_loses_nothing,
+    what_never_left_uses_up_no_attempt,
+    a_partition_that_was_taken_over_takes_only_its_own_results_with_it,
+    sharing_out_anew_publishes_nothing_twice,
+    a_partition_with_rows_in_flight_is_not_given_away,
+    an_operator_finds_what_was_given_up_and_sends_it_again,
+    what_was_sent_long_ago_is_cleaned_up,
 );
-
-/// An exchange and a queue of a test's own. The queue goes away when nobody has used it for a minute.
-struct Place {
-    exchange: String,
-    queue: String,
-    url: String,
-}
-
-impl Place {
-    fn new() -> Self {
-        let url =
-            std::env::var("TOWPATH_TEST_AMQP_URL").expect("TOWPATH_TEST_AMQP_URL: run `cargo xtask test`");
-        let queue = format!("towpath.test.{}", uuid::Uuid::now_v7().simple());
-        // One exchange for all tests: keys begin with the queue's name, so that they do not meet.
-        Self { exchange: "towpath.test.relay".to_owned(), queue, url }
-    }
-
-    /// The routing key of this test.
-    fn key(&self) -> String {
-        format!("{}.fact", self.queue)
-    }
-
-    fn topology(&self, bound: bool) -> Topology {
-        let binding =
-            Binding { queue: self.queue.clone(), exchange: self.exchange.clone(), routing_key: self.key() };
-        Topology {
-            exchanges: vec![Exchange { name: self.exchange.clone(), kind: ExchangeKind::Topic }],
-            queues: vec![Queue {
-                name: self.queue.clone(),
-                arguments: vec![("x-expires".to_owned(), Argument::Number(60_000))],
-            }],
-            bindings: if bound { vec![binding] } else { Vec::new() },
-        }
-    }
-
-    fn broker(&self) -> RabbitMq {
-        RabbitMq::connect(&BrokerUrl::parse(&self.url).unwrap()).unwrap()
-    }
-
-    async fn receive(&self) -> Inbox {
-        let broker = self.broker();
-        broker.declare(&self.topology(false)).await.unwrap();
-        let subscription = Subscription { queue: self.queue.clone(), group: "test".to_owned(), prefetch: 50 };
-        Inbox { deliveries: broker.subscribe(&subscription).await.unwrap(), _broker: broker }
-    }
-
-    fn app(&self, fresh: &Fresh) -> Builder {
-        let policy = ChannelPolicy {
-            scan: Duration::from_millis(50),
-            retries: RetryPolicy::Fixed(vec![Duration::from_millis(20); 2]),
-            patience: Duration::from_secs(5),
-            ..ChannelPolicy::default()
-        };
-        let channel = Channel::named("facts", ["order.*"]);
-        fresh
-            .builder()
-            .broker(&self.url)
-            .channel(channel.map(|channel| channel.to(&self.exchange, self.key()).with(policy)))
-            .topology(self.topology(true))
-            .lease(Duration::from_millis(600))
-    }
-}
-
-struct Inbox {
-    deliveries: Box<dyn Deliveries>,
-    _broker: RabbitMq,
-}
-
-impl Inbox {
-    /// The next messages, acknowledged.
-    async fn take(&self, count: usize) -> Vec<Received> {
-        let mut taken = Vec::new();
-        while taken.len() < count {
-            let next = tokio::time::timeout(Duration::from_secs(15), self.deliveries.next()).await;
-            let next = next.unwrap_or_else(|_| panic!("{} of {count} messages came", taken.len())).unwrap();
-            self.deliveries.settle(next.tag, Settlement::Acknowledge).await.unwrap();
-            taken.push(next);
-        }
-        taken
-    }
-}
-
-fn header<'a>(received: &'a Received, name: &str) -> &'a str {
-    &received.headers.iter().find(|(header, _)| header == name).unwrap().1
-}
-
-/// The versions that came, by aggregate, in the order they came.
-fn versions(received: &[Received]) -> BTreeMap<String, Vec<u64>> {
-    let mut versions: BTreeMap<String, Vec<u64>> = BTreeMap::new();
-    for message in received {
-        let version = header(message, "towpath-aggregate-version").parse().unwrap();
-        versions.entry(header(message, "towpath-aggregate-id").to_owned()).or_default().push(version);
-    }
-    versions
-}
-
-async fn place(app: &Towpath, id: &str) {
-    app.send::<Order>(id, OrderCommand::Place { sku: "book".to_owned() }).await.unwrap();
-}
-
-async fn facts_in(app: &Towpath, status: OutboxStatus) -> u64 {
-    app.store().outbox_counts(&ChannelName::new("facts").unwrap()).await.unwrap().of(status)
-}
 
 async fn committed_events_arrive_in_order_and_are_marked_sent(fresh: &Fresh) {
     let place_of_test = Place::new();
@@ -185,18 +89,23 @@ async fn an_unroutable_event_parks_its_aggregate_only_and_goes_on_when_reopened(
     app.stop().await;
 }
 
+/// How many partitions an instance holds.
+async fn held_by(app: &Towpath) -> usize {
+    let leases = app.store().leases("partition/").await.unwrap();
+    leases.iter().filter(|lease| lease.live && lease.holder == *app.instance()).count()
+}
+
+/// The id of an order whose lane lies in a partition.
+fn order_in_partition(wanted: u16) -> String {
+    let mut ids = (0..).map(|number| format!("o-{number}"));
+    ids.find(|id| AggregateKey::new("order", id).unwrap().lane().partition() == wanted).unwrap()
+}
+
 async fn two_instances_share_the_partitions_and_one_takes_over_all(fresh: &Fresh) {
     let place_of_test = Place::new();
     let first = place_of_test.app(fresh).start().await.unwrap();
     let second = place_of_test.app(fresh).start().await.unwrap();
     let inbox = place_of_test.receive().await;
-    let held_by = |app: &Towpath| {
-        let app = app.clone();
-        async move {
-            let leases = app.store().leases("partition/").await.unwrap();
-            leases.iter().filter(|lease| lease.live && lease.holder == *app.instance()).count()
-        }
-    };
     eventually("a fair share each", || async {
         (held_by(&first).await == 32 && held_by(&second).await == 32).then_some(())
     })
@@ -215,29 +124,23 @@ async fn two_instances_share_the_partitions_and_one_takes_over_all(fresh: &Fresh
 }
 
 async fn a_broker_that_is_away_holds_nothing_up_and_loses_nothing(fresh: &Fresh) {
-    use towpath_testkit::broker::TcpProxy;
-
-    let mut place_of_test = Place::new();
-    let direct = place_of_test.url.clone();
-    let (before, rest) = direct.split_once('@').unwrap();
-    let (address, after) = rest.split_once('/').unwrap();
-    let proxy = TcpProxy::to(address).await;
-    place_of_test.url = format!("{before}@{}/{after}", proxy.address());
+    let direct = Place::new();
+    let (place_of_test, proxy) = direct.behind_a_proxy().await;
     let policy = ChannelPolicy {
-        scan: Duration::from_millis(50),
         retries: RetryPolicy::Fixed(vec![Duration::from_millis(100); 100]),
         patience: Duration::from_millis(500),
-        ..ChannelPolicy::default()
+        ..Place::policy()
     };
-    let channel = Channel::named("facts", ["order.*"]).unwrap();
-    let channel = channel.to(&place_of_test.exchange, place_of_test.key()).with(policy);
-    let builder = fresh.builder().broker(&place_of_test.url).topology(place_of_test.topology(true));
-    let app = builder.channel(Ok(channel)).start().await.unwrap();
-    place_of_test.url = direct;
-    let inbox = place_of_test.receive().await;
+    let app = place_of_test.app_with(fresh, policy).start().await.unwrap();
+    let inbox = direct.receive().await;
+    // The line is open and known to be good: what is sent on it then may or may not arrive.
+    place(&app, "o-0").await;
+    inbox.take(1).await;
+    eventually("it is SENT", || async { (facts_in(&app, OutboxStatus::Sent).await == 1).then_some(()) })
+        .await;
 
     proxy.hold_everything();
-    for number in 0..5 {
+    for number in 1..6 {
         place(&app, &format!("o-{number}")).await;
         app.send::<Order>(format!("o-{number}"), OrderCommand::Note).await.unwrap();
     }
@@ -247,7 +150,7 @@ async fn a_broker_that_is_away_holds_nothing_up_and_loses_nothing(fresh: &Fresh)
     .await;
     proxy.cut();
     proxy.heal();
-    eventually("all are SENT", || async { (facts_in(&app, OutboxStatus::Sent).await == 10).then_some(()) })
+    eventually("all are SENT", || async { (facts_in(&app, OutboxStatus::Sent).await == 11).then_some(()) })
         .await;
     // What was on its way when the line was cut may come twice; the first of each comes in order.
     let mut firsts: BTreeMap<String, Vec<u64>> = BTreeMap::new();
@@ -258,5 +161,203 @@ async fn a_broker_that_is_away_holds_nothing_up_and_loses_nothing(fresh: &Fresh)
         }
     }
     assert!(firsts.values().all(|versions| *versions == [1, 2]), "{firsts:?}");
+    app.stop().await;
+}
+
+async fn what_never_left_uses_up_no_attempt(fresh: &Fresh) {
+    let direct = Place::new();
+    let (place_of_test, proxy) = direct.behind_a_proxy().await;
+    let looks = Arc::new(CountingProbe::new());
+    // Only who was woken looks, and who was sent away looks again.
+    let (patience, scan) = (Duration::from_millis(100), Duration::from_secs(60));
+    let policy = ChannelPolicy { patience, scan, ..Place::policy() };
+    let options = StoreOptions { probe: looks.clone(), ..StoreOptions::default() };
+    let app = place_of_test.app_with(fresh, policy).store_options(options).start().await.unwrap();
+    let inbox = direct.receive().await;
+
+    // Nothing has been published yet, so there is no line on which something could be under way.
+    proxy.hold_everything();
+    proxy.cut();
+    for number in 0..3 {
+        place(&app, &format!("o-{number}")).await;
+        app.send::<Order>(format!("o-{number}"), OrderCommand::Note).await.unwrap();
+    }
+    looks.take();
+    let mut seen = 0;
+    // A row that used up an attempt each time would be given up after three.
+    eventually("many attempts", || {
+        seen += looks.take().iter().filter(|name| **name == "outbox.look").count();
+        async move { (seen > 12).then_some(()) }
+    })
+    .await;
+    assert_eq!(facts_in(&app, OutboxStatus::New).await, 6, "nothing has happened to any row");
+    proxy.cut();
+    proxy.heal();
+    let received = inbox.take(6).await;
+    assert!(versions(&received).values().all(|versions| *versions == [1, 2]), "{:?}", versions(&received));
+    eventually("all are SENT", || async { (facts_in(&app, OutboxStatus::Sent).await == 6).then_some(()) })
+        .await;
+    for number in 0..3 {
+        let key = AggregateKey::new("order", format!("o-{number}")).unwrap();
+        for event in app.events_of(&key, 0, 10).await.unwrap() {
+            let rows = app.store().outbox_of(event.envelope.event_id).await.unwrap();
+            assert!(rows.iter().all(|row| row.retry_count == 0), "{rows:?}");
+        }
+    }
+    app.stop().await;
+}
+
+async fn a_partition_that_was_taken_over_takes_only_its_own_results_with_it(fresh: &Fresh) {
+    let place_of_test = Place::new();
+    let gate = Gate::default();
+    let probe = Arc::new(ProbeAt::new("outbox.look", gate.clone()));
+    let policy = ChannelPolicy { scan: Duration::from_secs(60), ..Place::policy() };
+    let options = StoreOptions { probe: probe.clone(), ..StoreOptions::default() };
+    let builder = place_of_test.app_with(fresh, policy).store_options(options);
+    let app = builder.start().await.unwrap();
+    let inbox = place_of_test.receive().await;
+    let other = place_of_test.app(fresh).without_workers().start().await.unwrap();
+    let (taken_over, kept) = (order_in_partition(0), order_in_partition(1));
+
+    place(&other, &kept).await;
+    probe.arm(1);
+    // Wakes the relay, which then stands still between reading what it holds and reading the rows.
+    place(&app, &taken_over).await;
+    gate.reached().await;
+    let lease = LeaseName::new("partition/facts/00").unwrap();
+    let grant =
+        other.store().acquire_lease(&lease, app.instance(), Duration::from_millis(600)).await.unwrap();
+    assert!(grant.is_some(), "a higher epoch");
+    gate.open();
+
+    let received = versions(&inbox.take(3).await);
+    assert_eq!(received[&taken_over], [1, 1], "what could not be recorded goes out again");
+    assert_eq!(received[&kept], [1], "what could be recorded does not");
+    eventually("both are SENT", || async { (facts_in(&app, OutboxStatus::Sent).await == 2).then_some(()) })
+        .await;
+    app.stop().await;
+    other.stop().await;
+}
+
+async fn sharing_out_anew_publishes_nothing_twice(fresh: &Fresh) {
+    let place_of_test = Place::new();
+    // Long enough that no lease runs out on a busy machine: who takes over then may publish again.
+    let builder = || place_of_test.app(fresh).lease(Duration::from_secs(3));
+    let first = builder().start().await.unwrap();
+    let inbox = place_of_test.receive().await;
+    let writer = {
+        let first = first.clone();
+        tokio::spawn(async move {
+            for number in 0..300 {
+                place(&first, &format!("o-{number}")).await;
+            }
+        })
+    };
+    let mut received = inbox.take(20).await;
+    let second = builder().start().await.unwrap();
+    let third = builder().start().await.unwrap();
+    writer.await.unwrap();
+    eventually("the third has its share", || async { (held_by(&third).await >= 20).then_some(()) }).await;
+    received.extend(inbox.take(280).await);
+    eventually("all are SENT", || async {
+        (facts_in(&first, OutboxStatus::Sent).await == 300).then_some(())
+    })
+    .await;
+    // The last one comes behind everything that was published twice.
+    place(&first, "last").await;
+    received.extend(inbox.take(1).await);
+    let versions = versions(&received);
+    assert_eq!(versions.len(), 301, "each once");
+    assert!(versions.contains_key("last"));
+    for app in [first, second, third] {
+        app.stop().await;
+    }
+}
+
+async fn a_partition_with_rows_in_flight_is_not_given_away(fresh: &Fresh) {
+    let direct = Place::new();
+    let (place_of_test, proxy) = direct.behind_a_proxy().await;
+    let first = place_of_test.app(fresh).start().await.unwrap();
+    let inbox = direct.receive().await;
+    place(&first, "before").await;
+    inbox.take(1).await;
+    eventually("it is SENT", || async { (facts_in(&first, OutboxStatus::Sent).await == 1).then_some(()) })
+        .await;
+
+    // The broker has the message, and its confirm does not come back. Of two instances the second gets the partition.
+    let (in_flight, beside) = (order_in_partition(15), order_in_partition(14));
+    proxy.hold_answers();
+    place(&first, &in_flight).await;
+    let mut received = inbox.take(1).await;
+    let second = direct.app(fresh).start().await.unwrap();
+    eventually("the second has the others", || async { (held_by(&second).await >= 31).then_some(()) }).await;
+    // A look of the second that sees this one would see the other one first.
+    place(&second, &beside).await;
+    received.extend(inbox.take(1).await);
+    proxy.heal();
+    eventually("all are SENT", || async { (facts_in(&first, OutboxStatus::Sent).await == 3).then_some(()) })
+        .await;
+    eventually("then it is given away", || async { (held_by(&second).await == 32).then_some(()) }).await;
+    place(&second, "last").await;
+    received.extend(inbox.take(1).await);
+    let ids: Vec<String> = versions(&received).into_keys().collect();
+    assert!(received.len() == 3 && ids.len() == 3, "{ids:?}");
+    first.stop().await;
+    second.stop().await;
+}
+
+async fn an_operator_finds_what_was_given_up_and_sends_it_again(fresh: &Fresh) {
+    let place_of_test = Place::new();
+    // Nothing is bound: everything is given up. Only who is woken looks again.
+    let policy = ChannelPolicy {
+        retries: RetryPolicy::Fixed(Vec::new()),
+        scan: Duration::from_secs(60),
+        ..Place::policy()
+    };
+    let builder = place_of_test.app_with(fresh, policy).topology(place_of_test.topology(false));
+    let app = builder.start().await.unwrap();
+    for number in 0..5 {
+        place(&app, &format!("o-{number}")).await;
+    }
+    let facts = FailedFilter { channel: Some(ChannelName::new("facts").unwrap()), ..FailedFilter::default() };
+    let outbox = app.outbox();
+    eventually("all are given up", || async { (outbox.count(&facts).await.unwrap() == 5).then_some(()) })
+        .await;
+    let failed = outbox.failed(&facts, 0, 10).await.unwrap();
+    assert_eq!(failed.len(), 5);
+    assert!(failed.iter().all(|failed| failed.row.status_reason.as_deref() == Some("unroutable")));
+
+    let inbox = place_of_test.receive().await;
+    place_of_test.broker().declare(&place_of_test.topology(true)).await.unwrap();
+    assert_eq!(outbox.retry(&[failed[0].row.outbox_id]).await.unwrap(), 1);
+    assert_eq!(inbox.take(1).await[0].message_id, Some(failed[0].event.event_id.to_string()));
+    let refused = FailedFilter { reason: Some("broker-refused".to_owned()), ..facts.clone() };
+    assert_eq!(outbox.retry_where(&refused).await.unwrap(), 0, "the filter counts");
+    assert_eq!(outbox.retry_where(&facts).await.unwrap(), 4);
+    assert_eq!(versions(&inbox.take(4).await).len(), 4);
+    assert_eq!(outbox.count(&facts).await.unwrap(), 0);
+    app.stop().await;
+}
+
+async fn what_was_sent_long_ago_is_cleaned_up(fresh: &Fresh) {
+    let place_of_test = Place::new();
+    let builder = place_of_test.app(fresh).clean_every(Duration::from_millis(50));
+    let app = builder.keep_sent(Duration::from_secs(3600)).start().await.unwrap();
+    let inbox = place_of_test.receive().await;
+    place(&app, "o-1").await;
+    inbox.take(1).await;
+    eventually("it is SENT", || async { (facts_in(&app, OutboxStatus::Sent).await == 1).then_some(()) })
+        .await;
+    assert_eq!(app.horizon(), Duration::from_secs(7 * 86_400));
+    let app = {
+        app.stop().await;
+        let builder = place_of_test.app(fresh).clean_every(Duration::from_millis(50));
+        builder.keep_sent(Duration::ZERO).start().await.unwrap()
+    };
+    eventually("it is deleted", || async { (facts_in(&app, OutboxStatus::Sent).await == 0).then_some(()) })
+        .await;
+    // The channel without a target only collects: its row was not sent and stays.
+    let collected = app.store().outbox_counts(&ChannelName::new("orders").unwrap()).await.unwrap();
+    assert_eq!(collected.of(OutboxStatus::New), 1);
     app.stop().await;
 }

@@ -632,6 +632,39 @@ pub struct OutboxRow {
     pub parked_at: Option<DateTime<Utc>>,
 }
 
+/// Which outbox rows that were given up. What is not said fits all.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct FailedFilter {
+    /// Of this channel.
+    pub channel: Option<ChannelName>,
+    /// Given up for this reason (a stable code).
+    pub reason: Option<String>,
+    /// With an event of this type.
+    pub event_type: Option<String>,
+    /// Given up before this moment.
+    pub failed_before: Option<DateTime<Utc>>,
+    /// Given up at this moment or later.
+    pub failed_since: Option<DateTime<Utc>>,
+}
+
+/// An outbox row that was given up, with the fact it is about.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FailedRow {
+    /// The row.
+    pub row: OutboxRow,
+    /// The fact.
+    pub event: EventEnvelope,
+}
+
+/// What became of one page of a clean-up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cleaned<K> {
+    /// How many rows were deleted.
+    pub deleted: u64,
+    /// Behind which key the next page begins; none at the end.
+    pub next: Option<K>,
+}
+
 /// A lease that was granted: the right to do one thing, until somebody else holds a higher epoch.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LeaseGrant {
@@ -968,6 +1001,29 @@ pub trait Store: Send + Sync + 'static {
     /// Puts FAILED rows back to RETRY, due at once, with their attempts forgotten. Answers how many.
     async fn reopen_outbox(&self, outbox_ids: &[u64], now: DateTime<Utc>) -> StoreResult<u64>;
 
+    /// Rows that were given up and fit a filter, with their facts, by number: the next ones behind `after`.
+    async fn failed_outbox(
+        &self,
+        filter: &FailedFilter,
+        after: u64,
+        limit: u32,
+    ) -> StoreResult<Vec<FailedRow>>;
+
+    /// How many rows were given up and fit a filter.
+    async fn count_failed(&self, filter: &FailedFilter) -> StoreResult<u64>;
+
+    /// As [`reopen_outbox`](Self::reopen_outbox), for the first `limit` rows that fit a filter.
+    async fn reopen_failed(&self, filter: &FailedFilter, limit: u32, now: DateTime<Utc>) -> StoreResult<u64>;
+
+    /// Deletes SENT rows among the next `limit` behind `after` that were sent before a moment; fenced by the lease.
+    async fn clean_outbox(
+        &self,
+        lease: &LeaseGrant,
+        sent_before: DateTime<Utc>,
+        after: u64,
+        limit: u32,
+    ) -> StoreResult<Cleaned<u64>>;
+
     /// Outbox rows of one event.
     async fn outbox_of(&self, event_id: EventId) -> StoreResult<Vec<OutboxRow>>;
 
@@ -1006,10 +1062,23 @@ pub trait Store: Send + Sync + 'static {
     /// Gives a lease back. Giving back what has changed hands does nothing.
     async fn release_lease(&self, grant: &LeaseGrant) -> StoreResult<()>;
 
+    /// Gives many leases back at once.
+    async fn release_leases(&self, grants: &[LeaseGrant]) -> StoreResult<()>;
+
     // Inbox ------------------------------------------------------------------------------------------------
 
     /// Records a failed delivery and answers the number of failures so far.
     async fn fail_delivery(&self, failure: &InboxFailure<'_>) -> StoreResult<u32>;
+
+    /// Deletes HANDLED deliveries among the next `limit` behind `after` that were handled before a moment; fenced by the
+    /// lease. A delivery of such an event is first again: receivers refuse what is older than this horizon.
+    async fn clean_inbox(
+        &self,
+        lease: &LeaseGrant,
+        handled_before: DateTime<Utc>,
+        after: Option<EventId>,
+        limit: u32,
+    ) -> StoreResult<Cleaned<EventId>>;
 
     /// Where a delivery is.
     async fn inbox_entry(&self, event_id: EventId, handler: &HandlerName) -> StoreResult<Option<InboxEntry>>;

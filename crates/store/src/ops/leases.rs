@@ -77,12 +77,8 @@ pub(crate) async fn renew(
     }
 }
 
-/// Keeps those that are still held. Runs in a transaction.
-pub(crate) async fn renew_all(
-    session: &mut Session<'_>,
-    grants: &[LeaseGrant],
-    duration: Duration,
-) -> StoreResult<Vec<LeaseGrant>> {
+/// Locks those of these leases that are still held, in the order of their names.
+async fn lock_held(session: &mut Session<'_>, grants: &[LeaseGrant]) -> StoreResult<Vec<LeaseGrant>> {
     if grants.is_empty() {
         return Ok(Vec::new());
     }
@@ -99,6 +95,16 @@ pub(crate) async fn renew_all(
             grants.iter().filter(|grant| grant.lease.as_str() == name && grant.epoch == epoch).cloned(),
         );
     }
+    Ok(held)
+}
+
+/// Keeps those that are still held. Runs in a transaction.
+pub(crate) async fn renew_all(
+    session: &mut Session<'_>,
+    grants: &[LeaseGrant],
+    duration: Duration,
+) -> StoreResult<Vec<LeaseGrant>> {
+    let held = lock_held(session, grants).await?;
     if held.is_empty() {
         return Ok(held);
     }
@@ -139,6 +145,20 @@ pub(crate) async fn release(session: &mut Session<'_>, grant: &LeaseGrant) -> St
         session.dialect().now()
     );
     session.execute("lease.release", &sql, values![grant.lease.as_str(), grant.epoch]).await?;
+    Ok(())
+}
+
+/// Gives those back that are still held. Runs in a transaction.
+pub(crate) async fn release_all(session: &mut Session<'_>, grants: &[LeaseGrant]) -> StoreResult<()> {
+    let held = lock_held(session, grants).await?;
+    if held.is_empty() {
+        return Ok(());
+    }
+    let marks = vec!["?"; held.len()].join(", ");
+    let sql =
+        format!("UPDATE leases SET expires_at = {} WHERE lease_name IN ({marks})", session.dialect().now());
+    let names = held.iter().flat_map(|grant| values![grant.lease.as_str()]).collect();
+    session.execute("lease.release_all", &sql, names).await?;
     Ok(())
 }
 

@@ -4,6 +4,7 @@ use towpath_core::envelope::RecordedEvent;
 use towpath_core::ids::Position;
 use towpath_core::ports::store::{LeaseGrant, Sequenced, StoreResult};
 
+use crate::floors::{Floors, Place, guarded, standing_of};
 use crate::ops::leases::fence;
 use crate::rows::{read_recorded_event, select_list};
 use crate::schema::DOMAIN_EVENTS;
@@ -17,17 +18,14 @@ pub(crate) async fn sequence(
     session: &mut Session<'_>,
     grant: &LeaseGrant,
     limit: u32,
+    floors: &Floors,
 ) -> StoreResult<Sequenced> {
     let sql =
         format!("SELECT last_position FROM log_head WHERE log_id = 1 {}", session.dialect().for_update());
     let head = session.row("log.head", &sql, values![]).await?;
     let head = head.ok_or_else(|| unreadable("log_head", "its row is missing"))?.count("last_position")?;
 
-    let sql = format!("SELECT pending_id FROM event_pending ORDER BY pending_id LIMIT {limit}");
-    let mut taken = Vec::new();
-    for row in session.rows("log.pending", &sql, values![]).await? {
-        taken.push(row.long("pending_id")?);
-    }
+    let taken = pending(session, limit, floors).await?;
     if taken.is_empty() {
         fence(session, std::slice::from_ref(grant)).await?;
         return Ok(Sequenced { count: 0, head });
@@ -57,6 +55,25 @@ pub(crate) async fn sequence(
     // Asked last, so that the lock on the lease is held for a moment only.
     fence(session, std::slice::from_ref(grant)).await?;
     Ok(Sequenced { count, head })
+}
+
+/// The lowest numbers that wait for a position.
+async fn pending(session: &mut Session<'_>, limit: u32, floors: &Floors) -> StoreResult<Vec<i64>> {
+    let look =
+        |from: &str| format!("SELECT pending_id FROM event_pending{from} ORDER BY pending_id LIMIT {limit}");
+    if let Some(floor) = floors.of(&Place::Pending) {
+        let mut keys = values![];
+        let sql = guarded(&Place::Pending, &look(" WHERE pending_id >= ?"), &mut keys);
+        keys.extend(values![floor.at]);
+        let rows = session.rows("log.pending", &sql, keys).await?;
+        if standing_of(&rows)? == floor.under {
+            let ids = rows.iter().map(|row| row.long_or_null("pending_id"));
+            return ids.filter_map(Result::transpose).collect();
+        }
+        floors.drop_floor(&Place::Pending);
+    }
+    let rows = session.rows("log.pending", &look(""), values![]).await?;
+    rows.iter().map(|row| row.long("pending_id")).collect()
 }
 
 pub(crate) async fn head(session: &mut Session<'_>) -> StoreResult<Position> {

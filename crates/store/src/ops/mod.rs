@@ -4,7 +4,9 @@
 
 pub(crate) mod append;
 pub(crate) mod channels;
+pub(crate) mod cleaning;
 pub(crate) mod commands;
+pub(crate) mod failed;
 pub(crate) mod inbox;
 pub(crate) mod leases;
 pub(crate) mod letters;

@@ -4,7 +4,7 @@
 //! the head get `parked_at` when a claim comes across them, and so leave the index of ready rows: however long
 //! the queue behind a poisoned event is, nobody reads it again until the head is through.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{ChannelName, EventId, Lane};
@@ -13,10 +13,11 @@ use towpath_core::ports::store::{
     Counts, LeaseGrant, OutboxClaim, OutboxItem, OutboxOutcome, OutboxResult, OutboxRow, StoreResult,
 };
 
+use crate::floors::{Floors, Place, count_return, guarded, standing_of};
 use crate::ops::leases::fence;
 use crate::rows::{insert_sql, read_event, read_outbox, select_list, stored};
 use crate::schema::{DOMAIN_EVENTS, EVENT_OUTBOX, Index, PARKED_LANES};
-use crate::sql::{Chosen, Session, Value, code, readable, unreadable, values};
+use crate::sql::{Chosen, Row, Session, Value, code, readable, unreadable, values};
 
 /// What one look at the ready rows found.
 #[derive(Default)]
@@ -28,33 +29,63 @@ pub(crate) struct Look {
 }
 
 /// Looks at the next rows that are due. Reads only.
-pub(crate) async fn look(session: &mut Session<'_>, claim: &OutboxClaim<'_>) -> StoreResult<Look> {
+///
+/// Always from the beginning, or from a floor below which nothing can wait: a row that commits late has a lower number
+/// than rows that were seen before it, and later rows of its lane must not pass it.
+pub(crate) async fn look(
+    session: &mut Session<'_>,
+    claim: &OutboxClaim<'_>,
+    floors: &Floors,
+) -> StoreResult<Look> {
+    let place = Place::Outbox(claim.channel.clone());
+    if let Some(floor) = floors.of(&place) {
+        let mut keys = values![];
+        let mut look_keys = values![];
+        let sql = guarded(&place, &look_sql(session, claim, Some(floor.at), &mut look_keys), &mut keys);
+        keys.extend(look_keys);
+        let rows = session.rows("outbox.look", &sql, keys).await?;
+        if standing_of(&rows)? == floor.under {
+            return read_look(&rows, claim);
+        }
+        floors.drop_floor(&place);
+    }
+    let mut keys = values![];
+    let sql = look_sql(session, claim, None, &mut keys);
+    read_look(&session.rows("outbox.look", &sql, keys).await?, claim)
+}
+
+fn look_sql<'v>(
+    session: &Session<'_>,
+    claim: &OutboxClaim<'v>,
+    floor: Option<i64>,
+    keys: &mut Vec<Value<'v>>,
+) -> String {
     let (channel, condition) = session.dialect().partial(ready_index(), "o.");
-    let mut keys = values![claim.channel.as_str(), claim.now];
-    // An instance that holds every partition need not name them.
-    let partitions = if claim.partitions.len() >= usize::from(Lane::PARTITIONS) {
-        String::new()
-    } else {
-        let numbers = claim.partitions.iter().map(|number| i64::from(*number)).collect();
-        format!(" AND {}", session.one_of("o.partition_no", numbers, &mut keys))
-    };
-    let sql = format!(
+    keys.extend(values![claim.channel.as_str(), claim.now]);
+    let partitions = in_partitions(session, claim.partitions, keys);
+    keys.extend(floor.map(Value::from));
+    let from = if floor.is_some() { " AND o.outbox_id >= ?" } else { "" };
+    format!(
         "SELECT o.outbox_id, o.lane, o.retry_count, o.status, p.head_outbox_id, p.due_at AS lane_due_at, {} \
          FROM event_outbox o JOIN domain_events e ON e.event_id = o.event_id \
          LEFT JOIN parked_lanes p ON p.channel = o.channel AND p.lane = o.lane \
-         WHERE {channel} = ?{condition} AND (o.next_retry_at IS NULL OR o.next_retry_at <= ?){partitions} \
+         WHERE {channel} = ?{condition} AND (o.next_retry_at IS NULL OR o.next_retry_at <= ?){partitions}{from} \
          ORDER BY o.outbox_id LIMIT {}",
         select_list(&DOMAIN_EVENTS, "e", ""),
         claim.limit
-    );
+    )
+}
+
+fn read_look(rows: &[Row], claim: &OutboxClaim<'_>) -> StoreResult<Look> {
     let mut look = Look::default();
-    for row in session.rows("outbox.look", &sql, keys).await? {
+    for row in rows {
+        let Some(outbox_id) = row.long_or_null("outbox_id")? else { continue };
         let item = OutboxItem {
-            outbox_id: row.count("outbox_id")?,
+            outbox_id: outbox_id.cast_unsigned(),
             lane: Lane::from_stored(row.long("lane")?),
             retry_count: row.small("retry_count")?,
-            status: stored(&row, "status")?,
-            event: read_event(&row)?,
+            status: stored(row, "status")?,
+            event: read_event(row)?,
         };
         match row.long_or_null("head_outbox_id")? {
             None => look.ready.push(item),
@@ -68,7 +99,26 @@ pub(crate) async fn look(session: &mut Session<'_>, claim: &OutboxClaim<'_>) -> 
             Some(_) => {}
         }
     }
+    // A join around a look need not keep its order.
+    look.ready.sort_by_key(|item| item.outbox_id);
     Ok(look)
+}
+
+/// The condition that a row lies in one of these partitions. A range is compared in the index, before the row is read;
+/// what has gaps is a range first.
+fn in_partitions(session: &Session<'_>, partitions: &[u16], keys: &mut Vec<Value<'_>>) -> String {
+    let (first, last) = (partitions.iter().min().copied(), partitions.iter().max().copied());
+    let (Some(first), Some(last)) = (first, last) else { return " AND 1 = 0".to_owned() };
+    let mut condition = String::new();
+    if last - first + 1 < Lane::PARTITIONS {
+        keys.extend(values![first, last]);
+        condition.push_str(" AND o.partition_no >= ? AND o.partition_no <= ?");
+    }
+    if usize::from(last - first) + 1 > partitions.len() {
+        let numbers = partitions.iter().map(|number| i64::from(*number)).collect();
+        condition.push_str(&format!(" AND {}", session.one_of("o.partition_no", numbers, keys)));
+    }
+    condition
 }
 
 /// Sets rows aside whose lane waits. Runs in a transaction.
@@ -131,7 +181,8 @@ pub(crate) async fn record(
     // Of the failed rows of one lane only the earliest is what the lane waits for; the others, like all that come
     // after it, are only set aside. Their own failure is not theirs: they should not have been sent before it.
     let failed = results.iter().filter(|result| parks(&result.outcome));
-    let mut heads = lock_heads(session, channel, results.iter().map(|result| result.lane)).await?;
+    let parked = lock_heads(session, channel, results.iter().map(|result| result.lane)).await?;
+    let mut heads = parked.clone();
     for result in failed.clone() {
         let head = heads.entry(result.lane).or_insert(result.outbox_id);
         *head = (*head).min(result.outbox_id);
@@ -153,7 +204,13 @@ pub(crate) async fn record(
     for outcome in outcomes {
         let alike: Vec<&OutboxResult> =
             counted.iter().filter(|result| result.outcome == *outcome).copied().collect();
-        record_alike(session, channel, now, outcome, &alike).await?;
+        record_alike(session, channel, now, outcome, &alike, &parked).await?;
+    }
+    let opened = |result: &&OutboxResult| {
+        !parks(&result.outcome) && parked.get(&result.lane) == Some(&result.outbox_id)
+    };
+    if counted.iter().any(opened) {
+        count_return(session, channel).await?;
     }
     fence(session, leases).await
 }
@@ -165,6 +222,7 @@ async fn record_alike(
     now: DateTime<Utc>,
     outcome: &OutboxOutcome,
     rows: &[&OutboxResult],
+    parked: &HashMap<Lane, u64>,
 ) -> StoreResult<()> {
     let (next, due_at, why, failures) = match outcome {
         OutboxOutcome::Sent => (OutboxStep::Confirm, None, None, 0_u32),
@@ -186,7 +244,7 @@ async fn record_alike(
         failures
     ];
     let Chosen { target, condition, .. } =
-        session.choose_for_update("event_outbox", "outbox_id", ids.clone(), &mut changed);
+        session.choose_for_update("event_outbox", "outbox_id", ids, &mut changed);
     let sql = format!(
         "UPDATE {target} SET status = ?, status_changed_at = ?, status_reason = ?, status_message = ?, \
          next_retry_at = ?, retry_count = retry_count + ?, parked_at = NULL \
@@ -196,8 +254,9 @@ async fn record_alike(
     if parks(outcome) {
         park_lanes(session, channel, now, due_at, rows).await
     } else {
-        // Whoever waited for these waits no longer.
-        unpark_behind(session, channel, ids).await
+        // Whoever waited for these waits no longer. The lanes were locked and read before.
+        let waited = rows.iter().filter(|row| parked.get(&row.lane) == Some(&row.outbox_id));
+        unpark(session, channel, waited.map(|row| row.lane.to_stored()).collect()).await
     }
 }
 
@@ -216,19 +275,45 @@ pub(crate) async fn reopen(
     now: DateTime<Utc>,
 ) -> StoreResult<u64> {
     let ids: Vec<i64> = outbox_ids.iter().map(|id| id.cast_signed()).collect();
+    // The lanes are locked before the rows, as everybody does it.
+    let mut keys = values![];
+    let Chosen { target, condition, .. } =
+        session.choose_from("event_outbox", "outbox_id", ids.clone(), &mut keys);
+    let sql = format!("SELECT channel, lane FROM {target} WHERE {condition} AND status = 'FAILED'");
+    let mut lanes: BTreeMap<String, Vec<Lane>> = BTreeMap::new();
+    for row in session.rows("outbox.reopened", &sql, keys).await? {
+        lanes.entry(row.text("channel")?).or_default().push(Lane::from_stored(row.long("lane")?));
+    }
+    let chosen: BTreeSet<u64> = outbox_ids.iter().copied().collect();
+    let mut due: Vec<(ChannelName, Vec<i64>)> = Vec::new();
+    for (channel, lanes) in lanes {
+        let channel = ChannelName::from_stored(channel);
+        let heads = lock_heads(session, &channel, lanes.into_iter()).await?;
+        let waiting = heads.into_iter().filter(|(_, head)| chosen.contains(head));
+        due.push((channel, waiting.map(|(lane, _)| lane.to_stored()).collect()));
+    }
+
     let status = step(OutboxStatus::Failed, OutboxStep::Reopen)?;
     let mut changed = values![status.as_str(), now, now];
     let Chosen { target, condition, .. } =
-        session.choose_for_update("event_outbox", "outbox_id", ids.clone(), &mut changed);
+        session.choose_for_update("event_outbox", "outbox_id", ids, &mut changed);
     let sql = format!(
         "UPDATE {target} SET status = ?, status_changed_at = ?, status_reason = 'reopened', \
          status_message = NULL, next_retry_at = ?, retry_count = 0 WHERE {condition} AND status = 'FAILED'"
     );
     let reopened = session.execute("outbox.reopen", &sql, changed).await?;
-    let mut changed = values![now];
-    let chosen = session.one_of("head_outbox_id", ids, &mut changed);
-    let sql = format!("UPDATE parked_lanes SET due_at = ? WHERE {chosen}");
-    session.execute("outbox.reopen_lanes", &sql, changed).await?;
+    for (channel, lanes) in due {
+        count_return(session, &channel).await?;
+        if lanes.is_empty() {
+            continue;
+        }
+        let mut changed = values![now];
+        let Chosen { target, condition, .. } =
+            session.choose_for_update("parked_lanes", "lane", lanes, &mut changed);
+        changed.extend(values![channel.as_str()]);
+        let sql = format!("UPDATE {target} SET due_at = ? WHERE {condition} AND channel = ?");
+        session.execute("outbox.reopen_lanes", &sql, changed).await?;
+    }
     Ok(reopened)
 }
 
@@ -252,18 +337,8 @@ pub(crate) async fn counts(
     Ok(counts)
 }
 
-/// Lets the rows behind these heads go on.
-async fn unpark_behind(session: &mut Session<'_>, channel: &ChannelName, heads: Vec<i64>) -> StoreResult<()> {
-    let mut keys = values![channel.as_str()];
-    let chosen = session.one_of("head_outbox_id", heads, &mut keys);
-    let sql = format!(
-        "SELECT lane FROM parked_lanes WHERE channel = ? AND {chosen} ORDER BY lane {}",
-        session.dialect().for_update()
-    );
-    let mut lanes = Vec::new();
-    for row in session.rows("outbox.unparked", &sql, keys).await? {
-        lanes.push(row.long("lane")?);
-    }
+/// Lets the rows of these lanes go on. The lanes are locked.
+async fn unpark(session: &mut Session<'_>, channel: &ChannelName, lanes: Vec<i64>) -> StoreResult<()> {
     if lanes.is_empty() {
         return Ok(());
     }

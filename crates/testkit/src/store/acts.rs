@@ -186,3 +186,20 @@ pub async fn drain(
         sent.extend(items);
     }
 }
+
+/// Delivers and gives positions again and again for a while: what an adapter remembers from look to look has time to
+/// form, and would show itself in what it then does not see.
+pub async fn drain_for_a_while(
+    store: &dyn Store,
+    lease: &LeaseGrant,
+    channel: &ChannelName,
+    now: DateTime<Utc>,
+) -> Vec<OutboxItem> {
+    let mut sent = drain(store, lease, channel, now).await;
+    let began = std::time::Instant::now();
+    while began.elapsed() < Duration::from_millis(600) {
+        sent.extend(drain(store, lease, channel, now).await);
+        sequence_all(store, lease).await;
+    }
+    sent
+}

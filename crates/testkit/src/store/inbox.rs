@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use towpath_core::ids::{EventId, HandlerName};
 use towpath_core::lifecycle::InboxStatus;
-use towpath_core::ports::store::{InboxEntry, InboxFailure, InboxMark, Store, StoreResult};
+use towpath_core::ports::store::{InboxEntry, InboxFailure, InboxMark, Store, StoreError, StoreResult};
 
 use super::StoreFixture;
-use super::acts::versions_of;
+use super::acts::{assert_refused, hold_new_lease, stale_and_fresh, versions_of};
 use super::facts::{OrderFacts, handler, moment, new_event_id, new_order};
 use super::waiting::{all_at_once, answer_of, fair_chance, taking_turns};
 
@@ -199,4 +199,47 @@ pub async fn a_dead_delivery_stays_dead(fixture: &impl StoreFixture) {
     store.fail_delivery(&failure(false)).await.expect("fail again");
     let entry = store.inbox_entry(event_id, &handler).await.expect("read").expect("it is there");
     assert_eq!((entry.status, entry.retry_count), (InboxStatus::Dead, 1));
+}
+
+/// Clean-up deletes what was handled long enough ago and nothing else; not under a stale lease.
+pub async fn deliveries_handled_long_ago_are_cleaned_up(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let lease = hold_new_lease(&*store).await;
+    let (one, two) = (handler("one"), handler("two"));
+    let events: Vec<EventId> = (0..8).map(|_| new_event_id()).collect();
+    for (number, event_id) in (0..).zip(&events) {
+        for handler in [&one, &two] {
+            let mut tx = store.begin().await.expect("begin");
+            tx.mark_inbox(*event_id, handler, moment(10 + number)).await.expect("mark");
+            tx.commit().await.expect("commit");
+        }
+    }
+    let failure = InboxFailure {
+        event_id: new_event_id(),
+        handler: &one,
+        reason: "no",
+        message: "no",
+        failed_at: moment(1),
+        dead: true,
+    };
+    store.fail_delivery(&failure).await.expect("fail");
+
+    let (stale, _) = stale_and_fresh(&*store).await;
+    let refused = store.clean_inbox(&stale, moment(15), None, 100).await;
+    assert_refused!(refused, StoreError::Fenced { .. }, "cleaning under a stale lease");
+    let (mut deleted, mut after) = (0, None);
+    loop {
+        let cleaned = store.clean_inbox(&lease, moment(15), after, 4).await.expect("clean");
+        (deleted, after) = (deleted + cleaned.deleted, cleaned.next);
+        if after.is_none() {
+            break;
+        }
+    }
+    assert_eq!(deleted, 10, "five events, for two handlers each");
+    for (number, event_id) in (0..).zip(&events) {
+        let entry = store.inbox_entry(*event_id, &two).await.expect("inbox_entry");
+        assert_eq!(entry.is_some(), 10 + number >= 15, "handled at {}", 10 + number);
+    }
+    let dead = store.inbox_entry(failure.event_id, &one).await.expect("inbox_entry");
+    assert!(dead.is_some(), "what waits for an operator stays, however old");
 }

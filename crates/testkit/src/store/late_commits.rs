@@ -10,7 +10,7 @@ use towpath_core::ids::ChannelName;
 use towpath_core::ports::store::{Append, CompletedCommand, LeaseGrant, Store};
 
 use super::StoreFixture;
-use super::acts::{claim, drain, hold_new_lease, record_sent, sequence_all, whole_log};
+use super::acts::{claim, drain, drain_for_a_while, hold_new_lease, record_sent, sequence_all, whole_log};
 use super::facts::{OrderFacts, moment, new_channel};
 use super::waiting::{answer_of, fair_chance, in_time, taking_turns};
 
@@ -58,6 +58,41 @@ pub async fn a_late_commit_keeps_its_place_before_its_successors(fixture: &impl 
     assert_eq!(of_late(log), [1, 2], "in the log");
     let claimed = claim(&*store, &channel, moment(9)).await.into_iter().map(|item| item.event).collect();
     assert_eq!(of_late(claimed), [1, 2], "on the channel");
+}
+
+/// The same, however long the adapter has looked in vain for what was not committed, and however much it has taken out
+/// before: what it remembers of that must not pass the late event by.
+pub async fn a_late_commit_keeps_its_place_however_long_others_have_looked(fixture: &impl StoreFixture) {
+    let (slow, store) = (fixture.store().await, fixture.store().await);
+    if !store.promises().concurrent_writers {
+        // Nobody can commit beside an open writer, so nobody is late.
+        return run(fixture, End::Commit).await;
+    }
+    let lease = hold_new_lease(&*store).await;
+    let channel = new_channel();
+    let routed = std::slice::from_ref(&channel);
+    let other = || OrderFacts::of_new_order().placed().routed(routed).append();
+    super::acts::append(&*store, &other()).await;
+    assert_eq!(drain_for_a_while(&*store, &lease, &channel, moment(9)).await.len(), 1);
+
+    let order = super::facts::new_order();
+    let mut tx = slow.begin().await.expect("begin");
+    tx.append(&OrderFacts::about(&order, 0).placed().routed(routed).append()).await.expect("append");
+    for _ in 0..4 {
+        let busy = (1..400).fold(OrderFacts::of_new_order().placed(), |facts, _| facts.noted("much happens"));
+        super::acts::append(&*store, &busy.routed(routed).append()).await;
+    }
+    assert_eq!(drain_for_a_while(&*store, &lease, &channel, moment(9)).await.len(), 1_600);
+    tx.commit().await.expect("commit late");
+    super::acts::append(&*store, &OrderFacts::about(&order, 1).paid().routed(routed).append()).await;
+
+    let claimed = claim(&*store, &channel, moment(9)).await;
+    assert_eq!(super::acts::versions(&claimed), [1, 2], "on the channel");
+    assert_eq!(sequence_all(&*store, &lease).await, 2, "the late one and its successor get positions");
+    let log = whole_log(&*store).await;
+    let of_order = log.iter().filter(|event| event.envelope.aggregate == order);
+    let versions: Vec<u64> = of_order.map(|event| event.envelope.aggregate_version).collect();
+    assert_eq!(versions, [1, 2], "in the log");
 }
 
 #[derive(Clone, Copy, PartialEq)]

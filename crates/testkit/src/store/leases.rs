@@ -21,6 +21,25 @@ use super::facts::{OrderFacts, completed, failed, instance, moment, new_channel,
 use super::waiting::{all_at_once, interleave, taking_turns};
 use crate::probe::PauseProbe;
 
+/// Many leases are given back at once: those still held are free, those that changed hands are not disturbed.
+pub async fn many_leases_are_released_together(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let (stale, fresh) = stale_and_fresh(&*store).await;
+    let mut grants = vec![stale];
+    for _ in 0..3 {
+        grants.push(hold_new_lease(&*store).await);
+    }
+    store.release_leases(&grants).await.expect("release");
+    for grant in &grants[1..] {
+        let next = hold(&*store, &grant.lease, &instance("two")).await;
+        assert_eq!(next.epoch, grant.epoch + 1, "free at once, and the epoch goes on");
+    }
+    let disturbed = store.acquire_lease(&fresh.lease, &instance("two"), LONG).await.expect("acquire");
+    assert_eq!(disturbed, None, "the successor holds what it took");
+    store.renew_lease(&fresh, LONG).await.expect("renew");
+    store.release_leases(&[]).await.expect("nothing to release");
+}
+
 /// While it is held, nobody else gets it; other leases are not concerned.
 pub async fn a_live_lease_is_refused_to_others(fixture: &impl StoreFixture) {
     let (here, there) = (fixture.store().await, fixture.store().await);

@@ -125,7 +125,8 @@ macro_rules! store_conformance {
             late_commits:
                 a_late_commit_is_neither_skipped_nor_lost,
                 a_late_rollback_leaves_no_gap,
-                a_late_commit_keeps_its_place_before_its_successors;
+                a_late_commit_keeps_its_place_before_its_successors,
+                a_late_commit_keeps_its_place_however_long_others_have_looked;
             idle:
                 an_idle_transaction_elsewhere_stalls_nothing;
             sequencing:
@@ -136,6 +137,7 @@ macro_rules! store_conformance {
                 a_live_lease_is_refused_to_others,
                 a_holder_that_acquires_again_raises_the_epoch,
                 many_leases_are_renewed_together,
+                many_leases_are_released_together,
                 an_expired_lease_is_taken_over_with_a_higher_epoch,
                 a_released_lease_is_free_and_its_epoch_goes_on,
                 a_stale_release_does_nothing,
@@ -178,6 +180,9 @@ macro_rules! store_conformance {
                 aggregate_ids_are_compared_to_the_letter,
                 names_are_compared_to_the_letter;
             outbox:
+                rows_that_come_back_are_found_by_everybody_in_order,
+                given_up_rows_are_put_back_by_a_filter,
+                rows_sent_long_ago_are_cleaned_up,
                 rows_exist_for_routed_channels_only,
                 a_claimed_row_carries_its_fact,
                 a_claim_respects_partitions_and_limit,
@@ -196,6 +201,7 @@ macro_rules! store_conformance {
                 outbox_counts_follow_the_statuses,
                 two_relays_with_their_own_partitions_deliver_everything_once;
             inbox:
+                deliveries_handled_long_ago_are_cleaned_up,
                 a_delivery_is_first_once,
                 a_rolled_back_mark_leaves_the_delivery_first,
                 two_transactions_marking_one_delivery_take_turns,

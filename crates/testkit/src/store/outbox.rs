@@ -7,12 +7,14 @@ use std::time::Duration;
 use towpath_core::ids::{AggregateKey, ChannelName, Lane, Version};
 use towpath_core::lifecycle::OutboxStatus;
 use towpath_core::ports::probe::Probe;
-use towpath_core::ports::store::{LeaseGrant, OutboxClaim, OutboxItem, OutboxOutcome, OutboxRow, Store};
+use towpath_core::ports::store::{
+    FailedFilter, LeaseGrant, OutboxClaim, OutboxItem, OutboxOutcome, OutboxRow, Store, StoreError,
+};
 
 use super::StoreFixture;
 use super::acts::{
-    all_partitions, append, claim, drain, given_up, hold_new_lease, record, record_sent, result, retry,
-    try_append, versions,
+    all_partitions, append, claim, drain, drain_for_a_while, given_up, hold_new_lease, record, record_sent,
+    result, retry, try_append, versions,
 };
 use super::facts::{OrderFacts, envelopes, full_context, moment, new_channel, new_event_id, new_order};
 use super::waiting::{all_at_once, answer_of, fair_chance, interleave, taking_turns};
@@ -490,6 +492,115 @@ pub async fn two_relays_with_their_own_partitions_deliver_everything_once(fixtur
         lanes.entry(lane).or_default().push(version);
     }
     assert!(lanes.values().all(|versions| *versions == [1, 2]), "each lane in order: {lanes:?}");
+}
+
+/// Given-up rows are listed, counted and put back by a filter; what does not fit stays.
+pub async fn given_up_rows_are_put_back_by_a_filter(fixture: &impl StoreFixture) {
+    let (store, lease, channel) = open(fixture).await;
+    let elsewhere = new_channel();
+    let both = [channel.clone(), elsewhere.clone()];
+    append(&*store, &OrderFacts::of_new_order().placed().paid().routed(&both).append()).await;
+    append(&*store, &OrderFacts::of_new_order().placed().routed(&both).append()).await;
+    for (name, reason, at) in [(&channel, "no-route", 10), (&elsewhere, "refused", 20)] {
+        let outcome = OutboxOutcome::Failed {
+            reason: reason.to_owned(),
+            message: "it said no".to_owned(),
+            park: false,
+        };
+        let items = claim(&*store, name, moment(1)).await;
+        let results: Vec<_> = items.iter().map(|item| result(item, outcome.clone())).collect();
+        record(&*store, &lease, name, moment(at), &results).await;
+    }
+
+    let all = FailedFilter::default();
+    let of_channel = FailedFilter { channel: Some(channel.clone()), ..all.clone() };
+    let placed_type = store.failed_outbox(&all, 0, 1).await.expect("list")[0].event.event_type.to_string();
+    let placed = FailedFilter { event_type: Some(placed_type), ..all.clone() };
+    let refused = FailedFilter { reason: Some("refused".to_owned()), ..all.clone() };
+    let early = FailedFilter { failed_before: Some(moment(20)), ..all.clone() };
+    let late = FailedFilter { failed_since: Some(moment(20)), ..all.clone() };
+    let none = FailedFilter { failed_since: Some(moment(20)), ..of_channel.clone() };
+    let filters =
+        [(&all, 6), (&of_channel, 3), (&placed, 4), (&refused, 3), (&early, 3), (&late, 3), (&none, 0)];
+    for (filter, expected) in filters {
+        assert_eq!(store.count_failed(filter).await.expect("count"), expected, "{filter:?}");
+        let listed = store.failed_outbox(filter, 0, 100).await.expect("list");
+        assert_eq!(listed.len() as u64, expected, "{filter:?}");
+        assert!(listed.is_sorted_by_key(|failed| failed.row.outbox_id));
+        assert!(listed.iter().all(|failed| failed.row.event_id == failed.event.event_id));
+    }
+    let first = store.failed_outbox(&all, 0, 4).await.expect("list");
+    let rest = store.failed_outbox(&all, first[3].row.outbox_id, 4).await.expect("list");
+    assert_eq!((first.len(), rest.len()), (4, 2), "a page, and what is behind it");
+
+    assert_eq!(
+        store.reopen_failed(&of_channel, 2, moment(30)).await.expect("reopen"),
+        2,
+        "no more than asked"
+    );
+    assert_eq!(store.reopen_failed(&of_channel, 2, moment(30)).await.expect("reopen"), 1);
+    assert_eq!(store.reopen_failed(&of_channel, 2, moment(30)).await.expect("reopen"), 0);
+    assert_eq!(claim(&*store, &channel, moment(30)).await.len(), 3);
+    assert_eq!(claim(&*store, &elsewhere, moment(30)).await, [], "the others wait for their operator");
+}
+
+/// Clean-up deletes what was sent long enough ago, page by page, and nothing else; not under a stale lease.
+pub async fn rows_sent_long_ago_are_cleaned_up(fixture: &impl StoreFixture) {
+    let (store, lease, channel) = open(fixture).await;
+    for _ in 0..3 {
+        write(&*store, &new_order(), 0..4, &channel).await;
+    }
+    let items = claim(&*store, &channel, moment(1)).await;
+    record_sent(&*store, &lease, &channel, moment(10), &items[..6]).await;
+    record_sent(&*store, &lease, &channel, moment(20), &items[6..8]).await;
+    record(&*store, &lease, &channel, moment(2), &[result(&items[8], given_up(false))]).await;
+    let left = || async { store.outbox_counts(&channel).await.expect("count") };
+
+    let (stale, _) = super::acts::stale_and_fresh(&*store).await;
+    let refused = store.clean_outbox(&stale, moment(20), 0, 100).await;
+    super::acts::assert_refused!(refused, StoreError::Fenced { .. }, "cleaning under a stale lease");
+    assert_eq!(left().await.of(OutboxStatus::Sent), 8);
+
+    let (mut deleted, mut after, mut pages) = (0, Some(0), 0);
+    while let Some(from) = after {
+        let cleaned = store.clean_outbox(&lease, moment(20), from, 4).await.expect("clean");
+        (deleted, after, pages) = (deleted + cleaned.deleted, cleaned.next, pages + 1);
+    }
+    assert!(pages >= 2, "a page is no more than was asked for");
+    assert_eq!(deleted, 6);
+    let counts = left().await;
+    assert_eq!(counts.of(OutboxStatus::Sent), 2, "sent too recently");
+    assert_eq!((counts.of(OutboxStatus::New), counts.of(OutboxStatus::Failed)), (3, 1), "not sent");
+    let unsent = claim(&*store, &channel, moment(30)).await;
+    assert_eq!(unsent, items[9..], "what waits still goes out");
+}
+
+/// Rows that waited behind a given-up one for long come back by another instance's doing: everybody finds them, before what
+/// was written since.
+pub async fn rows_that_come_back_are_found_by_everybody_in_order(fixture: &impl StoreFixture) {
+    let (store, lease, channel) = open(fixture).await;
+    let other = fixture.store().await;
+    let order = new_order();
+    write(&*store, &order, 0..3, &channel).await;
+    let items = claim(&*store, &channel, moment(1)).await;
+    record(&*store, &lease, &channel, moment(1), &[result(&items[0], given_up(true))]).await;
+    write(&*store, &new_order(), 0..3, &channel).await;
+    assert_eq!(drain_for_a_while(&*store, &lease, &channel, moment(9)).await.len(), 3, "the others go on");
+
+    assert_eq!(other.reopen_outbox(&[items[0].outbox_id], moment(9)).await.expect("reopen"), 1);
+    let due = claim(&*store, &channel, moment(10)).await;
+    assert_eq!(versions(&due), [1], "what was reopened elsewhere is found here");
+    record_sent(&*other, &lease, &channel, moment(10), &due).await;
+    write(&*other, &order, 3..4, &channel).await;
+    let rest = claim(&*store, &channel, moment(11)).await;
+    assert_eq!(versions(&rest), [2, 3, 4], "and what waited behind it, in order");
+
+    // The same without order: nothing is parked, and the row alone comes back.
+    record_sent(&*store, &lease, &channel, moment(11), &rest[..2]).await;
+    record(&*store, &lease, &channel, moment(11), &[result(&rest[2], given_up(false))]).await;
+    assert_eq!(drain_for_a_while(&*store, &lease, &channel, moment(12)).await, []);
+    assert_eq!(other.reopen_outbox(&[rest[2].outbox_id], moment(12)).await.expect("reopen"), 1);
+    assert_eq!(versions(&claim(&*store, &channel, moment(13)).await), [4]);
 }
 
 async fn open(fixture: &impl StoreFixture) -> (Arc<dyn Store>, LeaseGrant, ChannelName) {

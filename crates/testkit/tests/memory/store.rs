@@ -18,6 +18,16 @@ use uuid::Uuid;
 use super::tables::{Lease, TimerRow};
 use super::{Database, Fault, Tables};
 
+/// Whether a row was given up and fits a filter.
+fn fits(filter: &FailedFilter, row: &OutboxRow, event: &EventEnvelope) -> bool {
+    row.status == OutboxStatus::Failed
+        && filter.channel.as_ref().is_none_or(|channel| *channel == row.channel)
+        && filter.reason.as_ref().is_none_or(|reason| row.status_reason.as_ref() == Some(reason))
+        && filter.event_type.as_ref().is_none_or(|wanted| event.event_type.as_str() == wanted)
+        && filter.failed_before.is_none_or(|before| row.status_changed_at < before)
+        && filter.failed_since.is_none_or(|since| row.status_changed_at >= since)
+}
+
 pub(crate) struct MemoryStore {
     database: Arc<Database>,
     probe: Arc<dyn Probe>,
@@ -333,7 +343,7 @@ impl StoreTx for MemoryTx {
         &mut self,
         event_id: EventId,
         handler: &HandlerName,
-        _now: DateTime<Utc>,
+        now: DateTime<Utc>,
     ) -> StoreResult<InboxMark> {
         let staged = &mut self.0;
         staged.probe.before("mark_inbox");
@@ -351,6 +361,7 @@ impl StoreTx for MemoryTx {
         }
         let mark = move |tables: &mut Tables| {
             let (event_id, handler) = (delivery.0, delivery.1.clone());
+            tables.handled_at.insert(delivery.clone(), now);
             let entry = tables.inbox.entry(delivery).or_insert(InboxEntry {
                 event_id,
                 handler,
@@ -934,6 +945,52 @@ impl Store for MemoryStore {
         Ok(count)
     }
 
+    async fn failed_outbox(
+        &self,
+        filter: &FailedFilter,
+        after: u64,
+        limit: u32,
+    ) -> StoreResult<Vec<FailedRow>> {
+        let tables = self.database.tables();
+        let fitting = tables.outbox.values().filter(|row| row.outbox_id > after);
+        let fitting = fitting.filter_map(|row| {
+            let mut events = tables.events.values().flatten();
+            let event = events.find(|event| event.event_id == row.event_id)?.clone();
+            fits(filter, row, &event).then(|| FailedRow { row: row.clone(), event })
+        });
+        Ok(fitting.take(limit as usize).collect())
+    }
+
+    async fn count_failed(&self, filter: &FailedFilter) -> StoreResult<u64> {
+        Ok(self.failed_outbox(filter, 0, u32::MAX).await?.len() as u64)
+    }
+
+    async fn reopen_failed(&self, filter: &FailedFilter, limit: u32, now: DateTime<Utc>) -> StoreResult<u64> {
+        let fitting = self.failed_outbox(filter, 0, limit).await?;
+        let ids: Vec<u64> = fitting.iter().map(|failed| failed.row.outbox_id).collect();
+        self.reopen_outbox(&ids, now).await
+    }
+
+    async fn clean_outbox(
+        &self,
+        lease: &LeaseGrant,
+        sent_before: DateTime<Utc>,
+        after: u64,
+        limit: u32,
+    ) -> StoreResult<Cleaned<u64>> {
+        let _turn = self.database.turn().await;
+        let mut tables = self.database.tables();
+        tables.check_lease(lease)?;
+        let page: Vec<u64> =
+            tables.outbox.keys().filter(|id| **id > after).take(limit as usize).copied().collect();
+        let before = tables.outbox.len();
+        tables.outbox.retain(|id, row| {
+            !page.contains(id) || row.status != OutboxStatus::Sent || row.status_changed_at >= sent_before
+        });
+        let deleted = (before - tables.outbox.len()) as u64;
+        Ok(Cleaned { deleted, next: page.last().copied().filter(|_| page.len() == limit as usize) })
+    }
+
     async fn outbox_of(&self, event_id: EventId) -> StoreResult<Vec<OutboxRow>> {
         let tables = self.database.tables();
         Ok(tables.outbox.values().filter(|row| row.event_id == event_id).cloned().collect())
@@ -1030,6 +1087,13 @@ impl Store for MemoryStore {
         Ok(())
     }
 
+    async fn release_leases(&self, grants: &[LeaseGrant]) -> StoreResult<()> {
+        for grant in grants {
+            self.release_lease(grant).await?;
+        }
+        Ok(())
+    }
+
     async fn release_lease(&self, grant: &LeaseGrant) -> StoreResult<()> {
         self.probe.before("release_lease");
         let _turn = self.database.turn().await;
@@ -1065,6 +1129,28 @@ impl Store for MemoryStore {
         entry.status_reason = Some(failure.reason.to_owned());
         entry.status_message = Some(failure.message.to_owned());
         Ok(entry.retry_count)
+    }
+
+    async fn clean_inbox(
+        &self,
+        lease: &LeaseGrant,
+        handled_before: DateTime<Utc>,
+        after: Option<EventId>,
+        limit: u32,
+    ) -> StoreResult<Cleaned<EventId>> {
+        let _turn = self.database.turn().await;
+        let mut tables = self.database.tables();
+        tables.check_lease(lease)?;
+        let behind = tables.inbox.keys().filter(|(id, _)| after.is_none_or(|after| *id > after));
+        let page: Vec<EventId> = behind.take(limit as usize).map(|(id, _)| *id).collect();
+        let before = tables.inbox.len();
+        let Tables { inbox, handled_at, .. } = &mut *tables;
+        inbox.retain(|delivery, entry| {
+            let is_old = handled_at.get(delivery).is_some_and(|at| *at < handled_before);
+            !page.contains(&delivery.0) || entry.status != InboxStatus::Handled || !is_old
+        });
+        let deleted = (before - tables.inbox.len()) as u64;
+        Ok(Cleaned { deleted, next: page.last().copied().filter(|_| page.len() == limit as usize) })
     }
 
     async fn inbox_entry(&self, event_id: EventId, handler: &HandlerName) -> StoreResult<Option<InboxEntry>> {

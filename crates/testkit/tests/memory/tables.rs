@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
+use chrono::{DateTime, Utc};
 use towpath_core::envelope::{EventEnvelope, RecordedEvent};
 use towpath_core::ids::{
     AggregateKey, ChannelName, CommandId, EventId, HandlerName, InstanceId, Lane, LeaseName, Position,
@@ -31,6 +32,7 @@ pub(crate) struct Tables {
     pub(crate) commands: BTreeMap<CommandId, CommandRecord>,
     pub(crate) leases: BTreeMap<LeaseName, Lease>,
     pub(crate) inbox: BTreeMap<(EventId, HandlerName), InboxEntry>,
+    pub(crate) handled_at: BTreeMap<(EventId, HandlerName), DateTime<Utc>>,
     pub(crate) timers: BTreeMap<Uuid, TimerRow>,
     pub(crate) channels: Vec<ChannelRow>,
     pub(crate) removed: BTreeSet<ChannelName>,

@@ -2,7 +2,7 @@
 
 use towpath_core::aggregate::Aggregate;
 use towpath_core::envelope::ChangeContext;
-use towpath_core::ids::{AggregateKey, CausationId, CommandId, CorrelationId, HandlerName};
+use towpath_core::ids::{AggregateKey, CausationId, CommandId, CorrelationId, HandlerName, Lane};
 use towpath_core::incoming::IncomingEvent;
 use towpath_core::name::CommandName;
 use towpath_core::ports::store::{Append, Appended, NewCommand, NewTimer, StoreError};
@@ -30,7 +30,7 @@ pub struct HandlerTx {
 #[derive(Default)]
 struct Afterwards {
     facts: bool,
-    channels: Vec<String>,
+    channels: Vec<(String, Lane)>,
 }
 
 /// A connection of another database was asked for.
@@ -99,8 +99,9 @@ impl HandlerTx {
     pub async fn append(&mut self, append: &Append) -> Result<Appended, StoreError> {
         let appended = self.inner.append_facts(append).await?;
         self.after.facts = true;
-        let channels = append.events.iter().flat_map(|event| &event.channels);
-        self.after.channels.extend(channels.map(ToString::to_string));
+        let (channels, lane) =
+            (append.events.iter().flat_map(|event| &event.channels), append.aggregate.lane());
+        self.after.channels.extend(channels.map(|channel| (channel.to_string(), lane)));
         Ok(appended)
     }
 
@@ -150,8 +151,8 @@ impl HandlerTx {
         if self.after.facts {
             self.bus.committed.wake();
         }
-        for channel in &self.after.channels {
-            self.bus.relays.wake(channel);
+        for (channel, lane) in &self.after.channels {
+            self.bus.relays.wake(channel, *lane);
         }
         if self.sent > 0 {
             self.runner.wake();

@@ -5,6 +5,8 @@
 
 #[macro_use]
 pub mod delivery;
+pub mod place;
+pub mod probe;
 
 use std::time::Duration;
 

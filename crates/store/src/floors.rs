@@ -1,0 +1,296 @@
+//! Floors: below which number a table has nothing to be taken any more.
+//!
+//! Rows that wait are found by an index in the order of their numbers. On PostgreSQL a row that was taken leaves a dead
+//! entry there, and as long as any session in the database sleeps in an old transaction nobody may clear it away: each
+//! look would walk over everything that was taken since. So looks begin at a floor.
+//!
+//! A floor is not a cursor. A cursor goes past a number that another transaction has taken and not committed yet; a floor
+//! rises only when nobody can still commit below it. Who inserts takes a lock on the table before its numbers are given,
+//! keeps it until it has ended, and everybody can see it in `pg_locks`. So:
+//!
+//! 1. Read the last number given. Then read who holds the lock. Whoever may still commit such a number is among them.
+//! 2. When none of them holds it any more, what they committed is visible. Read the lowest row that waits. All numbers up
+//!    to the last one of step 1 and below that row are done with.
+//!
+//! Rows can come back: a lane is opened again, or an operator reopens what was given up. That is counted per channel, in
+//! the same transaction (`outbox_returns`). A floor holds only under the count it was found with, and a look reads the
+//! count in the same statement as the rows: whoever would see such rows sees the count too, and looks from the beginning.
+//! The same goes for the server's start: after a restart, or on another server, numbers may be given again.
+//!
+//! What somebody changes by hand behind our back is found when the floor is dropped, every few minutes.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use chrono::{DateTime, Utc};
+use towpath_core::ids::ChannelName;
+use towpath_core::ports::store::StoreResult;
+
+use crate::schema::EVENT_OUTBOX;
+use crate::sql::{Row, Session, Value, unreadable, values};
+
+/// How many rows are taken before a floor is worth raising.
+const WORTHWHILE: u64 = 1_000;
+
+/// How long there is between two questions.
+const PACE: Duration = Duration::from_millis(100);
+
+/// After how long another one asks.
+const LONGEST_QUESTION: Duration = Duration::from_secs(10);
+
+/// How long a floor is raised before one look begins at the beginning again.
+const BELIEVED: Duration = Duration::from_secs(600);
+
+/// What is looked at in the order of its numbers.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Place {
+    /// The outbox rows of a channel that are ready.
+    Outbox(ChannelName),
+    /// The events without a position.
+    Pending,
+}
+
+/// Under what a floor holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Standing {
+    returns: i64,
+    server_started_at: DateTime<Utc>,
+}
+
+/// Nothing waits below this number, under this standing.
+#[derive(Debug, Clone)]
+pub(crate) struct Floor {
+    pub(crate) at: i64,
+    pub(crate) under: Standing,
+}
+
+/// The floors that this process knows. Clones share them.
+#[derive(Clone, Default)]
+pub(crate) struct Floors(Arc<Mutex<HashMap<Place, State>>>);
+
+struct State {
+    floor: Option<Floor>,
+    found_at: Instant,
+    asked_at: Instant,
+    /// Since when somebody is asking the database.
+    asking: Option<Instant>,
+    rows_since: u64,
+    candidate: Option<Candidate>,
+}
+
+/// A number that may become the floor.
+#[derive(Clone)]
+struct Candidate {
+    last_given: i64,
+    /// Who might still commit a number up to it.
+    writers: BTreeSet<String>,
+}
+
+impl Floors {
+    /// The floor of a place, if one is known.
+    pub(crate) fn of(&self, place: &Place) -> Option<Floor> {
+        let mut states = self.states();
+        let state = states.get_mut(place)?;
+        if state.found_at.elapsed() > BELIEVED {
+            state.floor = None;
+        }
+        state.floor.clone()
+    }
+
+    /// Drops a floor that does not hold any more.
+    pub(crate) fn drop_floor(&self, place: &Place) {
+        if let Some(state) = self.states().get_mut(place) {
+            state.floor = None;
+        }
+    }
+
+    /// Notes that rows were taken. Whether it is time to [`raise`](Self::raise) the floor; whoever is told so must say
+    /// [`asked`](Self::asked) afterwards. One asks at a time.
+    pub(crate) fn is_time(&self, place: &Place, rows: u64) -> bool {
+        let mut states = self.states();
+        let now = Instant::now();
+        let fresh = || State {
+            floor: None,
+            found_at: now,
+            asked_at: now,
+            asking: None,
+            rows_since: 0,
+            candidate: None,
+        };
+        let state = states.entry(place.clone()).or_insert_with(fresh);
+        state.rows_since += rows;
+        let wanted = state.floor.is_none() || state.candidate.is_some() || state.rows_since >= WORTHWHILE;
+        // Who was dropped while asking never says that it has ended.
+        let is_asking = state.asking.is_some_and(|since| since.elapsed() < LONGEST_QUESTION);
+        if is_asking || !wanted || state.asked_at.elapsed() < PACE {
+            return false;
+        }
+        state.asking = Some(now);
+        true
+    }
+
+    /// The question is over, with whatever answer.
+    pub(crate) fn asked(&self, place: &Place) {
+        if let Some(state) = self.states().get_mut(place) {
+            (state.asking, state.asked_at) = (None, Instant::now());
+        }
+    }
+
+    /// Takes one step towards a higher floor.
+    pub(crate) async fn raise(&self, session: &mut Session<'_>, place: &Place) -> StoreResult<()> {
+        let candidate = self.states().get(place).and_then(|state| state.candidate.clone());
+        let (candidate, floor) = match candidate {
+            None => (Some(propose(session, place).await?), None),
+            Some(candidate) => self.confirm(session, place, candidate).await?,
+        };
+        if let Some(state) = self.states().get_mut(place) {
+            state.candidate = candidate;
+            if let Some(floor) = floor {
+                if state.floor.is_none() {
+                    state.found_at = Instant::now();
+                }
+                (state.floor, state.rows_since) = (Some(floor), 0);
+            }
+        }
+        Ok(())
+    }
+
+    /// Turns a candidate into a floor once its writers have ended.
+    async fn confirm(
+        &self,
+        session: &mut Session<'_>,
+        place: &Place,
+        candidate: Candidate,
+    ) -> StoreResult<(Option<Candidate>, Option<Floor>)> {
+        let writers = writers(session, place).await?;
+        // A transaction that is prepared changes its name: it might be one of those.
+        let ended = candidate.writers.is_disjoint(&writers) && !writers.iter().any(|name| is_prepared(name));
+        if !ended {
+            return Ok((Some(candidate), None));
+        }
+        // From the floor that holds under the same standing; otherwise from the beginning.
+        let known = self.of(place);
+        let from = known.as_ref().map_or(0, |floor| floor.at);
+        let (lowest, under) = lowest(session, place, from).await?;
+        if known.is_some_and(|floor| floor.under != under) {
+            self.drop_floor(place);
+            return Ok((Some(candidate), None));
+        }
+        let above = candidate.last_given + 1;
+        let at = lowest.map_or(above, |lowest| lowest.min(above)).max(from);
+        Ok((None, Some(Floor { at, under })))
+    }
+
+    fn states(&self) -> MutexGuard<'_, HashMap<Place, State>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Place {
+    fn table(&self) -> &'static str {
+        match self {
+            Self::Outbox(_) => "event_outbox",
+            Self::Pending => "event_pending",
+        }
+    }
+
+    fn sequence(&self) -> &'static str {
+        match self {
+            Self::Outbox(_) => "event_outbox_outbox_id_seq",
+            Self::Pending => "event_pending_pending_id_seq",
+        }
+    }
+
+    /// A table of one row with what a floor holds under, read by the statement that it stands in.
+    fn standing<'v>(&'v self, keys: &mut Vec<Value<'v>>) -> &'static str {
+        match self {
+            Self::Outbox(channel) => {
+                keys.extend(values![channel.as_str()]);
+                "(SELECT COALESCE((SELECT return_count FROM outbox_returns WHERE channel = ?), 0) AS return_count, \
+                 pg_postmaster_start_time() AS server_started_at) AS standing"
+            }
+            Self::Pending => {
+                "(SELECT CAST(0 AS bigint) AS return_count, pg_postmaster_start_time() AS server_started_at) AS standing"
+            }
+        }
+    }
+}
+
+/// Makes a look that begins at a floor answer what the floor must hold under. It then has one row at least, whose other
+/// columns are null if nothing was found. The keys of the look are bound behind those that this adds.
+pub(crate) fn guarded<'v>(place: &'v Place, look: &str, keys: &mut Vec<Value<'v>>) -> String {
+    let standing = place.standing(keys);
+    format!("SELECT standing.*, found.* FROM {standing} LEFT JOIN ({look}) AS found ON TRUE")
+}
+
+/// What a guarded look says its floor must hold under.
+pub(crate) fn standing_of(rows: &[Row]) -> StoreResult<Standing> {
+    let row = rows.first().ok_or_else(|| unreadable("standing", "the row is missing"))?;
+    Ok(Standing { returns: row.long("return_count")?, server_started_at: row.time("server_started_at")? })
+}
+
+/// Counts that rows of a channel have come back. Runs in the transaction that brings them back, where floors are kept.
+pub(crate) async fn count_return(session: &mut Session<'_>, channel: &ChannelName) -> StoreResult<()> {
+    if !session.dialect().keeps_floors() {
+        return Ok(());
+    }
+    let sql = "INSERT INTO outbox_returns (channel, return_count) VALUES (?, 1) \
+         ON CONFLICT (channel) DO UPDATE SET return_count = outbox_returns.return_count + 1";
+    session.execute("floor.return", sql, values![channel.as_str()]).await?;
+    Ok(())
+}
+
+/// Reads the last number given, then who may still commit one up to it: in this order.
+async fn propose(session: &mut Session<'_>, place: &Place) -> StoreResult<Candidate> {
+    let sql = format!(
+        "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END AS last_given FROM {}",
+        place.sequence()
+    );
+    let row = session.row("floor.last_given", &sql, values![]).await?;
+    let last_given =
+        row.ok_or_else(|| unreadable(place.sequence(), "its row is missing"))?.long("last_given")?;
+    Ok(Candidate { last_given, writers: writers(session, place).await? })
+}
+
+/// The transactions that have inserted into the table, or are about to, and have not ended.
+async fn writers(session: &mut Session<'_>, place: &Place) -> StoreResult<BTreeSet<String>> {
+    let sql = format!(
+        "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND granted \
+         AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
+         AND relation = CAST('{}' AS regclass) AND mode = 'RowExclusiveLock'",
+        place.table()
+    );
+    let rows = session.rows("floor.writers", &sql, values![]).await?;
+    rows.iter().map(|row| row.text("virtualtransaction")).collect::<Result<_, _>>()
+}
+
+/// How `pg_locks` names a prepared transaction: it belongs to no session.
+fn is_prepared(virtual_transaction: &str) -> bool {
+    virtual_transaction.starts_with("-1/")
+}
+
+/// The lowest row that waits, due or not, from a number on; and the standing at the same moment.
+async fn lowest(session: &mut Session<'_>, place: &Place, from: i64) -> StoreResult<(Option<i64>, Standing)> {
+    let mut keys = values![];
+    let look = match place {
+        Place::Outbox(_) => {
+            let (channel, condition) = session.dialect().partial(&EVENT_OUTBOX.indexes[1], "o.");
+            format!(
+                "SELECT o.outbox_id AS lowest FROM event_outbox o WHERE {channel} = ?{condition} AND o.outbox_id >= ? \
+                 ORDER BY o.outbox_id LIMIT 1"
+            )
+        }
+        Place::Pending => "SELECT pending_id AS lowest FROM event_pending WHERE pending_id >= ? \
+             ORDER BY pending_id LIMIT 1"
+            .to_owned(),
+    };
+    let sql = guarded(place, &look, &mut keys);
+    if let Place::Outbox(channel) = place {
+        keys.extend(values![channel.as_str()]);
+    }
+    keys.extend(values![from]);
+    let rows = session.rows("floor.lowest", &sql, keys).await?;
+    let lowest = rows.first().map(|row| row.long_or_null("lowest")).transpose()?.flatten();
+    Ok((lowest, standing_of(&rows)?))
+}

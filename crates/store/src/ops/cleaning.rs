@@ -1,0 +1,100 @@
+//! Clean-up: deletes what was delivered long ago, a page at a time.
+//!
+//! There is no index by status and time: every append and every delivery would pay for it. Numbers of outbox rows rise
+//! with time, and so do event ids (UUIDv7), so a walk by the primary key from the beginning meets the oldest first, and
+//! a page with nothing old in it is the end. What stands there for longer (given up, parked) is walked over.
+
+use chrono::{DateTime, Utc};
+use towpath_core::ids::EventId;
+use towpath_core::lifecycle::{InboxStatus, OutboxStatus};
+use towpath_core::ports::store::{Cleaned, LeaseGrant, StoreResult};
+
+use crate::ops::leases::fence;
+use crate::sql::{Session, values};
+
+/// Deletes rows of one page that were sent before a moment. Runs in a transaction.
+pub(crate) async fn outbox(
+    session: &mut Session<'_>,
+    lease: &LeaseGrant,
+    before: DateTime<Utc>,
+    after: u64,
+    limit: u32,
+) -> StoreResult<Cleaned<u64>> {
+    let sql = format!(
+        "SELECT outbox_id, status, status_changed_at FROM event_outbox WHERE outbox_id > ? \
+         ORDER BY outbox_id LIMIT {limit}"
+    );
+    let rows = session.rows("clean.outbox_page", &sql, values![after]).await?;
+    let (mut page, mut old) = (Page::default(), Vec::new());
+    for row in &rows {
+        let id = row.count("outbox_id")?;
+        let is_old = row.time("status_changed_at")? < before;
+        page.see(id, is_old);
+        if is_old && row.text("status")? == OutboxStatus::Sent.as_str() {
+            old.push(id.cast_signed());
+        }
+    }
+    let mut deleted = 0;
+    if !old.is_empty() {
+        let mut keys = values![];
+        let chosen = session.choose_from("event_outbox", "outbox_id", old, &mut keys);
+        let sql = format!("{} WHERE {} AND status = 'SENT'", chosen.delete, chosen.condition);
+        deleted = session.execute("clean.outbox", &sql, keys).await?;
+    }
+    fence(session, std::slice::from_ref(lease)).await?;
+    Ok(Cleaned { deleted, next: page.next(rows.len(), limit) })
+}
+
+/// Deletes deliveries of one page that were handled before a moment. Runs in a transaction.
+pub(crate) async fn inbox(
+    session: &mut Session<'_>,
+    lease: &LeaseGrant,
+    before: DateTime<Utc>,
+    after: Option<EventId>,
+    limit: u32,
+) -> StoreResult<Cleaned<EventId>> {
+    let from = after.map_or(uuid::Uuid::nil(), |id| id.0);
+    let sql = format!(
+        "SELECT event_id, status, status_changed_at FROM inbox WHERE event_id > ? \
+         ORDER BY event_id, handler LIMIT {limit}"
+    );
+    let rows = session.rows("clean.inbox_page", &sql, values![from]).await?;
+    let (mut page, mut handled) = (Page::default(), false);
+    for row in &rows {
+        let is_old = row.time("status_changed_at")? < before;
+        page.see(EventId(row.uuid("event_id")?), is_old);
+        handled |= is_old && row.text("status")? == InboxStatus::Handled.as_str();
+    }
+    let mut deleted = 0;
+    if let (Some(last), true) = (page.last, handled) {
+        let sql = "DELETE FROM inbox WHERE event_id > ? AND event_id <= ? AND status = 'HANDLED' \
+             AND status_changed_at < ?";
+        deleted = session.execute("clean.inbox", sql, values![from, last.0, before]).await?;
+    }
+    fence(session, std::slice::from_ref(lease)).await?;
+    Ok(Cleaned { deleted, next: page.next(rows.len(), limit) })
+}
+
+/// What a walk has seen of a page.
+struct Page<K> {
+    last: Option<K>,
+    some_old: bool,
+}
+
+impl<K> Default for Page<K> {
+    fn default() -> Self {
+        Self { last: None, some_old: false }
+    }
+}
+
+impl<K> Page<K> {
+    fn see(&mut self, key: K, is_old: bool) {
+        self.last = Some(key);
+        self.some_old |= is_old;
+    }
+
+    /// Where the walk goes on, unless this was the last page or everything behind it is newer.
+    fn next(self, rows: usize, limit: u32) -> Option<K> {
+        self.last.filter(|_| self.some_old && rows >= limit as usize)
+    }
+}
