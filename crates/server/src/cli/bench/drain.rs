@@ -235,6 +235,7 @@ fn facts(name: &str, aggregate: u64, version: u64, count: u64) -> Result<Append,
             .collect(),
         snapshot: None,
         state_changes: Vec::new(),
+        deadline: Default::default(),
         context: ChangeContext::new(chrono::Utc::now(), CorrelationId::of_new_flow(uuid::Uuid::new_v4())),
     })
 }
