@@ -22,6 +22,8 @@ cargo xtask TASK
 
   services up [SERVER ...]      install what is missing, start what is not running
   services down [SERVER ...]    stop what `services up` started; the data stays
+  services restart [SERVER ...] stop and start again what `services up` started
+  services rabbitmqctl ARGS     the broker's own tool, on our own node
   services status               a table: name, version, port, running?, url
   services env [SERVER ...]     `export NAME=VALUE` lines for a shell:
                                 eval \"$(cargo xtask services env)\"

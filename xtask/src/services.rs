@@ -22,16 +22,20 @@ use home::Home;
 use progress::Progress;
 use server::{Address, Server};
 
-/// `cargo xtask services up|down|status|env [SERVER ...]`
+/// `cargo xtask services up|down|restart|status|env [SERVER ...]`, and `rabbitmqctl ARGS` for our own broker.
 pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
-    let usage = "cargo xtask services up|down|status|env [postgres|mariadb|rabbitmq|kafka ...]";
+    let usage = "cargo xtask services up|down|restart|status|env [postgres|mariadb|rabbitmq|kafka ...]";
     let Some((action, names)) = arguments.split_first() else {
         return Err(Failure::new("`services` needs to know what to do").next_step(usage));
     };
+    if action == "rabbitmqctl" {
+        return rabbitmq::control(&Home::at(&data_root()?, &rabbitmq::Rabbitmq), names);
+    }
     let servers = servers_named(names)?;
     match action.as_str() {
         "up" => up(&servers).map(|_| ()),
         "down" => down(&servers),
+        "restart" => restart(&servers),
         "status" => status(&servers),
         "env" => print_environment(&servers),
         unknown => Err(Failure::new(format!("`services` does not know `{unknown}`")).next_step(usage)),
@@ -45,11 +49,13 @@ pub(crate) fn install_build_tools() -> Result<(), Failure> {
 
 /// All servers up; the answer is the variables by which tests find them.
 pub(crate) fn bring_up_for_tests() -> Result<Vec<(String, String)>, Failure> {
+    let controls = controls();
     let addresses = up(ALL_SERVERS).map_err(|failure| {
         Failure::new(failure.to_string())
             .next_step("`cargo xtask test --no-services` runs the tests without starting servers")
     })?;
-    Ok(addresses.into_iter().map(|address| (address.variable.to_owned(), address.url)).collect())
+    let urls = addresses.into_iter().map(|address| (address.variable.to_owned(), address.url));
+    Ok(urls.chain(controls).collect())
 }
 
 const ALL_SERVERS: &[&dyn Server] =
@@ -154,6 +160,37 @@ fn down(servers: &[&'static dyn Server]) -> Result<(), Failure> {
     });
     let failures: Vec<Failure> = outcomes.into_iter().filter_map(Result::err).collect();
     Failure::all_of(&failures)
+}
+
+/// Stops our own servers and starts them again. What somebody else started is left alone.
+fn restart(servers: &[&'static dyn Server]) -> Result<(), Failure> {
+    let progress = Progress::start();
+    let data_root = data_root()?;
+    let _lock = lock(&data_root, &progress)?;
+    for server in servers {
+        if server::main_process(*server, &Home::at(&data_root, *server)).is_none() {
+            progress.step(server.name(), "not restarted: it is not ours");
+            continue;
+        }
+        server::bring_down(*server, &data_root, &progress)?;
+        server::bring_up(*server, &data_root, &progress)?;
+    }
+    Ok(())
+}
+
+/// By what tests restart our own servers and talk to our own broker's tool. Nothing, where the environment names servers:
+/// those are not ours to disturb.
+fn controls() -> Vec<(String, String)> {
+    let ours =
+        |server: &&dyn Server| matches!(given_addresses(*server, |name| env::var(name).ok()), Ok(None));
+    let Some(program) = env::current_exe().ok().filter(|_| ALL_SERVERS.iter().all(ours)) else {
+        return Vec::new();
+    };
+    let program = program.display().to_string();
+    vec![
+        ("TOWPATH_TEST_AMQP_CTL".to_owned(), format!("'{program}' services rabbitmqctl")),
+        ("TOWPATH_TEST_XTASK".to_owned(), program),
+    ]
 }
 
 fn status(servers: &[&'static dyn Server]) -> Result<(), Failure> {

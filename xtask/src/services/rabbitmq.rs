@@ -15,6 +15,7 @@ use crate::services::server::{Address, Server};
 /// The broker behind TOWPATH_TEST_AMQP_URL.
 pub(super) struct Rabbitmq;
 
+const NODE: &str = "towpath@localhost";
 const AMQP_PORT: u16 = 7672;
 const MANAGEMENT_PORT: u16 = 7673;
 const PROMETHEUS_PORT: u16 = 7674;
@@ -101,7 +102,7 @@ impl Server for Rabbitmq {
         // The script itself and not /usr/sbin/rabbitmq-server, which would change the user again.
         let mut rabbitmq = home.daemon(program);
         rabbitmq
-            .env("RABBITMQ_NODENAME", "towpath@localhost")
+            .env("RABBITMQ_NODENAME", NODE)
             .env("RABBITMQ_NODE_IP_ADDRESS", "127.0.0.1")
             .env("RABBITMQ_NODE_PORT", AMQP_PORT.to_string())
             .env("RABBITMQ_DIST_PORT", DISTRIBUTION_PORT.to_string())
@@ -122,6 +123,17 @@ impl Server for Rabbitmq {
             );
         Ok(rabbitmq)
     }
+}
+
+/// Runs the broker's own tool on our node.
+pub(super) fn control(home: &Home, arguments: &[String]) -> Result<(), Failure> {
+    let (_, server) = newest_release().ok_or_else(|| Failure::new("RabbitMQ is not installed"))?;
+    let mut tool = home.command(server.with_file_name("rabbitmqctl"));
+    tool.args(["-n", NODE]).args(arguments);
+    tool.env("ERL_EPMD_PORT", PORT_MAPPER_PORT.to_string())
+        .env("RABBITMQ_CONF_ENV_FILE", environment_file(home));
+    let status = tool.status().map_err(Failure::while_trying("run rabbitmqctl"))?;
+    if status.success() { Ok(()) } else { Err(Failure::new(format!("rabbitmqctl failed ({status})"))) }
 }
 
 fn configuration() -> String {
