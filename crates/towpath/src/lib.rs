@@ -105,6 +105,10 @@ pub use towpath::{Builder, StartError, Towpath, View};
 
 #[cfg(feature = "rabbitmq")]
 pub use towpath_broker::RabbitMq;
+/// Events as messages and back, for who talks to Towpath's channels without it.
+pub mod format {
+    pub use towpath_broker::{FormatError, message, read};
+}
 pub use towpath_broker::{BadBrokerUrl, BrokerUrl, LocalBroker, LocalOptions};
 pub use towpath_core::aggregate::{Aggregate, Context, Reason, Refusal};
 pub use towpath_core::channel::{Channel, ChannelPolicy, Format};

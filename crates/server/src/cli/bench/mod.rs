@@ -4,6 +4,20 @@
 //! every second mean something.
 
 mod bare;
+#[cfg(all(feature = "postgres", feature = "rabbitmq"))]
+mod by_hand_consumer;
+#[cfg(all(feature = "postgres", feature = "rabbitmq"))]
+mod by_hand_path;
+#[cfg(all(feature = "postgres", feature = "rabbitmq"))]
+mod by_hand_relay;
+#[cfg(all(feature = "postgres", feature = "rabbitmq"))]
+mod consume;
+#[cfg(all(feature = "postgres", feature = "rabbitmq"))]
+mod drain;
+#[cfg(all(feature = "postgres", feature = "rabbitmq"))]
+mod latency;
+#[cfg(all(feature = "postgres", feature = "rabbitmq"))]
+mod queue;
 mod write;
 
 use clap::Subcommand;
@@ -15,11 +29,40 @@ use super::Failure;
 pub(crate) enum Bench {
     /// A command through Towpath against the bare business transaction, on each database
     Write(write::WriteFlags),
+    /// The relay against a hand-written one, on a backlog
+    #[cfg(all(feature = "postgres", feature = "rabbitmq"))]
+    Drain(drain::DrainFlags),
+    /// Consumers against hand-written ones, on full queues
+    #[cfg(all(feature = "postgres", feature = "rabbitmq"))]
+    Consume(consume::ConsumeFlags),
+    /// From the commit to the handler, against the same way by hand, at a steady rate
+    #[cfg(all(feature = "postgres", feature = "rabbitmq"))]
+    Latency(latency::LatencyFlags),
 }
 
 /// Runs a benchmark.
 pub(crate) async fn run(what: Bench) -> Result<(), Failure> {
     match what {
         Bench::Write(flags) => write::run(flags).await,
+        #[cfg(all(feature = "postgres", feature = "rabbitmq"))]
+        Bench::Drain(flags) => drain::run(flags).await,
+        #[cfg(all(feature = "postgres", feature = "rabbitmq"))]
+        Bench::Consume(flags) => consume::run(flags).await,
+        #[cfg(all(feature = "postgres", feature = "rabbitmq"))]
+        Bench::Latency(flags) => latency::run(flags).await,
     }
+}
+
+fn failed(error: towpath::ports::store::StoreError) -> Failure {
+    super::migrate::failure(&error)
+}
+
+#[cfg(all(feature = "postgres", feature = "rabbitmq"))]
+fn on_postgres<T>(result: Result<T, towpath::sqlx::Error>) -> Result<T, Failure> {
+    result.map_err(|error| Failure::unreachable(error.to_string()))
+}
+
+fn median(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    numbers.get(numbers.len() / 2).copied().unwrap_or_default()
 }

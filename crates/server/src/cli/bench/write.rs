@@ -19,6 +19,7 @@ use towpath::{
 
 use super::super::{Failure, output};
 use super::bare::ByHand;
+use super::{failed, median};
 
 /// The flags of `towpath bench write`.
 #[derive(Args)]
@@ -364,15 +365,6 @@ async fn analyze(raw: &SqlStore) {
     } else if let Some(pool) = raw.sqlite_pool() {
         let _ = pool.execute("ANALYZE").await;
     }
-}
-
-fn failed(error: towpath::ports::store::StoreError) -> Failure {
-    super::super::migrate::failure(&error)
-}
-
-fn median(mut numbers: Vec<f64>) -> f64 {
-    numbers.sort_by(f64::total_cmp);
-    numbers.get(numbers.len() / 2).copied().unwrap_or_default()
 }
 
 /// Counts statements by name while it is on.

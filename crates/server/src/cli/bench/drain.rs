@@ -1,0 +1,311 @@
+//! `towpath bench drain`: the relay against a hand-written one, on a backlog.
+//!
+//! Both publish the same number of persistent messages to queues of the same kind on the same RabbitMQ, with confirms,
+//! from the same PostgreSQL. They take turns, a backlog each.
+
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use towpath::ids::{AggregateKey, ChannelName, CorrelationId, EventId, InstanceId, Lane, LeaseName};
+use towpath::name::EventName;
+use towpath::ports::broker::{Argument, Queue, Topology};
+use towpath::ports::store::{Append, Expected, LeaseGrant, NewEvent, OutboxClaim, Store};
+use towpath::sqlx::{self, Executor};
+use towpath::{ChangeContext, Channel, ChannelPolicy, Payload, Scratch, SqlStore, Towpath};
+
+use super::super::{Failure, output};
+use super::by_hand_relay::ByHandRelay;
+use super::{failed, median, on_postgres};
+
+/// The flags of `towpath bench drain`.
+#[derive(Args)]
+pub(crate) struct DrainFlags {
+    /// The PostgreSQL to measure on
+    #[arg(long, env = "TOWPATH_STORE", value_name = "URL")]
+    store: String,
+
+    /// The RabbitMQ to publish to
+    #[arg(long, env = "TOWPATH_BROKER", value_name = "URL")]
+    broker: String,
+
+    /// How many events wait
+    #[arg(long, default_value_t = 100_000)]
+    events: u64,
+
+    /// Over how many aggregates they spread
+    #[arg(long, default_value_t = 1_000)]
+    aggregates: u64,
+
+    /// What kind of queue they go to
+    #[arg(long, value_enum, default_value_t = QueueKind::Quorum)]
+    queue: QueueKind,
+
+    /// How many rows each relay takes at a time
+    #[arg(long, default_value_t = 1_000)]
+    batch: u32,
+
+    /// How many turns each contender gets
+    #[arg(long, default_value_t = 3)]
+    turns: usize,
+
+    /// How many events follow each other per aggregate: 1 is one command at a time, more is a bulk import
+    #[arg(long, default_value_t = 1)]
+    run: u64,
+
+    /// How many rows were sent before
+    #[arg(long, default_value_t = 0)]
+    sent_behind: u64,
+
+    /// Keep a session open meanwhile that has written something elsewhere and sleeps in its transaction
+    #[arg(long)]
+    idle_session: bool,
+
+    /// Leave the hand-written relay out
+    #[arg(long)]
+    alone: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// The two kinds of queues that keep messages.
+#[derive(Clone, Copy, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum QueueKind {
+    /// One copy, on disk
+    Classic,
+    /// Replicated, confirmed when a majority has it on disk
+    Quorum,
+}
+
+/// What came out.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Report {
+    events: u64,
+    aggregates: u64,
+    queue: QueueKind,
+    batch: u32,
+    sent_behind: u64,
+    idle_session: bool,
+    by_hand_per_second: Option<f64>,
+    towpath_per_second: f64,
+    ratio: Option<f64>,
+    /// The most memory this process has ever used, both contenders and the filling included.
+    peak_kibibytes: Option<u64>,
+}
+
+const CHANNEL: &str = "drain";
+
+/// How long a queue that nobody uses stays.
+const QUEUE_EXPIRES_MILLIS: i64 = 120_000;
+
+/// How many events one append writes while the table behind is filled.
+const FILL: u64 = 500;
+
+/// Measures and prints what came out.
+pub(crate) async fn run(flags: DrainFlags) -> Result<(), Failure> {
+    let scratch = Scratch::make(&flags.store).await.map_err(failed)?;
+    let report = measure(&scratch, &flags).await;
+    scratch.remove().await.map_err(failed)?;
+    let report = report?;
+    if flags.json {
+        let json = serde_json::to_string_pretty(&report);
+        output::line(&json.map_err(|error| Failure::unreachable(error.to_string()))?);
+    } else {
+        print(&report);
+    }
+    Ok(())
+}
+
+async fn measure(scratch: &Scratch, flags: &DrainFlags) -> Result<Report, Failure> {
+    let store = SqlStore::connect(scratch.url()).await.map_err(failed)?;
+    store.migrate().await.map_err(failed)?;
+    let pool = store
+        .postgres_pool()
+        .ok_or_else(|| Failure::usage("`bench drain` measures on PostgreSQL: give a postgres:// URL"))?;
+    let by_hand = ByHandRelay::prepare(pool, &flags.broker).await?;
+    let lease = bench_lease(&store).await?;
+    if flags.sent_behind > 0 {
+        fill(&store, "before", flags.sent_behind, flags.aggregates, FILL).await?;
+        let sent = "UPDATE event_outbox SET status = 'SENT'; DELETE FROM event_pending";
+        on_postgres(pool.execute(sqlx::raw_sql(sent)).await)?;
+    }
+    let idle = if flags.idle_session { Some(idle_session(pool).await?) } else { None };
+
+    let (mut towpath_rates, mut by_hand_rates) = (Vec::new(), Vec::new());
+    for turn in 0..flags.turns.max(1) {
+        fill(&store, &format!("turn-{turn}"), flags.events, flags.aggregates, flags.run).await?;
+        while store.sequence(&lease, 5_000).await.map_err(failed)?.count > 0 {}
+        if !flags.alone {
+            by_hand.fill(flags.events, flags.aggregates).await?;
+        }
+        on_postgres(pool.execute("ANALYZE").await)?;
+        towpath_rates.push(flags.events as f64 / drain(scratch, flags, &store).await?.as_secs_f64());
+        if !flags.alone {
+            let queue = queue_name();
+            let took = by_hand.drain(&declared(flags, &queue), &queue, flags.batch).await?;
+            by_hand_rates.push(flags.events as f64 / took.as_secs_f64());
+        }
+    }
+    drop(idle);
+    store.close().await;
+    let towpath = median(towpath_rates);
+    let by_hand = (!flags.alone).then(|| median(by_hand_rates));
+    Ok(Report {
+        events: flags.events,
+        aggregates: flags.aggregates,
+        queue: flags.queue,
+        batch: flags.batch,
+        sent_behind: flags.sent_behind,
+        idle_session: flags.idle_session,
+        by_hand_per_second: by_hand,
+        towpath_per_second: towpath,
+        ratio: by_hand.map(|by_hand| towpath / by_hand),
+        peak_kibibytes: peak_kibibytes(),
+    })
+}
+
+/// Starts Towpath on the backlog and waits until nothing is left of it.
+async fn drain(scratch: &Scratch, flags: &DrainFlags, store: &SqlStore) -> Result<Duration, Failure> {
+    let queue = queue_name();
+    let policy = ChannelPolicy { batch: flags.batch, ..ChannelPolicy::default() };
+    let channel = Channel::named(CHANNEL, ["*"]).map(|channel| channel.to("", &queue).with(policy));
+    let began = Instant::now();
+    let app = Towpath::builder()
+        .store(scratch.url())
+        .broker(&flags.broker)
+        .channel(channel)
+        .topology(declared(flags, &queue))
+        .start()
+        .await
+        .map_err(|error| Failure::unreachable(error.report()))?;
+    let channel = ChannelName::from_stored(CHANNEL);
+    let partitions: Vec<u16> = (0..Lane::PARTITIONS).collect();
+    loop {
+        let look =
+            OutboxClaim { channel: &channel, partitions: &partitions, limit: 1, now: chrono::Utc::now() };
+        if store.claim_outbox(&look).await.map_err(failed)?.is_empty() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let took = began.elapsed();
+    app.stop().await;
+    Ok(took)
+}
+
+/// Writes a backlog: in turns, `run` events of one aggregate at a time.
+async fn fill(store: &SqlStore, name: &str, events: u64, aggregates: u64, run: u64) -> Result<(), Failure> {
+    let (aggregates, run) = (aggregates.max(1), run.max(1));
+    let (mut written, mut version) = (0, 0);
+    while written < events {
+        let mut transaction = store.begin().await.map_err(failed)?;
+        for aggregate in 0..aggregates {
+            let count = run.min(events - written);
+            if count == 0 {
+                break;
+            }
+            transaction.append(&facts(name, aggregate, version, count)?).await.map_err(failed)?;
+            written += count;
+        }
+        transaction.commit().await.map_err(failed)?;
+        version += run;
+    }
+    Ok(())
+}
+
+fn facts(name: &str, aggregate: u64, version: u64, count: u64) -> Result<Append, Failure> {
+    let wrong = |error: &dyn std::error::Error| Failure::usage(error.to_string());
+    let payload = Payload::from_text(PAYLOAD).map_err(|error| wrong(&error))?;
+    let id = format!("{name}-{aggregate}");
+    Ok(Append {
+        aggregate: AggregateKey::new("account", id).map_err(|error| wrong(&error))?,
+        expected: Expected::after(version),
+        events: (0..count)
+            .map(|_| NewEvent {
+                event_id: EventId(uuid::Uuid::now_v7()),
+                event_type: EventName::from_stored(EVENT_TYPE),
+                schema_version: 1,
+                payload: payload.clone(),
+                channels: vec![ChannelName::from_stored(CHANNEL)],
+            })
+            .collect(),
+        snapshot: None,
+        state_changes: Vec::new(),
+        context: ChangeContext::new(chrono::Utc::now(), CorrelationId::of_new_flow(uuid::Uuid::new_v4())),
+    })
+}
+
+/// What both contenders say.
+pub(super) const EVENT_TYPE: &str = "account.deposited";
+pub(super) const PAYLOAD: &str = r#"{"amount":1,"currency":"EUR","note":"a deposit like every other"}"#;
+
+/// For the positions, which are given before the clock starts.
+async fn bench_lease(store: &SqlStore) -> Result<LeaseGrant, Failure> {
+    let lease = LeaseName::from_stored("bench");
+    let holder = InstanceId::from_stored("bench");
+    let day = Duration::from_secs(86_400);
+    let granted = store.acquire_lease(&lease, &holder, day).await.map_err(failed)?;
+    granted.ok_or_else(|| Failure::unreachable("the lease of the benchmark is taken"))
+}
+
+/// A session that has written something and sleeps in its transaction: PostgreSQL keeps what was deleted since.
+async fn idle_session(pool: &sqlx::PgPool) -> Result<sqlx::PgConnection, Failure> {
+    use sqlx::ConnectOptions;
+
+    on_postgres(pool.execute("CREATE TABLE elsewhere (note text)").await)?;
+    let mut session = on_postgres(pool.connect_options().connect().await)?;
+    let begun = "SET idle_in_transaction_session_timeout = 0; BEGIN; INSERT INTO elsewhere VALUES ('idle')";
+    on_postgres(session.execute(sqlx::raw_sql(begun)).await)?;
+    Ok(session)
+}
+
+fn queue_name() -> String {
+    format!("towpath.bench.{}", uuid::Uuid::now_v7().simple())
+}
+
+fn declared(flags: &DrainFlags, queue: &str) -> Topology {
+    let kind = match flags.queue {
+        QueueKind::Classic => "classic",
+        QueueKind::Quorum => "quorum",
+    };
+    let arguments = vec![
+        ("x-queue-type".to_owned(), Argument::Text(kind.to_owned())),
+        ("x-expires".to_owned(), Argument::Number(QUEUE_EXPIRES_MILLIS)),
+    ];
+    Topology { queues: vec![Queue { name: queue.to_owned(), arguments }], ..Topology::default() }
+}
+
+/// The most memory this process has used, where the system tells.
+fn peak_kibibytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}
+
+fn print(report: &Report) {
+    let Report { events, aggregates, batch, sent_behind, .. } = report;
+    let kind = match report.queue {
+        QueueKind::Classic => "classic",
+        QueueKind::Quorum => "quorum",
+    };
+    let idle = if report.idle_session { ", beside an idle transaction" } else { "" };
+    output::line(&format!(
+        "{events} events of {aggregates} aggregates to a {kind} queue, {batch} at a time, {sent_behind} sent before{idle}"
+    ));
+    if let (Some(by_hand), Some(ratio)) = (report.by_hand_per_second, report.ratio) {
+        output::line(&format!("  hand-written relay    {by_hand:>8.0} events/s"));
+        output::line(&format!(
+            "  Towpath relay         {:>8.0} events/s   {ratio:.2} of hand-written",
+            report.towpath_per_second
+        ));
+    } else {
+        output::line(&format!("  Towpath relay         {:>8.0} events/s", report.towpath_per_second));
+    }
+    if let Some(peak) = report.peak_kibibytes {
+        output::line(&format!("  peak memory of this process {:.1} MiB", peak as f64 / 1024.0));
+    }
+}
