@@ -50,17 +50,60 @@ pub(crate) fn test(arguments: &[String]) -> Result<ExitCode, Failure> {
     Ok(if runner_passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// `cargo xtask bench [ARGS]`: the write benchmark on every database, one after the other, in one run.
+/// A benchmark of `towpath bench`.
+struct Bench {
+    name: &'static str,
+    /// For a look that takes seconds; a number to rely on needs the benchmark's own defaults and a quiet machine.
+    short: &'static [&'static str],
+}
+
+const BENCHES: [Bench; 4] = [
+    Bench { name: "write", short: &["--seconds", "1", "--turns", "3", "--deep", "5000"] },
+    Bench { name: "drain", short: &["--events", "10000", "--turns", "3"] },
+    Bench { name: "consume", short: &["--messages", "5000", "--turns", "3"] },
+    Bench { name: "latency", short: &["--seconds", "5", "--turns", "3"] },
+];
+
+/// `cargo xtask bench`: every benchmark, short, one after the other. `cargo xtask bench NAME [ARGS]`: that one, with the
+/// benchmark's own defaults.
 pub(crate) fn bench(arguments: &[String]) -> Result<ExitCode, Failure> {
+    let chosen = choose_benches(arguments)?;
     let variables = services::bring_up_for_tests()?;
-    let mut run = cargo(&["run", "--release", "--package", "towpath-server", "--", "bench", "write"]);
-    for name in ["TOWPATH_TEST_POSTGRES_URL", "TOWPATH_TEST_MYSQL_URL"] {
-        let url = variables.iter().find(|(variable, _)| variable == name).map(|(_, url)| url.clone());
-        let url = url.ok_or_else(|| Failure::new(format!("{name} has no value")))?;
-        run.args(["--store", &url]);
+    for (bench, flags) in chosen {
+        let mut run = cargo(&["run", "--release", "--package", "towpath-server", "--", "bench", bench.name]);
+        if bench.name == "write" {
+            for name in ["TOWPATH_TEST_POSTGRES_URL", "TOWPATH_TEST_MYSQL_URL"] {
+                run.args(["--store", value_of(&variables, name)?]);
+            }
+            run.args(["--store", "sqlite://data/towpath.db"]);
+        } else {
+            // By the environment: flags can be given on top, and no password is shown with the command.
+            run.env("TOWPATH_STORE", value_of(&variables, "TOWPATH_TEST_POSTGRES_URL")?);
+            run.env("TOWPATH_BROKER", value_of(&variables, "TOWPATH_TEST_AMQP_URL")?);
+        }
+        run.args(flags);
+        if !succeeds(run)? {
+            return Ok(ExitCode::FAILURE);
+        }
     }
-    run.args(["--store", "sqlite://data/towpath.db"]).args(arguments);
-    Ok(if succeeds(run)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(ExitCode::SUCCESS)
+}
+
+fn choose_benches(arguments: &[String]) -> Result<Vec<(&'static Bench, Vec<String>)>, Failure> {
+    let Some((name, flags)) = arguments.split_first() else {
+        let short = |bench: &'static Bench| bench.short.iter().map(|flag| (*flag).to_owned()).collect();
+        return Ok(BENCHES.iter().map(|bench| (bench, short(bench))).collect());
+    };
+    match BENCHES.iter().find(|bench| bench.name == name) {
+        Some(bench) => Ok(vec![(bench, flags.to_vec())]),
+        None => Err(Failure::new(format!("there is no benchmark `{name}`"))
+            .next_step("cargo xtask bench [write | drain | consume | latency] [ARGS]")),
+    }
+}
+
+fn value_of<'v>(variables: &'v [(String, String)], name: &str) -> Result<&'v str, Failure> {
+    let found = variables.iter().find(|(variable, _)| variable == name);
+    found.map(|(_, value)| value.as_str()).ok_or_else(|| Failure::new(format!("{name} has no value")))
 }
 
 /// `cargo xtask ci`: from the cheapest check to the dearest, ending at the first that fails.
@@ -110,7 +153,7 @@ fn nextest_is_installed() -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::TestOptions;
+    use super::{BENCHES, TestOptions, choose_benches};
 
     fn parse(arguments: &[&str]) -> Option<TestOptions> {
         let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
@@ -128,5 +171,20 @@ mod tests {
     #[test]
     fn an_unknown_argument_is_refused() {
         assert_eq!(parse(&["store"]), None);
+    }
+
+    #[test]
+    fn benchmarks_are_short_unless_one_is_named() {
+        let chosen = |arguments: &[&str]| {
+            let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+            choose_benches(&arguments).ok()
+        };
+        let all = chosen(&[]).unwrap();
+        assert_eq!(all.len(), BENCHES.len());
+        assert!(all.iter().all(|(bench, flags)| flags == bench.short));
+        let one = chosen(&["consume", "--turns", "1"]).unwrap();
+        assert_eq!((one.len(), one[0].0.name), (1, "consume"));
+        assert_eq!(one[0].1, ["--turns", "1"]);
+        assert!(chosen(&["--turns", "1"]).is_none());
     }
 }

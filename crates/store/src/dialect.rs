@@ -126,6 +126,11 @@ impl Dialect {
         Value::from(format!("[{}]", list.join(",")))
     }
 
+    /// A set of ids that is one parameter, as a table in its order; none where sets of ids cannot be bound.
+    pub(crate) fn unnested_uuids(self) -> Option<&'static str> {
+        say!(self, None, Some("unnest(?::uuid[])"), None)
+    }
+
     /// A table joined behind a set of its keys; none where the planner looks keys up by itself.
     pub(crate) fn key_table(self, table: &str, key: &str) -> Option<String> {
         say!(

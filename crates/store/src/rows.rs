@@ -46,7 +46,8 @@ pub(crate) fn gated_insert_sql(table: &Table, rows: usize, gate: &str) -> String
     format!("INSERT INTO {} ({names}) {}", table.name, rows.join(" UNION ALL "))
 }
 
-fn names_and_marks(table: &Table) -> (String, String) {
+/// The columns that an insert writes, and a placeholder for each.
+pub(crate) fn names_and_marks(table: &Table) -> (String, String) {
     let names: Vec<&str> = table.written_columns().map(|column| column.name).collect();
     (names.join(", "), vec!["?"; names.len()].join(", "))
 }

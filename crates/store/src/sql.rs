@@ -20,6 +20,8 @@ pub(crate) enum Value<'a> {
     Bytes(&'a [u8]),
     /// A set of numbers. Only PostgreSQL binds one; see [`Session::one_of`].
     Longs(Vec<i64>),
+    /// A set of ids. Only PostgreSQL binds one.
+    Uuids(Vec<Uuid>),
 }
 
 impl<'a> From<&'a str> for Value<'a> {
@@ -119,6 +121,7 @@ impl Value<'_> {
             Self::Bytes(bytes) => bytes.len(),
             Self::Long(_) | Self::Uuid(_) | Self::Time(_) => 16,
             Self::Longs(numbers) => numbers.len() * 8,
+            Self::Uuids(ids) => ids.len() * 16,
         }
     }
 }
@@ -206,7 +209,7 @@ pub(crate) enum Row {
 }
 
 macro_rules! bind_all {
-    ($sql:expr, $values:expr, $time:expr, $longs:expr) => {{
+    ($sql:expr, $values:expr, $time:expr, $longs:expr, $uuids:expr) => {{
         // A long text has a list written into it and will not come again: it must not push others out of the
         // connection's cache of prepared statements.
         let kept = $sql.0.len() < 4096;
@@ -219,6 +222,7 @@ macro_rules! bind_all {
                 Value::Time(moment) => query.bind(moment.map($time)),
                 Value::Bytes(bytes) => query.bind(*bytes),
                 Value::Longs(numbers) => query.bind($longs(numbers)),
+                Value::Uuids(ids) => query.bind($uuids(ids)),
             };
         }
         query
@@ -227,7 +231,7 @@ macro_rules! bind_all {
 
 /// Where sets are written into the text, none is ever bound; this keeps the match complete.
 #[cfg(any(feature = "sqlite", feature = "mysql"))]
-fn never_bound(_numbers: &[i64]) -> Option<i64> {
+fn never_bound<T>(_set: &[T]) -> Option<i64> {
     None
 }
 
@@ -327,17 +331,18 @@ impl<'c> Session<'c> {
         match &mut self.connection {
             #[cfg(feature = "sqlite")]
             Connection::Sqlite(connection) => {
-                let query = bind_all!(sql, values, |moment| moment.timestamp_micros(), never_bound);
+                let query =
+                    bind_all!(sql, values, |moment| moment.timestamp_micros(), never_bound, never_bound);
                 query.execute(&mut **connection).await.map(|done| done.rows_affected())
             }
             #[cfg(feature = "postgres")]
             Connection::Postgres(connection) => {
-                let query = bind_all!(sql, values, |moment| moment, Vec::as_slice);
+                let query = bind_all!(sql, values, |moment| moment, Vec::as_slice, Vec::as_slice);
                 query.execute(&mut **connection).await.map(|done| done.rows_affected())
             }
             #[cfg(feature = "mysql")]
             Connection::MySql(connection) => {
-                let query = bind_all!(sql, values, |moment| moment, never_bound);
+                let query = bind_all!(sql, values, |moment| moment, never_bound, never_bound);
                 query.execute(&mut **connection).await.map(|done| done.rows_affected())
             }
         }
@@ -356,7 +361,8 @@ impl<'c> Session<'c> {
         match &mut self.connection {
             #[cfg(feature = "sqlite")]
             Connection::Sqlite(connection) => {
-                let query = bind_all!(sql, values, |moment| moment.timestamp_micros(), never_bound);
+                let query =
+                    bind_all!(sql, values, |moment| moment.timestamp_micros(), never_bound, never_bound);
                 query
                     .fetch_all(&mut **connection)
                     .await
@@ -364,7 +370,7 @@ impl<'c> Session<'c> {
             }
             #[cfg(feature = "postgres")]
             Connection::Postgres(connection) => {
-                let query = bind_all!(sql, values, |moment| moment, Vec::as_slice);
+                let query = bind_all!(sql, values, |moment| moment, Vec::as_slice, Vec::as_slice);
                 query
                     .fetch_all(&mut **connection)
                     .await
@@ -372,7 +378,7 @@ impl<'c> Session<'c> {
             }
             #[cfg(feature = "mysql")]
             Connection::MySql(connection) => {
-                let query = bind_all!(sql, values, |moment| moment, never_bound);
+                let query = bind_all!(sql, values, |moment| moment, never_bound, never_bound);
                 query
                     .fetch_all(&mut **connection)
                     .await

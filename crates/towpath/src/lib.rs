@@ -116,7 +116,11 @@ pub use tracker::{ChannelError, TrackedChannels};
 pub use towpath_broker::Kafka;
 #[cfg(feature = "rabbitmq")]
 pub use towpath_broker::RabbitMq;
-pub use towpath_broker::{BadBrokerUrl, BrokerUrl, FormatError, LocalBroker, LocalOptions, read};
+/// Events as messages and back, for who talks to Towpath's channels without it.
+pub mod format {
+    pub use towpath_broker::{FormatError, message, read};
+}
+pub use towpath_broker::{BadBrokerUrl, BrokerUrl, LocalBroker, LocalOptions};
 pub use towpath_core::aggregate::{Aggregate, Context, Reason, Refusal};
 pub use towpath_core::channel::{Channel, ChannelPolicy, Format, Start};
 pub use towpath_core::envelope::{ChangeContext, EventEnvelope, RecordedEvent};

@@ -351,5 +351,5 @@ fn assert_tells(received: &Received, event: &EventEnvelope) {
     assert_eq!(received.message_type.as_deref(), Some(event.event_type.as_str()));
     assert_eq!(received.occurred_at, Some(event.occurred_at));
     assert_eq!(received.content_type.as_deref(), Some("application/cloudevents+json"));
-    assert_eq!(towpath::read(received).unwrap(), towpath::IncomingEvent::from(event.clone()));
+    assert_eq!(towpath::format::read(received).unwrap(), towpath::IncomingEvent::from(event.clone()));
 }

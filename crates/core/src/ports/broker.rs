@@ -355,4 +355,14 @@ pub trait Deliveries: Send + Sync {
 
     /// Settles a message. Settling one that was lost with its connection does nothing: it is delivered again.
     async fn settle(&self, tag: DeliveryTag, settlement: Settlement) -> BrokerResult<()>;
+
+    /// Acknowledges many messages, and none besides them. Tries all of them; answers the first error.
+    async fn acknowledge_all(&self, tags: &[DeliveryTag]) -> BrokerResult<()> {
+        let mut answer = Ok(());
+        for tag in tags {
+            let settled = self.settle(*tag, Settlement::Acknowledge).await;
+            answer = answer.and(settled);
+        }
+        answer
+    }
 }

@@ -5,9 +5,10 @@ use towpath_core::ids::{EventId, HandlerName};
 use towpath_core::lifecycle::InboxStatus;
 use towpath_core::ports::store::{InboxEntry, InboxFailure, InboxMark, StoreError, StoreResult};
 
-use crate::rows::{insert_sql, read_inbox, select_list};
+use crate::dialect::Dialect;
+use crate::rows::{insert_sql, names_and_marks, read_inbox, select_list};
 use crate::schema::INBOX;
-use crate::sql::{Row, Session, SqlFault, code, readable, unreadable, values};
+use crate::sql::{Row, Session, SqlFault, Value, code, readable, unreadable, values};
 
 /// Marks a delivery as handled, inside the handler's transaction.
 ///
@@ -75,17 +76,11 @@ pub(crate) async fn mark_all(
     ids.sort_unstable_by_key(|id| id.0);
     ids.dedup();
     if session.dialect().reports_upserts_plainly() {
-        let handled = InboxStatus::Handled.as_str();
-        let mut rows = Vec::with_capacity(ids.len() * 7);
-        for id in &ids {
-            let none = None::<&str>;
-            rows.extend(values![id.0, handler.as_str(), handled, now, none, none, 0_u32]);
-        }
+        let (insert, rows) = handled_rows(session.dialect(), &ids, handler, now);
         let sql = format!(
-            "{} ON CONFLICT (event_id, handler) DO UPDATE SET status = 'HANDLED', status_reason = NULL, \
+            "{insert} ON CONFLICT (event_id, handler) DO UPDATE SET status = 'HANDLED', status_reason = NULL, \
              status_message = NULL, status_changed_at = excluded.status_changed_at WHERE inbox.status = 'RETRY' \
-             RETURNING event_id, retry_count",
-            insert_sql(&INBOX, ids.len())
+             RETURNING event_id, retry_count"
         );
         let marked = session.rows("inbox.mark_all", &sql, rows).await?;
         return marked.iter().map(first_delivery).collect();
@@ -115,17 +110,39 @@ pub(crate) async fn mark_all(
     if fresh.is_empty() {
         return Ok(first);
     }
-    let handled = InboxStatus::Handled.as_str();
-    let mut rows = Vec::with_capacity(fresh.len() * 7);
-    for id in &fresh {
-        rows.extend(values![id.0, handler.as_str(), handled, now, None::<&str>, None::<&str>, 0_u32]);
-    }
-    match session.execute("inbox.mark_all", &insert_sql(&INBOX, fresh.len()), rows).await {
+    let (insert, rows) = handled_rows(session.dialect(), &fresh, handler, now);
+    match session.execute("inbox.mark_all", &insert, rows).await {
         Ok(_) => first.extend(fresh.into_iter().map(|event_id| FirstDelivery { event_id, failures: 0 })),
         Err(SqlFault::Unique { error, .. }) => return Err(StoreError::Contention(Box::new(error))),
         Err(fault) => return Err(fault.into()),
     }
     Ok(first)
+}
+
+/// An insert of handled deliveries, without what happens on a conflict.
+fn handled_rows<'a>(
+    dialect: Dialect,
+    ids: &[EventId],
+    handler: &'a HandlerName,
+    now: DateTime<Utc>,
+) -> (String, Vec<Value<'a>>) {
+    let handled = InboxStatus::Handled.as_str();
+    if let (true, Some(unnested)) = (ids.len() > 1, dialect.unnested_uuids()) {
+        // One text for batches of every size, so that it stays prepared. A single row is cheaper without it.
+        let (names, _) = names_and_marks(&INBOX);
+        let insert = format!(
+            "INSERT INTO inbox ({names}) SELECT id, ?, ?, ?, NULL, NULL, 0 FROM {unnested} AS ids (id) ORDER BY id"
+        );
+        // The set stands last in the text.
+        let mut values = values![handler.as_str(), handled, now];
+        values.push(Value::Uuids(ids.iter().map(|id| id.0).collect()));
+        return (insert, values);
+    }
+    let mut rows = Vec::with_capacity(ids.len() * 7);
+    for id in ids {
+        rows.extend(values![id.0, handler.as_str(), handled, now, None::<&str>, None::<&str>, 0_u32]);
+    }
+    (insert_sql(&INBOX, ids.len()), rows)
 }
 
 fn first_delivery(row: &Row) -> StoreResult<FirstDelivery> {

@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use towpath_core::ids::{AggregateKey, HandlerName, Lane};
 use towpath_core::incoming::IncomingEvent;
 use towpath_core::letters::{Letter, NewLetter, SetAside};
-use towpath_core::ports::broker::{Broker, Deliveries, Received, Settlement, Subscription};
+use towpath_core::ports::broker::{Broker, Deliveries, DeliveryTag, Received, Settlement, Subscription};
 use towpath_core::ports::store::{InboxFailure, Store as _, StoreError};
 use towpath_core::retry::{ErrorClass, RetryDecision};
 use towpath_store::SqlStore;
@@ -103,10 +103,10 @@ async fn receive(job: Arc<Job>, mut stopping: Stopping) {
     let mut workers = JoinSet::new();
     let mut queues = Vec::new();
     let lanes = job.consumer.policy.concurrency.max(1);
-    let (shared, taken) = async_channel(job.consumer.policy.prefetch);
+    let (shared, taken) = async_channel(prefetch(&job));
     if job.consumer.policy.in_order {
         for _ in 0..lanes {
-            let (sender, receiver) = mpsc::channel(usize::from(job.consumer.policy.prefetch.max(1)));
+            let (sender, receiver) = mpsc::channel(usize::from(prefetch(&job)));
             queues.push(sender);
             workers.spawn(work(Arc::clone(&job), Inbound::Own(receiver), stopping.clone()));
         }
@@ -154,14 +154,15 @@ async fn receive(job: Arc<Job>, mut stopping: Stopping) {
 }
 
 async fn subscribe(job: &Job) -> Result<Arc<dyn Deliveries>, towpath_core::ports::broker::BrokerError> {
-    let policy = &job.consumer.policy;
-    let at_a_time = policy.concurrency.max(1).saturating_mul(job.consumer.batch);
-    let subscription = Subscription {
-        queue: job.queue.clone(),
-        group: job.handler.to_string(),
-        prefetch: policy.prefetch.max(u16::try_from(at_a_time).unwrap_or(u16::MAX)),
-    };
+    let subscription =
+        Subscription { queue: job.queue.clone(), group: job.handler.to_string(), prefetch: prefetch(job) };
     Ok(Arc::from(job.running.broker.subscribe(&subscription).await?))
+}
+
+/// How many deliveries are fetched ahead: at least what all workers can be at.
+fn prefetch(job: &Job) -> u16 {
+    let at_a_time = job.consumer.policy.concurrency.max(1).saturating_mul(job.consumer.batch);
+    job.consumer.policy.prefetch.max(u16::try_from(at_a_time).unwrap_or(u16::MAX))
 }
 
 /// Hands deliveries to the workers until there are no more; answers why.
@@ -252,10 +253,7 @@ impl Job {
         if ready.len() > 1 {
             let events: Vec<&Ready> = ready.iter().collect();
             if let Attempt::Done = self.attempt(&events, None).await {
-                for ready in &ready {
-                    settle(&ready.arrived, Settlement::Acknowledge).await;
-                }
-                return;
+                return acknowledge_all(&ready).await;
             }
             // One of them does not go through, or the store is away: each for itself.
         }
@@ -575,6 +573,17 @@ fn lane_of_key(received: &Received) -> Lane {
 async fn settle(arrived: &Arrived, settlement: Settlement) {
     if let Err(error) = arrived.from.settle(arrived.received.tag, settlement).await {
         tracing::warn!(queue = arrived.received.queue, cause = with_causes(&error), "could not settle");
+    }
+}
+
+/// Acknowledges a batch. It may have come from two subscriptions, if the connection was lost in between.
+async fn acknowledge_all(batch: &[Ready]) {
+    for alike in batch.chunk_by(|one, next| Arc::ptr_eq(&one.arrived.from, &next.arrived.from)) {
+        let Some(Ready { arrived: Arrived { received, from }, .. }) = alike.first() else { continue };
+        let tags: Vec<DeliveryTag> = alike.iter().map(|ready| ready.arrived.received.tag).collect();
+        if let Err(error) = from.acknowledge_all(&tags).await {
+            tracing::warn!(queue = received.queue, cause = with_causes(&error), "could not settle");
+        }
     }
 }
 

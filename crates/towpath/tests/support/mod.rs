@@ -190,7 +190,16 @@ fn server_url(server: &str) -> String {
 }
 
 /// Waits until a question is answered with `Some`, for at most ten seconds.
-pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut ask: impl FnMut() -> F) -> T {
+pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, ask: impl FnMut() -> F) -> T {
+    eventually_within(what, Duration::from_secs(10), ask).await
+}
+
+/// Waits until a question is answered with `Some`.
+pub async fn eventually_within<T, F: Future<Output = Option<T>>>(
+    what: &str,
+    within: Duration,
+    mut ask: impl FnMut() -> F,
+) -> T {
     let waiting = async {
         loop {
             if let Some(answer) = ask().await {
@@ -199,9 +208,9 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut ask: i
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    match tokio::time::timeout(Duration::from_secs(10), waiting).await {
+    match tokio::time::timeout(within, waiting).await {
         Ok(answer) => answer,
-        Err(_) => panic!("{what} did not come about within ten seconds"),
+        Err(_) => panic!("{what} did not come about within {within:?}"),
     }
 }
 

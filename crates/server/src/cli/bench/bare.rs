@@ -114,7 +114,7 @@ impl ByHand {
     }
 }
 
-async fn execute(store: &SqlStore, sql: String) -> Result<(), sqlx::Error> {
+pub(super) async fn execute(store: &SqlStore, sql: String) -> Result<(), sqlx::Error> {
     let sql = sqlx::AssertSqlSafe(sql);
     if let Some(pool) = store.postgres_pool() {
         pool.execute(sql).await?;

@@ -5,9 +5,19 @@
 
 mod bare;
 #[cfg(all(feature = "postgres", feature = "rabbitmq"))]
+mod by_hand_consumer;
+#[cfg(all(feature = "postgres", feature = "rabbitmq"))]
+mod by_hand_path;
+#[cfg(all(feature = "postgres", feature = "rabbitmq"))]
 mod by_hand_relay;
 #[cfg(all(feature = "postgres", feature = "rabbitmq"))]
+mod consume;
+#[cfg(all(feature = "postgres", feature = "rabbitmq"))]
 mod drain;
+#[cfg(all(feature = "postgres", feature = "rabbitmq"))]
+mod latency;
+#[cfg(all(feature = "postgres", feature = "rabbitmq"))]
+mod queue;
 mod write;
 
 use clap::Subcommand;
@@ -22,6 +32,12 @@ pub(crate) enum Bench {
     /// The relay against a hand-written one, on a backlog
     #[cfg(all(feature = "postgres", feature = "rabbitmq"))]
     Drain(drain::DrainFlags),
+    /// Consumers against hand-written ones, on full queues
+    #[cfg(all(feature = "postgres", feature = "rabbitmq"))]
+    Consume(consume::ConsumeFlags),
+    /// From the commit to the handler, against the same way by hand, at a steady rate
+    #[cfg(all(feature = "postgres", feature = "rabbitmq"))]
+    Latency(latency::LatencyFlags),
 }
 
 /// Runs a benchmark.
@@ -30,6 +46,10 @@ pub(crate) async fn run(what: Bench) -> Result<(), Failure> {
         Bench::Write(flags) => write::run(flags).await,
         #[cfg(all(feature = "postgres", feature = "rabbitmq"))]
         Bench::Drain(flags) => drain::run(flags).await,
+        #[cfg(all(feature = "postgres", feature = "rabbitmq"))]
+        Bench::Consume(flags) => consume::run(flags).await,
+        #[cfg(all(feature = "postgres", feature = "rabbitmq"))]
+        Bench::Latency(flags) => latency::run(flags).await,
     }
 }
 
