@@ -20,6 +20,7 @@ mod dialect;
 mod floors;
 mod migrate;
 mod migrations;
+mod notices;
 mod ops;
 mod rows;
 mod schema;
@@ -29,6 +30,7 @@ mod store;
 mod transaction;
 mod url;
 
+pub use notices::{Heard, Notices};
 pub use ops::inbox::FirstDelivery;
 pub use scratch::Scratch;
 pub use sqlx;

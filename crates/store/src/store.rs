@@ -58,7 +58,7 @@ impl Default for StoreOptions {
 }
 
 #[derive(Clone)]
-enum Pool {
+pub(crate) enum Pool {
     #[cfg(feature = "sqlite")]
     Sqlite { writer: sqlx::SqlitePool, readers: sqlx::SqlitePool },
     #[cfg(feature = "postgres")]
@@ -183,6 +183,10 @@ impl SqlStore {
             #[cfg(feature = "mysql")]
             Pool::MySql(pool) => pool.close().await,
         }
+    }
+
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
     }
 
     fn dialect(&self) -> Dialect {

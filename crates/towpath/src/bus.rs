@@ -244,6 +244,8 @@ pub(crate) struct Bus {
     pub(crate) retries: RetryPolicy,
     /// Wakes what follows a commit: the sequencer first.
     pub(crate) committed: Wake,
+    /// Wakes who tells other processes of commits.
+    pub(crate) told: Wake,
     /// Wakes the relays of this process.
     pub(crate) relays: RelayWakes,
     /// Wakes the timers of this process.
@@ -394,6 +396,7 @@ impl Bus {
         let result = session.complete(&completed).await.map_err(|error| refused(SendError::Store(error)))?;
         if let Some(append) = &completed.append {
             self.committed.wake();
+            self.told.wake();
             if let Some(timer) = &append.deadline.enters {
                 self.timers.scheduled(timer.due_at);
             }

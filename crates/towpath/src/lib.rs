@@ -86,6 +86,7 @@ mod clock;
 pub mod config;
 mod consumer;
 mod leases;
+mod notices;
 mod outbox;
 mod publishing;
 mod registry;

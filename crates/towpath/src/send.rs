@@ -156,6 +156,7 @@ impl<'a> Send<'a> {
         match bus.store.accept_command(&command).await {
             Ok(None) => {
                 wake.wake();
+                bus.told.wake();
                 Ok(accepted)
             }
             // Sent again after it failed: it is run again.
@@ -165,6 +166,8 @@ impl<'a> Send<'a> {
                 match requeued {
                     Ok(_) => {
                         wake.wake();
+                        bus.told.wake();
+                        bus.told.wake();
                         Ok(accepted)
                     }
                     Err(error) => Err(SendError::Store(error)),

@@ -35,7 +35,7 @@ use crate::send::Send;
 use crate::service::{Service, Wake, stop_all};
 use crate::timers::TimerWake;
 use crate::tracker::{ChannelError, TrackerWakes, Trackers};
-use crate::{runner, sequencer, timers};
+use crate::{notices, runner, sequencer, timers};
 
 /// The store when none is configured.
 const DEFAULT_STORE: &str = "sqlite://data/towpath.db";
@@ -556,12 +556,17 @@ impl Builder {
             clock: self.clock,
             retries: self.retries,
             committed: Wake::default(),
+            told: Wake::default(),
             relays: wakes.clone(),
             timers: TimerWake::default(),
             trackers: TrackerWakes::default(),
         };
         let wake = Wake::default();
         let (mut services, mut keepers) = (Vec::new(), Vec::new());
+        let notifies = store.promises().notifies;
+        if notifies {
+            services.push(notices::tell(bus.clone(), store.clone(), instance.clone()));
+        }
         if self.workers {
             let relayed = publishing.iter().map(|(channel, _)| channel.name.clone()).collect();
             let in_flight = InFlight::default();
@@ -570,6 +575,10 @@ impl Builder {
             keepers.push(keeper);
             let pace = runner::Pace { lease: self.lease, scan: self.scan };
             services.push(runner::start(bus.clone(), held.clone(), wake.clone(), pace));
+            if notifies {
+                let hearing = notices::hear(bus.clone(), store.clone(), instance.clone(), wake.clone());
+                services.push(hearing);
+            }
             services.push(timers::start(bus.clone(), held.clone(), pace));
             services.push(cleaner::start(bus.clone(), held.clone(), self.keeping));
             services.push(sequencer::start(bus.clone(), held.clone(), bus.committed.clone(), self.scan));

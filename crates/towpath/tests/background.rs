@@ -101,3 +101,33 @@ async fn a_command_whose_running_panicked_is_given_back(fresh: &Fresh) {
         .await;
     app.stop().await;
 }
+
+/// Where the database carries notices, another process learns of a commit at once: here everybody looks only once an
+/// hour.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn another_process_is_told_of_a_commit() {
+    use support::delivery::{Broker, Stage, effects};
+    let stage = Stage::new("postgres", Broker::RabbitMq).await;
+    let consumer = towpath::Consumer::of(stage.channel()).each("record", |mut delivery| async move {
+        let id = delivery.event.event_id.to_string();
+        delivery
+            .tx
+            .execute("INSERT INTO effects (event_id, handler) VALUES (?, ?)", &[&id, "record"])
+            .await?;
+        Ok(delivery.handled())
+    });
+    let working = stage.app_that_looks_rarely(consumer).await;
+    let writing = stage.builder().without_workers().start().await.unwrap();
+    for number in 0..5 {
+        let id = format!("order-{number}");
+        writing.send::<Order>(&id, OrderCommand::Place { sku: "book".into() }).await.unwrap();
+        writing.send::<Order>(&id, OrderCommand::Note).later().await.unwrap();
+        eventually("two effects of it", || async {
+            (effects(&working).await.len() == 2 * (number + 1)).then_some(())
+        })
+        .await;
+    }
+    eventually("positions", || async { (working.store().head().await.ok()? == 10).then_some(()) }).await;
+    writing.stop().await;
+    working.stop().await;
+}

@@ -59,6 +59,8 @@ struct Part {
     broker: String,
     channel: String,
     ledger: PathBuf,
+    /// How many facts each task of a writer writes, if not as many as it can.
+    facts: Option<u64>,
 }
 
 /// The other side of this binary: does nothing when it runs among the tests.
@@ -107,9 +109,9 @@ async fn write(part: &Part) {
     let mut ledger = std::fs::OpenOptions::new().append(true).create(true).open(&part.ledger).unwrap();
     let (lines, mut noted) = tokio::sync::mpsc::unbounded_channel::<String>();
     for lane in 0..4_u64 {
-        let (app, lines, instance) = (app.clone(), lines.clone(), part.instance.clone());
+        let (app, lines, instance, facts) = (app.clone(), lines.clone(), part.instance.clone(), part.facts);
         tokio::spawn(async move {
-            for number in 0_u64.. {
+            for number in 0..facts.unwrap_or(u64::MAX) {
                 let order = format!("order-{}", (number * 4 + lane) % ORDERS);
                 let id = format!("{instance}/{}/{lane}/{number}", std::process::id());
                 loop {
@@ -261,6 +263,7 @@ impl Run {
             broker,
             channel: self.stage.channel().to_owned(),
             ledger: self.folder.join(format!("{role}-{number}.ledger")),
+            facts: None,
         }
     }
 
@@ -522,7 +525,7 @@ async fn three_instances_share_the_work_and_take_over_from_a_dead_one(stage: &St
         (shares.values().sum::<usize>() == 64 && shares.len() == 3).then_some(())
     })
     .await;
-    let writer = run.start(run.part("writer", 1));
+    let writer = run.start(Part { facts: Some(500), ..run.part("writer", 1) });
     // A consumer group of three takes its time to agree.
     let within = Duration::from_secs(60);
     support::eventually_within("effects", within, || async {

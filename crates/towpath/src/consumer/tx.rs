@@ -150,12 +150,14 @@ impl HandlerTx {
         self.inner.finish().await?;
         if self.after.facts {
             self.bus.committed.wake();
+            self.bus.told.wake();
         }
         for (channel, lane) in &self.after.channels {
             self.bus.relays.wake(channel, *lane);
         }
         if self.sent > 0 {
             self.runner.wake();
+            self.bus.told.wake();
         }
         Ok(())
     }

@@ -126,6 +126,24 @@ impl Stage {
         self.begin(consumers, topology, None).await
     }
 
+    /// One that does nothing by itself: it has to be told.
+    pub async fn app_that_looks_rarely(&self, consumer: Consumer) -> Towpath {
+        const RARELY: Duration = Duration::from_secs(3600);
+        let policy = ChannelPolicy { scan: RARELY, ..ChannelPolicy::default() };
+        let channel = Channel::named(&self.channel, ["order.*"]);
+        let builder = Towpath::builder()
+            .store(self.fresh.url())
+            .broker(&self.broker_url())
+            .aggregate::<super::Order>()
+            .channel(channel.map(|channel| channel.published().with(policy)))
+            .topology(self.topology(false))
+            .scan(RARELY)
+            .consumer(consumer);
+        let app = builder.start().await.expect("start");
+        make_table(&app).await;
+        app
+    }
+
     /// With a dead-letter queue behind the handler's own, which is read in.
     pub async fn app_with_dead_letter_queue(&self, consumers: impl IntoIterator<Item = Consumer>) -> Towpath {
         let topology = self.topology(true);
