@@ -65,7 +65,7 @@ async fn committed_events_arrive_in_order_and_are_marked_sent(fresh: &Fresh) {
 async fn an_unroutable_event_parks_its_aggregate_only_and_goes_on_when_reopened(fresh: &Fresh) {
     let place_of_test = Place::new();
     // Nothing is bound: what the first order says goes nowhere.
-    let app = place_of_test.app(fresh).topology(place_of_test.topology(false)).start().await.unwrap();
+    let app = place_of_test.app_unbound(fresh, Place::policy()).start().await.unwrap();
     place(&app, "stuck").await;
     app.send::<Order>("stuck", OrderCommand::Note).await.unwrap();
     eventually("it is given up", || async {
@@ -314,8 +314,7 @@ async fn an_operator_finds_what_was_given_up_and_sends_it_again(fresh: &Fresh) {
         scan: Duration::from_secs(60),
         ..Place::policy()
     };
-    let builder = place_of_test.app_with(fresh, policy).topology(place_of_test.topology(false));
-    let app = builder.start().await.unwrap();
+    let app = place_of_test.app_unbound(fresh, policy).start().await.unwrap();
     for number in 0..5 {
         place(&app, &format!("o-{number}")).await;
     }
