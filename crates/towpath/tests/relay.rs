@@ -17,13 +17,14 @@ use towpath::lifecycle::OutboxStatus;
 use towpath::ports::broker::Broker;
 use towpath::ports::store::{FailedFilter, Store};
 use towpath::retry::RetryPolicy;
-use towpath::{ChannelPolicy, StoreOptions, Towpath};
+use towpath::{Channel, ChannelPolicy, StoreOptions, Towpath};
 use towpath_testkit::CountingProbe;
 
 on_every_database!(
     committed_events_arrive_in_order_and_are_marked_sent,
     an_unroutable_event_parks_its_aggregate_only_and_goes_on_when_reopened,
     two_instances_share_the_partitions_and_one_takes_over_all,
+    channels_whose_names_begin_alike_have_all_partitions_each,
     a_broker_that_is_away_holds_nothing_up_and_loses_nothing,
     what_never_left_uses_up_no_attempt,
     a_partition_that_was_taken_over_takes_only_its_own_results_with_it,
@@ -121,6 +122,17 @@ async fn two_instances_share_the_partitions_and_one_takes_over_all(fresh: &Fresh
     }
     assert_eq!(versions(&inbox.take(20).await).len(), 20);
     second.stop().await;
+}
+
+async fn channels_whose_names_begin_alike_have_all_partitions_each(fresh: &Fresh) {
+    // As long as names may be: the lease that says who relays what has both in it.
+    let (short, long) = ("e".repeat(32), format!("{}/{}", "e".repeat(32), "u".repeat(31)));
+    let channel = |name: &str| Channel::named(name, ["order.*"]).map(Channel::published);
+    // The longer name first: its lease is there when the shorter one's are counted.
+    let app = fresh.builder().channel(channel(&long)).channel(channel(&short)).instance(&"i".repeat(64));
+    let app = app.start().await.unwrap();
+    eventually("both have all", || async { (held_by(&app).await == 128).then_some(()) }).await;
+    app.stop().await;
 }
 
 async fn a_broker_that_is_away_holds_nothing_up_and_loses_nothing(fresh: &Fresh) {
