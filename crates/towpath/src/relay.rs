@@ -112,6 +112,17 @@ enum Progress {
     StoreAway,
 }
 
+/// What became of results that were to be written down.
+#[derive(PartialEq, Eq)]
+enum Settled {
+    /// They are.
+    Written,
+    /// Some belong to partitions that others hold by now; the others are.
+    TakenOver,
+    /// They are not, and are still owed.
+    Not,
+}
+
 /// A batch after publishing.
 #[derive(Default)]
 struct Departed {
@@ -142,7 +153,7 @@ impl Shaft {
             }
         }
         for _ in 0..LAST_OFFERS {
-            if self.settle().await {
+            if self.settle().await != Settled::Not {
                 return;
             }
             tokio::time::sleep(backoff.next()).await;
@@ -169,7 +180,7 @@ impl Shaft {
 
     /// Takes one batch out.
     async fn round(&mut self, stopping: &Stopping) -> Progress {
-        if !self.settle().await {
+        if self.settle().await == Settled::Not {
             return Progress::StoreAway;
         }
         let relay = Arc::clone(&self.relay);
@@ -201,18 +212,18 @@ impl Shaft {
             return Progress::Rest;
         }
         flight.only(&items.iter().map(|item| item.lane.partition()).collect());
-        let full = items.len() >= limit as usize;
         let Departed { results, some_not_sent } = self.publish(items, &grants, stopping).await;
         if results.is_empty() {
             return if some_not_sent { Progress::BrokerAway } else { Progress::Rest };
         }
         relay.around.answered.notify_waiters();
-        let sent = results.iter().any(|result| result.outcome == OutboxOutcome::Sent);
         self.owed = Some(Owed { results, grants, ended_at: relay.bus.clock.now(), _flight: flight });
         match self.settle().await {
-            false => Progress::StoreAway,
-            true if some_not_sent || full && sent => Progress::GoOn,
-            true => Progress::Rest,
+            Settled::Not => Progress::StoreAway,
+            // How few rows came says nothing of what waits: the look may have been full of rows behind a parked one.
+            Settled::Written => Progress::GoOn,
+            // What was taken over looks unsent until the lease keeper finds out, and would go out again at once.
+            Settled::TakenOver => Progress::Rest,
         }
     }
 
@@ -224,21 +235,23 @@ impl Shaft {
         in_range.map(|(number, grant)| (*number, grant.clone())).collect()
     }
 
-    /// Writes down what is owed; answers whether nothing is owed any more.
+    /// Writes down what is owed.
     ///
     /// A partition that was taken over takes its own results with it and no others. A connection that is lost in the
     /// commit leaves open whether the results were written; writing them again changes nothing for rows that were sent
     /// or given up, and counts one attempt more for those to be tried again.
-    async fn settle(&mut self) -> bool {
-        let Some(mut owed) = self.owed.take() else { return true };
+    async fn settle(&mut self) -> Settled {
+        let mut settled = Settled::Written;
+        let Some(mut owed) = self.owed.take() else { return settled };
         let Relay { bus, channel, .. } = &*self.relay;
         while !owed.results.is_empty() {
             let leases = owed.leases();
             match bus.store.record_outbox(&leases, &channel.name, owed.ended_at, &owed.results).await {
-                Ok(()) => return true,
+                Ok(()) => return settled,
                 Err(StoreError::Fenced { lease, .. }) => {
                     tracing::info!(channel = channel.name.as_str(), %lease, "a partition was taken over");
                     owed.forget(&lease);
+                    settled = Settled::TakenOver;
                 }
                 Err(error) => {
                     let (channel, code) = (channel.name.as_str(), error.code());
@@ -249,11 +262,11 @@ impl Shaft {
                         "could not record what was published; trying again"
                     );
                     self.owed = Some(owed);
-                    return false;
+                    return Settled::Not;
                 }
             }
         }
-        true
+        settled
     }
 
     /// Publishes a batch in waves: with order, the n-th wave holds the n-th row of every lane whose earlier ones were

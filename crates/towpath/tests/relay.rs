@@ -15,7 +15,7 @@ use support::{Fresh, Order, OrderCommand, eventually};
 use towpath::ids::{AggregateKey, ChannelName, LeaseName};
 use towpath::lifecycle::OutboxStatus;
 use towpath::ports::broker::Broker;
-use towpath::ports::store::{FailedFilter, Store};
+use towpath::ports::store::{FailedFilter, OutboxClaim, OutboxOutcome, OutboxResult, Store};
 use towpath::retry::RetryPolicy;
 use towpath::{Channel, ChannelPolicy, StoreOptions, Towpath};
 use towpath_testkit::CountingProbe;
@@ -25,6 +25,7 @@ on_every_database!(
     an_unroutable_event_parks_its_aggregate_only_and_goes_on_when_reopened,
     two_instances_share_the_partitions_and_one_takes_over_all,
     channels_whose_names_begin_alike_have_all_partitions_each,
+    a_poisoned_aggregate_with_a_long_queue_keeps_nobody_waiting,
     a_broker_that_is_away_holds_nothing_up_and_loses_nothing,
     what_never_left_uses_up_no_attempt,
     a_partition_that_was_taken_over_takes_only_its_own_results_with_it,
@@ -133,6 +134,40 @@ async fn channels_whose_names_begin_alike_have_all_partitions_each(fresh: &Fresh
     let app = app.start().await.unwrap();
     eventually("both have all", || async { (held_by(&app).await == 128).then_some(()) }).await;
     app.stop().await;
+}
+
+async fn a_poisoned_aggregate_with_a_long_queue_keeps_nobody_waiting(fresh: &Fresh) {
+    let place_of_test = Place::new();
+    let writing = place_of_test.app(fresh).without_workers().start().await.unwrap();
+    let (poisoned, beside) = (order_in_partition(0), order_in_partition(1));
+    place(&writing, &poisoned).await;
+    place(&writing, &beside).await;
+    let facts = ChannelName::new("facts").unwrap();
+    let lease = LeaseName::new("partition/facts/00").unwrap();
+    let store = writing.store();
+    let grant =
+        store.acquire_lease(&lease, writing.instance(), Duration::from_secs(60)).await.unwrap().unwrap();
+    let claim = OutboxClaim { channel: &facts, partitions: &[0], limit: 1, now: chrono::Utc::now() };
+    let head = store.claim_outbox(&claim).await.unwrap().remove(0);
+    let outcome = OutboxOutcome::Failed { reason: "poisoned".to_owned(), message: String::new(), park: true };
+    let results = [OutboxResult { outbox_id: head.outbox_id, lane: head.lane, outcome }];
+    store.record_outbox(std::slice::from_ref(&grant), &facts, chrono::Utc::now(), &results).await.unwrap();
+    store.release_lease(&grant).await.unwrap();
+    for _ in 1..20 {
+        for id in [&poisoned, &poisoned, &poisoned, &beside] {
+            writing.send::<Order>(id, OrderCommand::Note).await.unwrap();
+        }
+    }
+
+    // Each look sees many rows that wait and few that do not. Who rests after one of them rests for a minute.
+    let policy = ChannelPolicy { batch: 10, scan: Duration::from_secs(60), ..Place::policy() };
+    let inbox = place_of_test.receive().await;
+    let relaying = place_of_test.app_with(fresh, policy).start().await.unwrap();
+    let received = versions(&inbox.take(20).await);
+    assert_eq!(received[&beside], (1..=20).collect::<Vec<u64>>());
+    assert_eq!(received.len(), 1, "the poisoned one waits for an operator");
+    relaying.stop().await;
+    writing.stop().await;
 }
 
 async fn a_broker_that_is_away_holds_nothing_up_and_loses_nothing(fresh: &Fresh) {
