@@ -10,6 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -34,13 +35,14 @@ pub(crate) const SHAFTS: u16 = 4;
 /// How often results are offered to the store once more before an instance ends without having written them.
 const LAST_OFFERS: u32 = 5;
 
-/// Where all relays of a process find each other, the lease keeper and their broker.
+/// Where the shafts of a channel find each other, the lease keeper and their broker.
 #[derive(Clone)]
 pub(crate) struct Surroundings {
     pub(crate) broker: Arc<dyn Broker>,
     pub(crate) held: watch::Receiver<Held>,
     pub(crate) in_flight: InFlight,
-    /// Told when the broker has answered: those that wait for it to come back need not wait longer.
+    /// Told when the broker has answered for a channel: its shafts that wait for it to come back need not wait longer. What
+    /// keeps one channel back (a topic that is missing) says nothing of the others.
     pub(crate) answered: Arc<Notify>,
 }
 
@@ -52,7 +54,13 @@ pub(crate) fn start(
     target: Target,
     wakes: &RelayWakes,
 ) -> Vec<Service> {
-    let relay = Arc::new(Relay { bus: bus.clone(), around: around.clone(), channel, target });
+    let relay = Arc::new(Relay {
+        bus: bus.clone(),
+        around: around.clone(),
+        channel,
+        target,
+        away: AtomicBool::new(false),
+    });
     let shaft = |number| {
         let shaft = Shaft {
             wake: wakes.of(relay.channel.name.as_str(), number),
@@ -78,6 +86,8 @@ struct Relay {
     around: Surroundings,
     channel: Channel,
     target: Target,
+    /// Whether the last event did not leave: an absence is said once, however long it lasts.
+    away: AtomicBool,
 }
 
 struct Shaft {
@@ -111,6 +121,11 @@ enum Progress {
     /// The store could not be asked or told.
     StoreAway,
 }
+
+/// From when, and by which chance, the rows of one batch are tried again: those that failed equally often come back
+/// together, and so their results are written together.
+#[derive(Default)]
+struct TryingAgain(Option<(DateTime<Utc>, f64)>);
 
 /// What became of results that were to be written down.
 #[derive(PartialEq, Eq)]
@@ -281,6 +296,7 @@ impl Shaft {
         let mut published = Departed { results: Vec::with_capacity(items.len()), some_not_sent: false };
         let mut waiting = items;
         let mut stuck: HashSet<Lane> = HashSet::new();
+        let mut trying_again = TryingAgain::default();
         while !waiting.is_empty() && !published.some_not_sent && !stopping.is_asked() {
             let mut in_wave: HashSet<Lane> = HashSet::new();
             let (wave, later): (Vec<_>, Vec<_>) =
@@ -288,7 +304,7 @@ impl Shaft {
             let events: Vec<&EventEnvelope> = wave.iter().map(|item| &item.event).collect();
             let answers = publish(around.broker.as_ref(), channel, target, &events).await;
             for (item, answer) in wave.iter().zip(answers) {
-                let outcome = self.relay.outcome(item, answer);
+                let outcome = self.relay.outcome(item, answer, &mut trying_again);
                 if outcome != Some(OutboxOutcome::Sent) && channel.policy.in_order {
                     stuck.insert(item.lane);
                 }
@@ -325,23 +341,38 @@ impl Owed {
 
 impl Relay {
     /// What a publishing means for its row; nothing, if it never left.
-    fn outcome(&self, item: &OutboxItem, published: Published) -> Option<OutboxOutcome> {
+    fn outcome(
+        &self,
+        item: &OutboxItem,
+        published: Published,
+        trying_again: &mut TryingAgain,
+    ) -> Option<OutboxOutcome> {
         let (event_id, channel) = (item.event.event_id, self.channel.name.as_str());
         let (reason, message) = match published {
-            Published::Confirmed => return Some(OutboxOutcome::Sent),
+            Published::Confirmed => {
+                if self.away.swap(false, Ordering::Relaxed) {
+                    tracing::info!(channel, "the broker takes events again");
+                }
+                return Some(OutboxOutcome::Sent);
+            }
             Published::Unroutable { reason } => ("unroutable", reason),
             Published::Refused { reason } => ("broker-refused", reason),
             Published::Unknown { reason } => ("not-confirmed", reason),
             Published::NotSent { reason } => {
-                tracing::debug!(%event_id, channel, reason, "an event did not leave");
+                if self.away.swap(true, Ordering::Relaxed) {
+                    tracing::debug!(%event_id, channel, reason, "an event did not leave");
+                } else {
+                    tracing::warn!(%event_id, channel, reason, "the broker takes nothing; waiting for it");
+                }
                 return None;
             }
         };
         let park = self.channel.policy.in_order;
+        let (now, chance) = *trying_again.0.get_or_insert_with(|| (self.bus.clock.now(), random_unit()));
         let decision =
-            self.channel.policy.retries.decide(ErrorClass::Transient, item.retry_count + 1, random_unit());
+            self.channel.policy.retries.decide(ErrorClass::Transient, item.retry_count + 1, chance);
         let retry_at = match decision {
-            RetryDecision::RetryAfter(delay) => Some(after(self.bus.clock.now(), delay)),
+            RetryDecision::RetryAfter(delay) => Some(after(now, delay)),
             RetryDecision::GiveUp(_) => None,
         };
         Some(match retry_at {

@@ -585,10 +585,10 @@ impl Builder {
             services.push(timers::start(bus.clone(), held.clone(), pace));
             services.push(cleaner::start(bus.clone(), held.clone(), self.keeping));
             services.push(sequencer::start(bus.clone(), held.clone(), bus.committed.clone(), self.scan));
-            let answered = Arc::default();
             for (channel, target) in publishing {
-                let (held, in_flight, answered) = (held.clone(), in_flight.clone(), Arc::clone(&answered));
-                let around = Surroundings { broker: broker.clone(), held, in_flight, answered };
+                let (held, in_flight) = (held.clone(), in_flight.clone());
+                let around =
+                    Surroundings { broker: broker.clone(), held, in_flight, answered: Arc::default() };
                 services.extend(relay::start(&bus, &around, channel, target, &wakes));
             }
             let running = consumer::Running {

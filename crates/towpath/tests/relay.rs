@@ -26,6 +26,7 @@ on_every_database!(
     two_instances_share_the_partitions_and_one_takes_over_all,
     channels_whose_names_begin_alike_have_all_partitions_each,
     a_poisoned_aggregate_with_a_long_queue_keeps_nobody_waiting,
+    rows_that_fail_together_are_written_together,
     a_broker_that_is_away_holds_nothing_up_and_loses_nothing,
     what_never_left_uses_up_no_attempt,
     a_partition_that_was_taken_over_takes_only_its_own_results_with_it,
@@ -166,6 +167,29 @@ async fn a_poisoned_aggregate_with_a_long_queue_keeps_nobody_waiting(fresh: &Fre
     let received = versions(&inbox.take(20).await);
     assert_eq!(received[&beside], (1..=20).collect::<Vec<u64>>());
     assert_eq!(received.len(), 1, "the poisoned one waits for an operator");
+    relaying.stop().await;
+    writing.stop().await;
+}
+
+async fn rows_that_fail_together_are_written_together(fresh: &Fresh) {
+    let place_of_test = Place::new();
+    let writing = place_of_test.app_unbound(fresh, Place::policy()).without_workers().start().await.unwrap();
+    for number in 0..40 {
+        place(&writing, &format!("o-{number}")).await;
+    }
+    let statements = Arc::new(CountingProbe::new());
+    let options = StoreOptions { probe: statements.clone(), ..StoreOptions::default() };
+    let minutes = Duration::from_secs(600);
+    let retries =
+        RetryPolicy::Exponential { first: minutes, factor: 1.0, cap: minutes, attempts: 5, jitter: 0.5 };
+    let policy = ChannelPolicy { retries, scan: Duration::from_secs(60), ..Place::policy() };
+    let relaying = place_of_test.app_unbound(fresh, policy).store_options(options).start().await.unwrap();
+    eventually("all are to be tried again", || async {
+        (facts_in(&writing, OutboxStatus::Retry).await == 40).then_some(())
+    })
+    .await;
+    let written = statements.take().iter().filter(|name| **name == "outbox.record").count();
+    assert!(written <= 8, "a statement for each batch of a shaft, not {written}");
     relaying.stop().await;
     writing.stop().await;
 }
