@@ -31,7 +31,7 @@ pub(crate) struct Keeping {
 
 /// Starts the service.
 pub(crate) fn start(bus: Bus, held: watch::Receiver<Held>, keeping: Keeping) -> Service {
-    Service::start("cleaner", move |stopping| run(bus, held, keeping, stopping))
+    Service::keep_running("cleaner", move |stopping| run(bus.clone(), held.clone(), keeping, stopping))
 }
 
 async fn run(bus: Bus, held: watch::Receiver<Held>, keeping: Keeping, mut stopping: Stopping) {

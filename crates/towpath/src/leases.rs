@@ -64,7 +64,9 @@ pub(crate) async fn start(
     let keeper = Keeper { bus, instance, relayed, in_flight, lease };
     let held = keeper.round(Held::default()).await?;
     let (publish, receive) = watch::channel(held);
-    let service = Service::start("leases", |stopping| keeper.keep(publish, stopping));
+    let (keeper, publish) = (Arc::new(keeper), Arc::new(publish));
+    let keep = move |stopping| Arc::clone(&keeper).keep(Arc::clone(&publish), stopping);
+    let service = Service::keep_running("leases", keep);
     Ok((service, receive))
 }
 
@@ -78,7 +80,7 @@ struct Keeper {
 }
 
 impl Keeper {
-    async fn keep(self, publish: watch::Sender<Held>, mut stopping: Stopping) {
+    async fn keep(self: Arc<Self>, publish: Arc<watch::Sender<Held>>, mut stopping: Stopping) {
         loop {
             tokio::select! {
                 () = stopping.asked() => break,

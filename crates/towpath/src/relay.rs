@@ -62,14 +62,17 @@ pub(crate) fn start(
         away: AtomicBool::new(false),
     });
     let shaft = |number| {
-        let shaft = Shaft {
-            wake: wakes.of(relay.channel.name.as_str(), number),
-            held: relay.around.held.clone(),
-            relay: Arc::clone(&relay),
-            partitions: partitions_of(number),
-            owed: None,
-        };
-        Service::start("relay", move |stopping| shaft.run(stopping))
+        let (relay, wake) = (Arc::clone(&relay), wakes.of(relay.channel.name.as_str(), number));
+        Service::keep_running("relay", move |stopping| {
+            let shaft = Shaft {
+                wake: wake.clone(),
+                held: relay.around.held.clone(),
+                relay: Arc::clone(&relay),
+                partitions: partitions_of(number),
+                owed: None,
+            };
+            shaft.run(stopping)
+        })
     };
     (0..SHAFTS).map(shaft).collect()
 }
