@@ -83,7 +83,9 @@ async fn listen(
     instance: &InstanceId,
     runner: &Wake,
 ) -> Result<(), towpath_core::ports::store::StoreError> {
-    let Some(mut notices) = store.hear().await? else { return Ok(std::future::pending().await) };
+    let Some(mut notices) = store.hear().await? else {
+        return std::future::pending().await;
+    };
     loop {
         match notices.next().await? {
             Heard::Notice(sender) if sender == instance.as_str() => {}

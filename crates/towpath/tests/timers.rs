@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use support::probe::{Gate, ProbeAt};
 use support::{Fresh, Order, OrderCommand, eventually};
 use towpath::ids::{AggregateKey, CommandId, Version};
 use towpath::lifecycle::{CommandStatus, TaskState};
@@ -29,6 +30,7 @@ on_every_database!(
     a_deadline_that_was_claimed_is_skipped_when_its_state_was_left,
     a_timer_whose_holder_dies_before_ending_it_has_one_effect,
     two_instances_fire_each_timer_once,
+    a_slow_command_keeps_no_other_timer_waiting,
 );
 
 /// A booking that is held for fifteen minutes.
@@ -367,4 +369,22 @@ async fn two_instances_fire_each_timer_once(fresh: &Fresh) {
         assert_eq!((view.version, view.value.expired), (2, 1));
     }
     second.stop().await;
+}
+
+async fn a_slow_command_keeps_no_other_timer_waiting(fresh: &Fresh) {
+    let gate = Gate::default();
+    let probe = Arc::new(ProbeAt::new("load", gate.clone()));
+    let options = StoreOptions { probe: probe.clone(), ..StoreOptions::default() };
+    let clock = Arc::new(VirtualClock::new());
+    let app = builder(fresh, &clock).store_options(options).start().await.unwrap();
+    probe.arm(1);
+    let slow = app.timer::<Booking>("slow", BookingCommand::Make).await.unwrap();
+    gate.reached().await;
+    let quick = app.timer::<Booking>("quick", BookingCommand::Make).await.unwrap();
+    ended(&app, quick, TaskState::Succeeded).await;
+    assert_eq!(state_of(&app, slow).await, TaskState::Running);
+    gate.open();
+    ended(&app, slow, TaskState::Succeeded).await;
+    assert_eq!(version(&app, "slow").await, 1, "once");
+    app.stop().await;
 }

@@ -923,6 +923,15 @@ pub trait Store: Send + Sync + 'static {
         now: DateTime<Utc>,
     ) -> StoreResult<u64>;
 
+    /// Puts commands back to PENDING that were claimed under this grant, except those that its holder knows of: when the
+    /// answer to a claim was lost, it may have been made all the same. Answers how many.
+    async fn return_unseen_commands(
+        &self,
+        grant: &LeaseGrant,
+        seen: &[CommandId],
+        now: DateTime<Utc>,
+    ) -> StoreResult<u64>;
+
     /// Puts commands back to PENDING whose holder is gone: its lease has a higher epoch by now, was released, or
     /// has run out. A holder that merely slept is refused by its epoch when it tries to finish (P7). Recoveries are
     /// counted: a command that has lost its holder `most` times before ends FAILED instead.
@@ -1094,6 +1103,15 @@ pub trait Store: Send + Sync + 'static {
         now: DateTime<Utc>,
         limit: u32,
     ) -> StoreResult<Vec<Timer>>;
+
+    /// Lets timers wait again that were claimed under this grant, except those that its holder knows of: when the answer to
+    /// a claim was lost, it may have been made all the same. Answers how many.
+    async fn return_unseen_timers(
+        &self,
+        grant: &LeaseGrant,
+        seen: &[Uuid],
+        now: DateTime<Utc>,
+    ) -> StoreResult<u64>;
 
     /// Records how a claimed timer ended; `Fenced` when it was taken over.
     async fn finish_timer(

@@ -55,6 +55,26 @@ pub async fn timers_live_and_die_with_their_transaction(fixture: &impl StoreFixt
     );
 }
 
+/// When the answer to a claim was lost, what its holder knows of stays claimed and everything else under the grant waits
+/// again; what others hold is not touched.
+pub async fn a_claim_whose_answer_was_lost_can_be_undone(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let (lease, other) = (hold_new_lease(&*store).await, hold_new_lease(&*store).await);
+    let timers: Vec<NewTimer> = (1..=3).map(|second| timer(&new_order(), moment(second))).collect();
+    schedule(&*store, &timers).await;
+    let claim = async |lease: &LeaseGrant, limit: u32| {
+        ids(&store.claim_timers(lease, &["order.cancel"], moment(9), limit).await.expect("claim"))
+    };
+    let (seen, unseen, others) = (claim(&lease, 1).await, claim(&lease, 1).await, claim(&other, 1).await);
+    let returned = store.return_unseen_timers(&lease, &seen, moment(9)).await.expect("return");
+    assert_eq!(returned, 1, "the one that nobody knows of");
+    assert_eq!(claim(&lease, 10).await, unseen, "it is due again, at once");
+    let returned = store.return_unseen_timers(&lease, &[], moment(9)).await.expect("return");
+    assert_eq!(returned, 2, "without exceptions, all of the grant");
+    let still = store.timer(others[0]).await.expect("timer").expect("it is there");
+    assert_eq!(still.state, TaskState::Running, "another's is not touched");
+}
+
 /// A timer's id is taken once, whatever has become of the timer.
 pub async fn a_timer_id_is_taken_once(fixture: &impl StoreFixture) {
     let store = fixture.store().await;
