@@ -7,13 +7,13 @@
 //!
 //! The tracker keeps its own lease, beside the lease keeper: channels come and go while the process runs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use towpath_core::channel::{Channel, Start, Target};
 use towpath_core::envelope::{EventEnvelope, RecordedEvent};
-use towpath_core::ids::{ActorId, ChannelName, InstanceId, LeaseName, Position};
+use towpath_core::ids::{ActorId, ChannelName, InstanceId, Lane, LeaseName, Position};
 use towpath_core::ports::broker::{Broker, Published};
 use towpath_core::ports::store::{ChannelRow, Disabled, LeaseGrant, StoreError, StoreResult};
 use towpath_core::retry::ErrorClass;
@@ -134,6 +134,9 @@ impl Trackers {
     async fn run(&self, channel: Channel) -> Result<(), ChannelError> {
         let target = channel.target.clone().ok_or_else(|| ChannelError::NoTarget(channel.name.clone()))?;
         let Some(broker) = self.broker.clone() else { return Ok(()) };
+        let row = self.bus.store.channels().await?.into_iter().find(|row| row.name == channel.name);
+        let missing = || StoreError::Missing { what: "channel", name: channel.name.to_string() };
+        let channel_id = row.ok_or_else(missing)?.channel_id;
         let mut running = self.running.lock().await;
         if let Some(mut earlier) = running.remove(&channel.name) {
             earlier.stop().await;
@@ -143,6 +146,7 @@ impl Trackers {
             lease_name: LeaseName::from_stored(format!("tracker/{name}")),
             bus: self.bus.clone(),
             broker,
+            channel_id,
             channel,
             target,
             instance: self.instance.clone(),
@@ -172,6 +176,8 @@ impl Trackers {
 struct Tracker {
     bus: Bus,
     broker: Arc<dyn Broker>,
+    /// Which channel of this name.
+    channel_id: Uuid,
     channel: Channel,
     target: Target,
     instance: InstanceId,
@@ -187,6 +193,8 @@ enum Progress {
     Rest,
     /// Not everything was confirmed.
     Failed(Published),
+    /// The channel is gone. Another one may have its name by now, with another target.
+    Removed,
 }
 
 impl Tracker {
@@ -210,6 +218,10 @@ impl Tracker {
                     grant = None;
                     rest(&wake, self.channel.policy.scan, &mut stopping).await;
                     continue;
+                }
+                Ok(Progress::Removed) => {
+                    tracing::info!(channel, "the channel was removed; no longer following the log");
+                    break;
                 }
                 Ok(Progress::Failed(published)) => {
                     tracing::warn!(channel, ?published, "the log was not published further; trying again");
@@ -249,8 +261,11 @@ impl Tracker {
             None => *grant = store.acquire_lease(&self.lease_name, &self.instance, self.lease).await?,
         }
         let Some(held) = grant.as_ref() else { return Ok(Progress::Rest) };
-        let row = store.channels().await?.into_iter().find(|row| row.name == self.channel.name);
-        let Some(row) = row.filter(|row| row.disabled.is_none()) else { return Ok(Progress::Rest) };
+        let row = store.channels().await?.into_iter().find(|row| row.channel_id == self.channel_id);
+        let Some(row) = row else { return Ok(Progress::Removed) };
+        if row.disabled.is_some() {
+            return Ok(Progress::Rest);
+        }
         let head = store.head().await?;
         if row.position >= head {
             return Ok(Progress::Rest);
@@ -280,12 +295,26 @@ impl Tracker {
         })
     }
 
-    /// Publishes, and keeps the lease alive meanwhile: a slow broker must not hand the channel to another instance.
+    /// Publishes run by run, up to the first that is not confirmed as a whole. Its order is that of the log; and of one
+    /// aggregate the next goes out when the one before is confirmed. What was not tried has no answer.
     async fn publish(&self, grant: &LeaseGrant, events: &[&RecordedEvent]) -> Vec<Published> {
-        let envelopes: Vec<&EventEnvelope> = events.iter().map(|event| &event.envelope).collect();
-        if envelopes.is_empty() {
-            return Vec::new();
+        let lanes: Vec<Lane> = events.iter().map(|event| event.envelope.aggregate.lane()).collect();
+        let mut answers = Vec::with_capacity(events.len());
+        while answers.len() < events.len() && answers.iter().all(|answer| *answer == Published::Confirmed) {
+            let begun = answers.len();
+            let run = if self.channel.policy.in_order { run_length(&lanes[begun..]) } else { events.len() };
+            answers.extend(self.publish_run(grant, events[begun..].iter().take(run)).await);
         }
+        answers
+    }
+
+    /// Publishes, and keeps the lease alive meanwhile: a slow broker must not hand the channel to another instance.
+    async fn publish_run<'e>(
+        &self,
+        grant: &LeaseGrant,
+        events: impl Iterator<Item = &'e &'e RecordedEvent>,
+    ) -> Vec<Published> {
+        let envelopes: Vec<&EventEnvelope> = events.map(|event| &event.envelope).collect();
         let publishing = publish(self.broker.as_ref(), &self.channel, &self.target, &envelopes);
         tokio::pin!(publishing);
         loop {
@@ -298,6 +327,12 @@ impl Tracker {
             }
         }
     }
+}
+
+/// How many of these can go out together: up to the first whose lane is among them already.
+fn run_length(lanes: &[Lane]) -> usize {
+    let mut seen = HashSet::new();
+    lanes.iter().take_while(|lane| seen.insert(**lane)).count()
 }
 
 /// The channels that follow the log: all that are registered in the database, whoever follows them.
@@ -378,5 +413,19 @@ impl TrackedChannels<'_> {
 
     fn store(&self) -> &dyn towpath_core::ports::store::Store {
         self.trackers.bus.store.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_has_at_most_one_event_of_each_aggregate() {
+        let lanes =
+            |numbers: &[i64]| numbers.iter().map(|number| Lane::from_stored(*number)).collect::<Vec<_>>();
+        for (events, length) in [(&[1, 2, 3][..], 3), (&[1, 2, 1, 3], 2), (&[1, 1], 1), (&[], 0)] {
+            assert_eq!(run_length(&lanes(events)), length, "{events:?}");
+        }
     }
 }
