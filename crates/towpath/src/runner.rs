@@ -119,7 +119,13 @@ async fn take(
 async fn run_one(bus: Bus, grant: LeaseGrant, record: CommandRecord) -> Option<(LeaseGrant, CommandId)> {
     let command_id = record.command.command_id.clone();
     // A deadline that failed for a passing reason is run again here: it must still be one.
-    let still_in = deadline_of(&record.command);
+    let still_in = match deadline_of(&bus, &command_id).await {
+        Ok(still_in) => still_in,
+        Err(error) => {
+            tracing::warn!(%command_id, code = error.code(), "could not ask for a command's timer");
+            return Some((grant, command_id));
+        }
+    };
     let incoming =
         Incoming { command: record.command, expected_version: None, claim: Some(grant.clone()), still_in };
     // In a task of its own: `decide` and `evolve` are guarded, so a panic is a bug of ours, and it must not keep the

@@ -212,17 +212,19 @@ async fn until_next(bus: &Bus, now: DateTime<Utc>, scan: Duration) -> Duration {
 }
 
 /// The event that entered the state whose deadline a recorded command is: a deadline that failed for a passing reason
-/// waits in the command box, and when it is run from there it must still be one.
-pub(crate) fn deadline_of(command: &NewCommand) -> Option<EventId> {
-    let timer_id = command.command_id.as_str().strip_prefix(COMMAND_PREFIX)?;
-    let causation_id = command.context.causation_id.as_ref()?;
-    if causation_id.as_str() == timer_id { timer_id.parse().ok().map(EventId) } else { None }
+/// waits in the command box, and when it is run from there it must still be one. Its timer tells.
+pub(crate) async fn deadline_of(bus: &Bus, command_id: &CommandId) -> StoreResult<Option<EventId>> {
+    let timer_id = command_id.as_str().strip_prefix(COMMAND_PREFIX).and_then(|id| id.parse().ok());
+    match timer_id {
+        Some(timer_id) => Ok(bus.store.timer(timer_id).await?.and_then(|timer| timer.timer.entered_by)),
+        None => Ok(None),
+    }
 }
 
 /// Sends the command of a timer.
 async fn fire(bus: Bus, grant: LeaseGrant, timer: Timer) -> Fired {
     let timer_id = timer.timer.timer_id;
-    let still_in = timer.timer.entered_by();
+    let still_in = timer.timer.entered_by;
     let NewTimer { command_type, aggregate, payload, correlation_id, causation_id, .. } = timer.timer;
     let context = ChangeContext { causation_id, ..ChangeContext::new(bus.clock.now(), correlation_id) };
     let command_id = CommandId::from_stored(format!("{COMMAND_PREFIX}{timer_id}"));
@@ -366,6 +368,7 @@ impl Schedule<'_> {
                 None => CorrelationId::of_new_flow(Uuid::now_v7()),
             },
             causation_id: self.causation_id.map(CausationId::new).transpose()?,
+            entered_by: None,
             created_at: to_stored_precision(bus.clock.now()),
         })
     }

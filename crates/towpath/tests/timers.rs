@@ -31,6 +31,7 @@ on_every_database!(
     a_timer_whose_holder_dies_before_ending_it_has_one_effect,
     two_instances_fire_each_timer_once,
     a_slow_command_keeps_no_other_timer_waiting,
+    a_timer_named_after_its_cause_is_no_deadline,
 );
 
 /// A booking that is held for fifteen minutes.
@@ -391,5 +392,15 @@ async fn a_slow_command_keeps_no_other_timer_waiting(fresh: &Fresh) {
     gate.open();
     ended(&app, slow, TaskState::Succeeded).await;
     assert_eq!(version(&app, "slow").await, 1, "once");
+    app.stop().await;
+}
+
+async fn a_timer_named_after_its_cause_is_no_deadline(fresh: &Fresh) {
+    let (app, _) = started(fresh).await;
+    let id = Uuid::now_v7();
+    let placing = OrderCommand::Place { sku: "book".to_owned() };
+    app.timer::<Order>("o-1", placing).identified(id).caused_by(id.to_string()).await.unwrap();
+    ended(&app, id, TaskState::Succeeded).await;
+    assert_eq!(app.load::<Order>("o-1").await.unwrap().unwrap().version, 1);
     app.stop().await;
 }

@@ -242,7 +242,7 @@ pub async fn a_deadline_lives_and_dies_with_its_state(fixture: &impl StoreFixtur
         let entered_by = append.events[0].event_id;
         let cancel = CommandName::infer("order.cancel").expect("a valid command name");
         let timer = NewTimer::of_deadline(entered_by, moment(60), cancel, order.clone(), &append.context);
-        assert_eq!(timer.entered_by(), Some(entered_by));
+        assert_eq!(timer.entered_by, Some(entered_by));
         append.deadline.enters = Some(timer);
         append
     };
