@@ -20,6 +20,7 @@ use towpath_core::retry::ErrorClass;
 use uuid::Uuid;
 
 use crate::bus::{Bus, random_unit, with_causes};
+use crate::outbox::is_beyond;
 use crate::publishing::publish;
 use crate::service::{Service, Stopping, Wake, rest};
 use crate::towpath::Towpath;
@@ -36,6 +37,12 @@ pub enum ChannelError {
     /// It has nowhere to publish to.
     #[error("channel {0} has no target")]
     NoTarget(ChannelName),
+    /// It would publish again what is older than inboxes remember.
+    #[error("channel {channel} would publish events again that are older than the horizon")]
+    BeyondHorizon {
+        /// Which channel.
+        channel: ChannelName,
+    },
     /// The store says no, or nothing.
     #[error("the store did not do it")]
     Store(#[from] StoreError),
@@ -47,6 +54,7 @@ impl ChannelError {
         match self {
             Self::NotTracking(_) => "channel-not-tracking",
             Self::NoTarget(_) => "channel-without-target",
+            Self::BeyondHorizon { .. } => "beyond-horizon",
             Self::Store(error) => error.code(),
         }
     }
@@ -54,7 +62,7 @@ impl ChannelError {
     /// How a retry decision sees it.
     pub fn class(&self) -> ErrorClass {
         match self {
-            Self::NotTracking(_) | Self::NoTarget(_) => ErrorClass::Validation,
+            Self::NotTracking(_) | Self::NoTarget(_) | Self::BeyondHorizon { .. } => ErrorClass::Validation,
             Self::Store(error) => error.class(),
         }
     }
@@ -64,6 +72,9 @@ impl ChannelError {
         match self {
             Self::NotTracking(_) => "Give it tracking(Start::…), or add it to the builder.",
             Self::NoTarget(_) => "Name the exchange it publishes to.",
+            Self::BeyondHorizon { .. } => {
+                "Make sure that no handler minds them twice, then reset it by force."
+            }
             Self::Store(error) => error.next_step(),
         }
     }
@@ -98,6 +109,8 @@ pub(crate) struct Trackers {
     broker: Option<Arc<dyn Broker>>,
     instance: InstanceId,
     lease: Duration,
+    /// For how long inboxes remember what was handled.
+    horizon: Duration,
     running: Arc<tokio::sync::Mutex<BTreeMap<ChannelName, Service>>>,
 }
 
@@ -107,8 +120,9 @@ impl Trackers {
         broker: Option<Arc<dyn Broker>>,
         instance: InstanceId,
         lease: Duration,
+        horizon: Duration,
     ) -> Self {
-        Self { bus, broker, instance, lease, running: Arc::default() }
+        Self { bus, broker, instance, lease, horizon, running: Arc::default() }
     }
 
     /// Follows a channel from where it is, or from its start if nobody has followed it before.
@@ -392,7 +406,21 @@ impl TrackedChannels<'_> {
     }
 
     /// Sets a channel back, or forward. What it publishes again has the same message ids.
+    ///
+    /// # Errors
+    /// `beyond-horizon` when the first of them is older than inboxes remember: handlers could not tell it from a new one.
     pub async fn reset(&self, name: &ChannelName, start: Start) -> Result<Position, ChannelError> {
+        let position = start.behind(self.store().head().await?);
+        let first = self.store().events_between(position + 1, position + 1).await?;
+        let bus = &self.trackers.bus;
+        if first.iter().any(|event| is_beyond(bus, self.trackers.horizon, &event.envelope)) {
+            return Err(ChannelError::BeyondHorizon { channel: name.clone() });
+        }
+        self.reset_by_force(name, start).await
+    }
+
+    /// As [`reset`](Self::reset), however old the events are.
+    pub async fn reset_by_force(&self, name: &ChannelName, start: Start) -> Result<Position, ChannelError> {
         let position = start.behind(self.store().head().await?);
         self.store().reset_channel(name, position).await?;
         self.trackers.bus.trackers.wake(name);

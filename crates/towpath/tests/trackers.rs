@@ -30,6 +30,7 @@ on_every_database!(
     a_tracker_that_dies_before_writing_its_position_repeats_and_skips_nothing,
     one_of_two_instances_follows_a_channel_and_the_other_takes_over,
     a_removed_channel_is_left_by_those_who_followed_it,
+    a_channel_is_set_back_beyond_the_horizon_by_force_only,
     an_event_that_is_not_taken_holds_the_later_ones_of_its_aggregate_back,
     a_fanout_exchange_is_declared_again_and_again_and_messages_say_what_they_are,
 );
@@ -414,5 +415,20 @@ async fn an_event_that_is_not_taken_holds_the_later_ones_of_its_aggregate_back(f
     let next = tokio::time::timeout(Duration::from_secs(15), inbox.next()).await.expect("a message").unwrap();
     assert_eq!(next.message_type.as_deref(), Some("order.placed"), "the first comes first");
     broker.close().await;
+    app.stop().await;
+}
+
+async fn a_channel_is_set_back_beyond_the_horizon_by_force_only(fresh: &Fresh) {
+    let place = Place::new().await;
+    let app = place.app(fresh).horizon(Duration::ZERO).channel(Ok(place.channel("log", Start::First)));
+    let app = app.start().await.unwrap();
+    write(&app, 3).await;
+    place.ids(3).await;
+    let name = ChannelName::new("log").unwrap();
+    let refused = app.channels().reset(&name, Start::First).await.unwrap_err();
+    assert_eq!(refused.code(), "beyond-horizon");
+    app.channels().reset(&name, Start::Now).await.expect("nothing is published again");
+    app.channels().reset_by_force(&name, Start::First).await.unwrap();
+    place.ids(3).await;
     app.stop().await;
 }
