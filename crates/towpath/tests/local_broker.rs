@@ -341,7 +341,8 @@ async fn a_lost_answer_ends_the_subscription_and_loses_nothing(fresh: &Fresh) {
         ending: AtomicBool::new(true),
     });
     let broker = LocalBroker::over(forgetful, LocalOptions::default());
-    let lane = Lane::of(fresh);
+    // One at a time, so that the next one begins when the one before has given everything back.
+    let lane = Lane::with_arguments(fresh, one_at_a_time());
     lane.declare(&broker).await;
     publish_all(&broker, &numbered(&lane.destination, 3)).await;
 
