@@ -143,8 +143,8 @@ text_id!(
     HandlerName, "handler name", 64
 );
 text_id!(
-    /// A thing that only one instance at a time may hold.
-    LeaseName, "lease name", 128
+    /// A thing that only one instance at a time may hold. Its name may have a channel's and an instance's in it.
+    LeaseName, "lease name", 160
 );
 text_id!(
     /// One running process of Towpath.

@@ -251,7 +251,7 @@ pub(crate) const COMMAND_BOX: Table = Table {
         column("recovery_count", Int),
         // When a worker should take it: set while it is PENDING, or FAILED with a retry to come.
         nullable("next_retry_at", Time),
-        nullable("claimed_by_id", Name(128)),
+        nullable("claimed_by_id", Name(160)),
         nullable("claimed_epoch", Long),
         nullable("started_at", Time),
         nullable("finished_at", Time),
@@ -441,7 +441,7 @@ pub(crate) const DEAD_LETTERS: Table = Table {
 pub(crate) const LEASES: Table = Table {
     name: "leases",
     columns: &[
-        column("lease_name", Name(128)),
+        column("lease_name", Name(160)),
         column("holder_id", Name(64)),
         column("epoch", Long),
         column("acquired_at", Time),
@@ -477,7 +477,7 @@ pub(crate) const TIMERS: Table = Table {
         nullable("error_code", Name(128)),
         nullable("error_message", Text),
         column("retry_count", Int),
-        nullable("claimed_by_id", Name(128)),
+        nullable("claimed_by_id", Name(160)),
         nullable("claimed_epoch", Long),
     ],
     primary_key: &["timer_id"],
@@ -553,7 +553,7 @@ pub(crate) const LOCAL_QUEUES: Table = Table {
         column("name", Name(255)),
         column("arguments", Json),
         // The receiver that alone takes from the queue, where only one may.
-        nullable("claimed_by_id", Name(128)),
+        nullable("claimed_by_id", Name(160)),
         nullable("claimed_epoch", Long),
     ],
     primary_key: &["name"],
@@ -594,7 +594,7 @@ pub(crate) const LOCAL_MESSAGES: Table = Table {
         // Set while nobody may take it.
         nullable("available_at", Time),
         column("delivery_count", Int),
-        nullable("claimed_by_id", Name(128)),
+        nullable("claimed_by_id", Name(160)),
         nullable("claimed_epoch", Long),
     ],
     primary_key: &["local_message_id"],

@@ -33,7 +33,9 @@ pub(crate) struct Keeping {
 
 /// Starts the service.
 pub(crate) fn start(bus: Bus, store: SqlStore, held: watch::Receiver<Held>, keeping: Keeping) -> Service {
-    Service::start("cleaner", move |stopping| run(bus, store, held, keeping, stopping))
+    Service::keep_running("cleaner", move |stopping| {
+        run(bus.clone(), store.clone(), held.clone(), keeping, stopping)
+    })
 }
 
 async fn run(

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use towpath_core::ids::{ChannelName, InstanceId, Lane, LeaseName};
-use towpath_core::ports::store::{LeaseGrant, StoreResult};
+use towpath_core::ports::store::{LeaseGrant, LeaseStanding, StoreResult};
 
 use crate::bus::{Bus, with_causes};
 use crate::relay::SHAFTS;
@@ -64,7 +64,9 @@ pub(crate) async fn start(
     let keeper = Keeper { bus, instance, relayed, in_flight, lease };
     let held = keeper.round(Held::default()).await?;
     let (publish, receive) = watch::channel(held);
-    let service = Service::start("leases", |stopping| keeper.keep(publish, stopping));
+    let (keeper, publish) = (Arc::new(keeper), Arc::new(publish));
+    let keep = move |stopping| Arc::clone(&keeper).keep(Arc::clone(&publish), stopping);
+    let service = Service::keep_running("leases", keep);
     Ok((service, receive))
 }
 
@@ -78,7 +80,7 @@ struct Keeper {
 }
 
 impl Keeper {
-    async fn keep(self, publish: watch::Sender<Held>, mut stopping: Stopping) {
+    async fn keep(self: Arc<Self>, publish: Arc<watch::Sender<Held>>, mut stopping: Stopping) {
         loop {
             tokio::select! {
                 () = stopping.asked() => break,
@@ -173,8 +175,12 @@ impl Keeper {
             let name = LeaseName::from_stored(format!("{relaying_names}{}", self.instance));
             held.relaying = store.acquire_lease(&name, &self.instance, self.lease).await?;
         }
-        let relaying =
-            store.leases(&relaying_names).await?.into_iter().filter(|lease| lease.live).count().max(1);
+        // Names of channels may begin alike: those of `orders/eu` lie among those of `orders`, and do not count here.
+        let relays_this = |lease: &LeaseStanding| {
+            lease.lease.as_str().strip_prefix(&relaying_names) == Some(lease.holder.as_str())
+        };
+        let standings = store.leases(&relaying_names).await?;
+        let relaying = standings.iter().filter(|lease| lease.live && relays_this(lease)).count().max(1);
         let share = usize::from(Lane::PARTITIONS).div_ceil(relaying);
         let mut numbers: Vec<u16> = held.partitions.keys().copied().collect();
         numbers.sort_unstable_by_key(|number| place_in_turn(*number));

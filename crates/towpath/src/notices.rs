@@ -23,12 +23,16 @@ const AGAIN: Duration = Duration::from_secs(5);
 
 /// Starts to tell.
 pub(crate) fn tell(bus: Bus, store: SqlStore, instance: InstanceId) -> Service {
-    Service::start("telling", move |stopping| run_telling(bus, store, instance, stopping))
+    Service::keep_running("telling", move |stopping| {
+        run_telling(bus.clone(), store.clone(), instance.clone(), stopping)
+    })
 }
 
 /// Starts to hear.
 pub(crate) fn hear(bus: Bus, store: SqlStore, instance: InstanceId, runner: Wake) -> Service {
-    Service::start("hearing", move |stopping| run_hearing(bus, store, instance, runner, stopping))
+    Service::keep_running("hearing", move |stopping| {
+        run_hearing(bus.clone(), store.clone(), instance.clone(), runner.clone(), stopping)
+    })
 }
 
 async fn run_telling(bus: Bus, store: SqlStore, instance: InstanceId, mut stopping: Stopping) {

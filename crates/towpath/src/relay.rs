@@ -10,6 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -34,13 +35,14 @@ pub(crate) const SHAFTS: u16 = 4;
 /// How often results are offered to the store once more before an instance ends without having written them.
 const LAST_OFFERS: u32 = 5;
 
-/// Where all relays of a process find each other, the lease keeper and their broker.
+/// Where the shafts of a channel find each other, the lease keeper and their broker.
 #[derive(Clone)]
 pub(crate) struct Surroundings {
     pub(crate) broker: Arc<dyn Broker>,
     pub(crate) held: watch::Receiver<Held>,
     pub(crate) in_flight: InFlight,
-    /// Told when the broker has answered: those that wait for it to come back need not wait longer.
+    /// Told when the broker has answered for a channel: its shafts that wait for it to come back need not wait longer. What
+    /// keeps one channel back (a topic that is missing) says nothing of the others.
     pub(crate) answered: Arc<Notify>,
 }
 
@@ -52,16 +54,25 @@ pub(crate) fn start(
     target: Target,
     wakes: &RelayWakes,
 ) -> Vec<Service> {
-    let relay = Arc::new(Relay { bus: bus.clone(), around: around.clone(), channel, target });
+    let relay = Arc::new(Relay {
+        bus: bus.clone(),
+        around: around.clone(),
+        channel,
+        target,
+        away: AtomicBool::new(false),
+    });
     let shaft = |number| {
-        let shaft = Shaft {
-            wake: wakes.of(relay.channel.name.as_str(), number),
-            held: relay.around.held.clone(),
-            relay: Arc::clone(&relay),
-            partitions: partitions_of(number),
-            owed: None,
-        };
-        Service::start("relay", move |stopping| shaft.run(stopping))
+        let (relay, wake) = (Arc::clone(&relay), wakes.of(relay.channel.name.as_str(), number));
+        Service::keep_running("relay", move |stopping| {
+            let shaft = Shaft {
+                wake: wake.clone(),
+                held: relay.around.held.clone(),
+                relay: Arc::clone(&relay),
+                partitions: partitions_of(number),
+                owed: None,
+            };
+            shaft.run(stopping)
+        })
     };
     (0..SHAFTS).map(shaft).collect()
 }
@@ -78,6 +89,8 @@ struct Relay {
     around: Surroundings,
     channel: Channel,
     target: Target,
+    /// Whether the last event did not leave: an absence is said once, however long it lasts.
+    away: AtomicBool,
 }
 
 struct Shaft {
@@ -112,6 +125,22 @@ enum Progress {
     StoreAway,
 }
 
+/// From when, and by which chance, the rows of one batch are tried again: those that failed equally often come back
+/// together, and so their results are written together.
+#[derive(Default)]
+struct TryingAgain(Option<(DateTime<Utc>, f64)>);
+
+/// What became of results that were to be written down.
+#[derive(PartialEq, Eq)]
+enum Settled {
+    /// They are.
+    Written,
+    /// Some belong to partitions that others hold by now; the others are.
+    TakenOver,
+    /// They are not, and are still owed.
+    Not,
+}
+
 /// A batch after publishing.
 #[derive(Default)]
 struct Departed {
@@ -142,7 +171,7 @@ impl Shaft {
             }
         }
         for _ in 0..LAST_OFFERS {
-            if self.settle().await {
+            if self.settle().await != Settled::Not {
                 return;
             }
             tokio::time::sleep(backoff.next()).await;
@@ -169,7 +198,7 @@ impl Shaft {
 
     /// Takes one batch out.
     async fn round(&mut self, stopping: &Stopping) -> Progress {
-        if !self.settle().await {
+        if self.settle().await == Settled::Not {
             return Progress::StoreAway;
         }
         let relay = Arc::clone(&self.relay);
@@ -201,18 +230,18 @@ impl Shaft {
             return Progress::Rest;
         }
         flight.only(&items.iter().map(|item| item.lane.partition()).collect());
-        let full = items.len() >= limit as usize;
         let Departed { results, some_not_sent } = self.publish(items, &grants, stopping).await;
         if results.is_empty() {
             return if some_not_sent { Progress::BrokerAway } else { Progress::Rest };
         }
         relay.around.answered.notify_waiters();
-        let sent = results.iter().any(|result| result.outcome == OutboxOutcome::Sent);
         self.owed = Some(Owed { results, grants, ended_at: relay.bus.clock.now(), _flight: flight });
         match self.settle().await {
-            false => Progress::StoreAway,
-            true if some_not_sent || full && sent => Progress::GoOn,
-            true => Progress::Rest,
+            Settled::Not => Progress::StoreAway,
+            // How few rows came says nothing of what waits: the look may have been full of rows behind a parked one.
+            Settled::Written => Progress::GoOn,
+            // What was taken over looks unsent until the lease keeper finds out, and would go out again at once.
+            Settled::TakenOver => Progress::Rest,
         }
     }
 
@@ -224,21 +253,23 @@ impl Shaft {
         in_range.map(|(number, grant)| (*number, grant.clone())).collect()
     }
 
-    /// Writes down what is owed; answers whether nothing is owed any more.
+    /// Writes down what is owed.
     ///
     /// A partition that was taken over takes its own results with it and no others. A connection that is lost in the
     /// commit leaves open whether the results were written; writing them again changes nothing for rows that were sent
     /// or given up, and counts one attempt more for those to be tried again.
-    async fn settle(&mut self) -> bool {
-        let Some(mut owed) = self.owed.take() else { return true };
+    async fn settle(&mut self) -> Settled {
+        let mut settled = Settled::Written;
+        let Some(mut owed) = self.owed.take() else { return settled };
         let Relay { bus, channel, .. } = &*self.relay;
         while !owed.results.is_empty() {
             let leases = owed.leases();
             match bus.store.record_outbox(&leases, &channel.name, owed.ended_at, &owed.results).await {
-                Ok(()) => return true,
+                Ok(()) => return settled,
                 Err(StoreError::Fenced { lease, .. }) => {
                     tracing::info!(channel = channel.name.as_str(), %lease, "a partition was taken over");
                     owed.forget(&lease);
+                    settled = Settled::TakenOver;
                 }
                 Err(error) => {
                     let (channel, code) = (channel.name.as_str(), error.code());
@@ -249,11 +280,11 @@ impl Shaft {
                         "could not record what was published; trying again"
                     );
                     self.owed = Some(owed);
-                    return false;
+                    return Settled::Not;
                 }
             }
         }
-        true
+        settled
     }
 
     /// Publishes a batch in waves: with order, the n-th wave holds the n-th row of every lane whose earlier ones were
@@ -268,6 +299,7 @@ impl Shaft {
         let mut published = Departed { results: Vec::with_capacity(items.len()), some_not_sent: false };
         let mut waiting = items;
         let mut stuck: HashSet<Lane> = HashSet::new();
+        let mut trying_again = TryingAgain::default();
         while !waiting.is_empty() && !published.some_not_sent && !stopping.is_asked() {
             let mut in_wave: HashSet<Lane> = HashSet::new();
             let (wave, later): (Vec<_>, Vec<_>) =
@@ -275,7 +307,7 @@ impl Shaft {
             let events: Vec<&EventEnvelope> = wave.iter().map(|item| &item.event).collect();
             let answers = publish(around.broker.as_ref(), channel, target, &events).await;
             for (item, answer) in wave.iter().zip(answers) {
-                let outcome = self.relay.outcome(item, answer);
+                let outcome = self.relay.outcome(item, answer, &mut trying_again);
                 if outcome != Some(OutboxOutcome::Sent) && channel.policy.in_order {
                     stuck.insert(item.lane);
                 }
@@ -312,23 +344,38 @@ impl Owed {
 
 impl Relay {
     /// What a publishing means for its row; nothing, if it never left.
-    fn outcome(&self, item: &OutboxItem, published: Published) -> Option<OutboxOutcome> {
+    fn outcome(
+        &self,
+        item: &OutboxItem,
+        published: Published,
+        trying_again: &mut TryingAgain,
+    ) -> Option<OutboxOutcome> {
         let (event_id, channel) = (item.event.event_id, self.channel.name.as_str());
         let (reason, message) = match published {
-            Published::Confirmed => return Some(OutboxOutcome::Sent),
+            Published::Confirmed => {
+                if self.away.swap(false, Ordering::Relaxed) {
+                    tracing::info!(channel, "the broker takes events again");
+                }
+                return Some(OutboxOutcome::Sent);
+            }
             Published::Unroutable { reason } => ("unroutable", reason),
             Published::Refused { reason } => ("broker-refused", reason),
             Published::Unknown { reason } => ("not-confirmed", reason),
             Published::NotSent { reason } => {
-                tracing::debug!(%event_id, channel, reason, "an event did not leave");
+                if self.away.swap(true, Ordering::Relaxed) {
+                    tracing::debug!(%event_id, channel, reason, "an event did not leave");
+                } else {
+                    tracing::warn!(%event_id, channel, reason, "the broker takes nothing; waiting for it");
+                }
                 return None;
             }
         };
         let park = self.channel.policy.in_order;
+        let (now, chance) = *trying_again.0.get_or_insert_with(|| (self.bus.clock.now(), random_unit()));
         let decision =
-            self.channel.policy.retries.decide(ErrorClass::Transient, item.retry_count + 1, random_unit());
+            self.channel.policy.retries.decide(ErrorClass::Transient, item.retry_count + 1, chance);
         let retry_at = match decision {
-            RetryDecision::RetryAfter(delay) => Some(after(self.bus.clock.now(), delay)),
+            RetryDecision::RetryAfter(delay) => Some(after(now, delay)),
             RetryDecision::GiveUp(_) => None,
         };
         Some(match retry_at {

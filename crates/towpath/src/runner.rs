@@ -33,7 +33,9 @@ pub(crate) struct Pace {
 
 /// Starts the service.
 pub(crate) fn start(bus: Bus, held: watch::Receiver<Held>, wake: Wake, pace: Pace) -> Service {
-    Service::start("command-runner", move |stopping| run(bus, held, wake, pace, stopping))
+    Service::keep_running("command-runner", move |stopping| {
+        run(bus.clone(), held.clone(), wake.clone(), pace, stopping)
+    })
 }
 
 async fn run(bus: Bus, held: watch::Receiver<Held>, wake: Wake, pace: Pace, mut stopping: Stopping) {

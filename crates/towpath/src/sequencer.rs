@@ -20,7 +20,9 @@ const SWARM: Duration = Duration::from_millis(10);
 
 /// Starts the service.
 pub(crate) fn start(bus: Bus, held: watch::Receiver<Held>, wake: Wake, scan: Duration) -> Service {
-    Service::start("sequencer", move |stopping| run(bus, held, wake, scan, stopping))
+    Service::keep_running("sequencer", move |stopping| {
+        run(bus.clone(), held.clone(), wake.clone(), scan, stopping)
+    })
 }
 
 async fn run(bus: Bus, held: watch::Receiver<Held>, wake: Wake, scan: Duration, mut stopping: Stopping) {

@@ -10,6 +10,10 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
+/// How long a service that panicked is left alone: what it fell over may be gone by then, and if not, the log should not
+/// fill with it.
+const PAUSE_AFTER_PANIC: Duration = Duration::from_secs(1);
+
 /// A running background service.
 pub(crate) struct Service {
     name: &'static str,
@@ -42,7 +46,7 @@ pub(crate) async fn rest(wake: &Wake, at_most: Duration, stopping: &mut Stopping
 }
 
 impl Service {
-    /// Starts a service.
+    /// Starts a service that runs once.
     pub(crate) fn start<F>(name: &'static str, run: impl FnOnce(Stopping) -> F) -> Self
     where
         F: Future<Output = ()> + Send + 'static,
@@ -50,6 +54,23 @@ impl Service {
         let (stop, receiver) = watch::channel(false);
         let task = tokio::spawn(run(Stopping(receiver)));
         Self { name, stop, task: Some(task) }
+    }
+
+    /// Starts a service that is started again, after a pause, when it panics. What it holds (leases, claims) lives on with
+    /// the instance: were it gone, nobody else would do its work.
+    pub(crate) fn keep_running<F>(name: &'static str, run: impl Fn(Stopping) -> F + Send + 'static) -> Self
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        Self::start(name, |mut stopping| async move {
+            while let Err(error) = tokio::spawn(run(stopping.clone())).await {
+                tracing::error!(service = name, %error, "a background service ended badly; starting it again");
+                rest(&Wake::default(), PAUSE_AFTER_PANIC, &mut stopping).await;
+                if stopping.is_asked() {
+                    return;
+                }
+            }
+        })
     }
 
     /// Tells it to stop, without waiting.
@@ -130,6 +151,31 @@ mod tests {
         assert!(was_told.try_recv().is_err());
         drop(service);
         was_told.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_service_that_panics_is_started_again_until_it_is_told_to_stop() {
+        let (told, mut starts) = tokio::sync::mpsc::unbounded_channel();
+        let mut service = Service::keep_running("test", move |_| {
+            told.send(()).unwrap();
+            async { panic!("on purpose") }
+        });
+        for _ in 0..2 {
+            starts.recv().await.unwrap();
+        }
+        service.stop().await;
+        assert!(starts.recv().await.is_none(), "it has ended, and its closure with it");
+    }
+
+    #[tokio::test]
+    async fn a_service_that_ends_by_itself_is_not_started_again() {
+        let (told, mut starts) = tokio::sync::mpsc::unbounded_channel();
+        let _service = Service::keep_running("test", move |_| {
+            told.send(()).unwrap();
+            async {}
+        });
+        starts.recv().await.unwrap();
+        assert!(starts.recv().await.is_none(), "it has ended, and its closure with it");
     }
 
     #[tokio::test]

@@ -81,7 +81,7 @@ impl TimerWake {
 
 /// Starts the service.
 pub(crate) fn start(bus: Bus, held: watch::Receiver<Held>, pace: Pace) -> Service {
-    Service::start("timers", move |stopping| run(bus, held, pace, stopping))
+    Service::keep_running("timers", move |stopping| run(bus.clone(), held.clone(), pace, stopping))
 }
 
 /// A timer whose command was sent: how it ended, to be written under the grant it was claimed with.

@@ -1,5 +1,6 @@
 //! Building, starting and stopping Towpath.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -423,16 +424,17 @@ impl Builder {
     }
 
     /// Adds channels and topology that were read from a file.
-    pub fn channels(mut self, channels: Channels) -> Self {
-        self.topology.exchanges.extend(channels.topology.exchanges);
-        self.topology.queues.extend(channels.topology.queues);
-        self.topology.bindings.extend(channels.topology.bindings);
-        channels.channels.into_iter().fold(self, |builder, channel| builder.channel(Ok(channel)))
+    pub fn channels(self, channels: Channels) -> Self {
+        let builder = self.topology(channels.topology);
+        channels.channels.into_iter().fold(builder, |builder, channel| builder.channel(Ok(channel)))
     }
 
-    /// Exchanges, queues and bindings that must exist on the broker before anything is published.
+    /// Exchanges, queues and bindings that must exist on the broker before anything is published, beside those that were
+    /// named before.
     pub fn topology(mut self, topology: Topology) -> Self {
-        self.topology = topology;
+        self.topology.exchanges.extend(topology.exchanges);
+        self.topology.queues.extend(topology.queues);
+        self.topology.bindings.extend(topology.bindings);
         self
     }
 
@@ -526,6 +528,7 @@ impl Builder {
         if let Some(error) = self.config {
             return Err(error.into());
         }
+        each_once(&self.channels)?;
         let broker_url = BrokerUrl::parse(&self.broker_url)?;
         let url = StoreUrl::parse(&self.store_url)?;
         let instance = match self.instance {
@@ -586,10 +589,10 @@ impl Builder {
             services.push(timers::start(bus.clone(), held.clone(), pace));
             services.push(cleaner::start(bus.clone(), store.clone(), held.clone(), self.keeping));
             services.push(sequencer::start(bus.clone(), held.clone(), bus.committed.clone(), self.scan));
-            let answered = Arc::default();
             for (channel, target) in publishing {
-                let (held, in_flight, answered) = (held.clone(), in_flight.clone(), Arc::clone(&answered));
-                let around = Surroundings { broker: broker.clone(), held, in_flight, answered };
+                let (held, in_flight) = (held.clone(), in_flight.clone());
+                let around =
+                    Surroundings { broker: broker.clone(), held, in_flight, answered: Arc::default() };
                 services.extend(relay::start(&bus, &around, channel, target, &wakes));
             }
             let running = consumer::Running {
@@ -624,6 +627,18 @@ impl Builder {
             services: Arc::new(Mutex::new(services)),
             keeper: Arc::new(Mutex::new(keepers)),
         })
+    }
+}
+
+/// Refuses a name that two channels share: each would relay the rows of both.
+fn each_once(channels: &[Channel]) -> Result<(), StartError> {
+    let mut seen = BTreeSet::new();
+    match channels.iter().find(|channel| !seen.insert(&channel.name)) {
+        None => Ok(()),
+        Some(twice) => {
+            let name = &twice.name;
+            Err(StartError::Wiring(format!("two channels are called {name}: each event would go out twice")))
+        }
     }
 }
 

@@ -139,7 +139,7 @@ impl Trackers {
             earlier.stop().await;
         }
         let (name, wake) = (channel.name.clone(), self.bus.trackers.of(&channel.name));
-        let tracker = Tracker {
+        let tracker = Arc::new(Tracker {
             lease_name: LeaseName::from_stored(format!("tracker/{name}")),
             bus: self.bus.clone(),
             broker,
@@ -147,8 +147,9 @@ impl Trackers {
             target,
             instance: self.instance.clone(),
             lease: self.lease,
-        };
-        running.insert(name, Service::start("tracker", move |stopping| tracker.run(wake, stopping)));
+        });
+        let track = move |stopping| Arc::clone(&tracker).run(wake.clone(), stopping);
+        running.insert(name, Service::keep_running("tracker", track));
         Ok(())
     }
 
@@ -189,7 +190,7 @@ enum Progress {
 }
 
 impl Tracker {
-    async fn run(self, wake: Wake, mut stopping: Stopping) {
+    async fn run(self: Arc<Self>, wake: Wake, mut stopping: Stopping) {
         let mut grant = None;
         let mut failures = 0_u32;
         while !stopping.is_asked() {

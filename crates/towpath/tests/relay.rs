@@ -15,15 +15,18 @@ use support::{Fresh, Order, OrderCommand, eventually};
 use towpath::ids::{AggregateKey, ChannelName, LeaseName};
 use towpath::lifecycle::OutboxStatus;
 use towpath::ports::broker::Broker;
-use towpath::ports::store::{FailedFilter, Store};
+use towpath::ports::store::{FailedFilter, OutboxClaim, OutboxOutcome, OutboxResult, Store};
 use towpath::retry::RetryPolicy;
-use towpath::{ChannelPolicy, StoreOptions, Towpath};
+use towpath::{Channel, ChannelPolicy, StoreOptions, Towpath};
 use towpath_testkit::CountingProbe;
 
 on_every_database!(
     committed_events_arrive_in_order_and_are_marked_sent,
     an_unroutable_event_parks_its_aggregate_only_and_goes_on_when_reopened,
     two_instances_share_the_partitions_and_one_takes_over_all,
+    channels_whose_names_begin_alike_have_all_partitions_each,
+    a_poisoned_aggregate_with_a_long_queue_keeps_nobody_waiting,
+    rows_that_fail_together_are_written_together,
     a_broker_that_is_away_holds_nothing_up_and_loses_nothing,
     what_never_left_uses_up_no_attempt,
     a_partition_that_was_taken_over_takes_only_its_own_results_with_it,
@@ -65,7 +68,7 @@ async fn committed_events_arrive_in_order_and_are_marked_sent(fresh: &Fresh) {
 async fn an_unroutable_event_parks_its_aggregate_only_and_goes_on_when_reopened(fresh: &Fresh) {
     let place_of_test = Place::new();
     // Nothing is bound: what the first order says goes nowhere.
-    let app = place_of_test.app(fresh).topology(place_of_test.topology(false)).start().await.unwrap();
+    let app = place_of_test.app_unbound(fresh, Place::policy()).start().await.unwrap();
     place(&app, "stuck").await;
     app.send::<Order>("stuck", OrderCommand::Note).await.unwrap();
     eventually("it is given up", || async {
@@ -121,6 +124,74 @@ async fn two_instances_share_the_partitions_and_one_takes_over_all(fresh: &Fresh
     }
     assert_eq!(versions(&inbox.take(20).await).len(), 20);
     second.stop().await;
+}
+
+async fn channels_whose_names_begin_alike_have_all_partitions_each(fresh: &Fresh) {
+    // As long as names may be: the lease that says who relays what has both in it.
+    let (short, long) = ("e".repeat(32), format!("{}/{}", "e".repeat(32), "u".repeat(31)));
+    let channel = |name: &str| Channel::named(name, ["order.*"]).map(Channel::published);
+    // The longer name first: its lease is there when the shorter one's are counted.
+    let app = fresh.builder().channel(channel(&long)).channel(channel(&short)).instance(&"i".repeat(64));
+    let app = app.start().await.unwrap();
+    eventually("both have all", || async { (held_by(&app).await == 128).then_some(()) }).await;
+    app.stop().await;
+}
+
+async fn a_poisoned_aggregate_with_a_long_queue_keeps_nobody_waiting(fresh: &Fresh) {
+    let place_of_test = Place::new();
+    let writing = place_of_test.app(fresh).without_workers().start().await.unwrap();
+    let (poisoned, beside) = (order_in_partition(0), order_in_partition(1));
+    place(&writing, &poisoned).await;
+    place(&writing, &beside).await;
+    let facts = ChannelName::new("facts").unwrap();
+    let lease = LeaseName::new("partition/facts/00").unwrap();
+    let store = writing.store();
+    let grant =
+        store.acquire_lease(&lease, writing.instance(), Duration::from_secs(60)).await.unwrap().unwrap();
+    let claim = OutboxClaim { channel: &facts, partitions: &[0], limit: 1, now: chrono::Utc::now() };
+    let head = store.claim_outbox(&claim).await.unwrap().remove(0);
+    let outcome = OutboxOutcome::Failed { reason: "poisoned".to_owned(), message: String::new(), park: true };
+    let results = [OutboxResult { outbox_id: head.outbox_id, lane: head.lane, outcome }];
+    store.record_outbox(std::slice::from_ref(&grant), &facts, chrono::Utc::now(), &results).await.unwrap();
+    store.release_lease(&grant).await.unwrap();
+    for _ in 1..20 {
+        for id in [&poisoned, &poisoned, &poisoned, &beside] {
+            writing.send::<Order>(id, OrderCommand::Note).await.unwrap();
+        }
+    }
+
+    // Each look sees many rows that wait and few that do not. Who rests after one of them rests for a minute.
+    let policy = ChannelPolicy { batch: 10, scan: Duration::from_secs(60), ..Place::policy() };
+    let inbox = place_of_test.receive().await;
+    let relaying = place_of_test.app_with(fresh, policy).start().await.unwrap();
+    let received = versions(&inbox.take(20).await);
+    assert_eq!(received[&beside], (1..=20).collect::<Vec<u64>>());
+    assert_eq!(received.len(), 1, "the poisoned one waits for an operator");
+    relaying.stop().await;
+    writing.stop().await;
+}
+
+async fn rows_that_fail_together_are_written_together(fresh: &Fresh) {
+    let place_of_test = Place::new();
+    let writing = place_of_test.app_unbound(fresh, Place::policy()).without_workers().start().await.unwrap();
+    for number in 0..40 {
+        place(&writing, &format!("o-{number}")).await;
+    }
+    let statements = Arc::new(CountingProbe::new());
+    let options = StoreOptions { probe: statements.clone(), ..StoreOptions::default() };
+    let minutes = Duration::from_secs(600);
+    let retries =
+        RetryPolicy::Exponential { first: minutes, factor: 1.0, cap: minutes, attempts: 5, jitter: 0.5 };
+    let policy = ChannelPolicy { retries, scan: Duration::from_secs(60), ..Place::policy() };
+    let relaying = place_of_test.app_unbound(fresh, policy).store_options(options).start().await.unwrap();
+    eventually("all are to be tried again", || async {
+        (facts_in(&writing, OutboxStatus::Retry).await == 40).then_some(())
+    })
+    .await;
+    let written = statements.take().iter().filter(|name| **name == "outbox.record").count();
+    assert!(written <= 8, "a statement for each batch of a shaft, not {written}");
+    relaying.stop().await;
+    writing.stop().await;
 }
 
 async fn a_broker_that_is_away_holds_nothing_up_and_loses_nothing(fresh: &Fresh) {
@@ -314,8 +385,7 @@ async fn an_operator_finds_what_was_given_up_and_sends_it_again(fresh: &Fresh) {
         scan: Duration::from_secs(60),
         ..Place::policy()
     };
-    let builder = place_of_test.app_with(fresh, policy).topology(place_of_test.topology(false));
-    let app = builder.start().await.unwrap();
+    let app = place_of_test.app_unbound(fresh, policy).start().await.unwrap();
     for number in 0..5 {
         place(&app, &format!("o-{number}")).await;
     }

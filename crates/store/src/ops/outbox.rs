@@ -4,7 +4,7 @@
 //! the head get `parked_at` when a claim comes across them, and so leave the index of ready rows: however long
 //! the queue behind a poisoned event is, nobody reads it again until the head is through.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{ChannelName, EventId, Lane};
@@ -180,8 +180,10 @@ pub(crate) async fn record(
 ) -> StoreResult<()> {
     // Of the failed rows of one lane only the earliest is what the lane waits for; the others, like all that come
     // after it, are only set aside. Their own failure is not theirs: they should not have been sent before it.
-    let failed = results.iter().filter(|result| parks(&result.outcome));
     let parked = lock_heads(session, channel, results.iter().map(|result| result.lane)).await?;
+    let sent = already_sent(session, results).await?;
+    let results: Vec<&OutboxResult> = results.iter().filter(|one| !sent.contains(&one.outbox_id)).collect();
+    let failed = results.iter().copied().filter(|result| parks(&result.outcome));
     let mut heads = parked.clone();
     for result in failed.clone() {
         let head = heads.entry(result.lane).or_insert(result.outbox_id);
@@ -193,7 +195,7 @@ pub(crate) async fn record(
     set_aside(session, now, behind).await?;
 
     let counted: Vec<&OutboxResult> =
-        results.iter().filter(|result| !parks(&result.outcome) || is_head(result)).collect();
+        results.iter().copied().filter(|result| !parks(&result.outcome) || is_head(result)).collect();
     // Results of one batch mostly end alike: each distinct outcome is one statement.
     let mut outcomes: Vec<&OutboxOutcome> = Vec::new();
     for result in &counted {
@@ -213,6 +215,29 @@ pub(crate) async fn record(
         count_return(session, channel).await?;
     }
     fence(session, leases).await
+}
+
+/// The rows that are to park their lane although they are through, because somebody else has sent them or they were
+/// recorded before: a lane that waited for one would wait for ever.
+async fn already_sent(session: &mut Session<'_>, results: &[OutboxResult]) -> StoreResult<HashSet<u64>> {
+    let failed = results.iter().filter(|result| parks(&result.outcome));
+    let ids: Vec<i64> = failed.map(|result| result.outbox_id.cast_signed()).collect();
+    if ids.is_empty() {
+        return Ok(HashSet::new());
+    }
+    let mut keys = values![];
+    let Chosen { target, condition, .. } =
+        session.choose_from("event_outbox", "outbox_id", ids.clone(), &mut keys);
+    let sql = format!(
+        "SELECT outbox_id FROM {target} WHERE {condition} AND status <> 'SENT' ORDER BY outbox_id {}",
+        session.dialect().for_update()
+    );
+    let mut sent: HashSet<u64> = ids.into_iter().map(i64::cast_unsigned).collect();
+    // One that is missing was sent so long ago that it is deleted.
+    for row in session.rows("outbox.unsent", &sql, keys).await? {
+        sent.remove(&row.count("outbox_id")?);
+    }
+    Ok(sent)
 }
 
 /// Writes one outcome for all the rows that ended so.

@@ -187,6 +187,7 @@ macro_rules! store_conformance {
                 a_claimed_row_carries_its_fact,
                 a_claim_respects_partitions_and_limit,
                 sent_rows_are_not_claimed_again,
+                a_row_that_was_sent_parks_nothing,
                 two_failures_in_one_lane_keep_their_order,
                 a_parked_retry_holds_its_lane_until_it_is_sent,
                 a_row_written_while_its_lane_is_parked_waits_too,

@@ -128,6 +128,25 @@ pub async fn two_failures_in_one_lane_keep_their_order(fixture: &impl StoreFixtu
     assert_eq!(versions(&claim(&*store, &channel, moment(11)).await), [2, 3], "then the others, in order");
 }
 
+/// A failure that is told of a row which was sent meanwhile is not what its lane waits for: nothing would ever open it.
+pub async fn a_row_that_was_sent_parks_nothing(fixture: &impl StoreFixture) {
+    let (store, lease, channel) = open(fixture).await;
+    let order = new_order();
+    write(&*store, &order, 0..3, &channel).await;
+    let items = claim(&*store, &channel, moment(1)).await;
+    record_sent(&*store, &lease, &channel, moment(2), &items[..1]).await;
+    // The second failed, too: it is what the lane waits for, and not the first.
+    let results = [result(&items[0], given_up(true)), result(&items[1], retry(moment(5), true))];
+    let recorded = store.record_outbox(std::slice::from_ref(&lease), &channel, moment(3), &results).await;
+    recorded.expect("record a failure of a row that was sent");
+    assert_eq!(row_of(&*store, &items[0]).await.status, OutboxStatus::Sent);
+    assert_eq!(versions(&claim(&*store, &channel, moment(4)).await), [0_u64; 0], "the second is not due");
+    let due = claim(&*store, &channel, moment(6)).await;
+    assert_eq!(versions(&due), [2], "the second goes first");
+    record_sent(&*store, &lease, &channel, moment(6), &due).await;
+    assert_eq!(versions(&claim(&*store, &channel, moment(7)).await), [3], "then the last");
+}
+
 /// What was sent is not claimed again, and its row says so.
 pub async fn sent_rows_are_not_claimed_again(fixture: &impl StoreFixture) {
     let (store, lease, channel) = open(fixture).await;

@@ -43,6 +43,8 @@ pub(crate) enum Fault {
     ClaimsHaveNoEpoch,
     /// A lane that is parked opens only when its row is sent.
     OnlySendingOpensALane,
+    /// A failure told of a row that was sent parks its lane.
+    SentRowsPark,
     /// Only the first lease of a batch is looked at.
     OnlyOneLeaseIsChecked,
     /// A released lease begins again with epoch 1.

@@ -82,12 +82,17 @@ impl Place {
     }
 
     pub fn app_with(&self, fresh: &Fresh, policy: ChannelPolicy) -> Builder {
+        self.app_unbound(fresh, policy).topology(self.topology(true))
+    }
+
+    /// Whose messages nobody takes.
+    pub fn app_unbound(&self, fresh: &Fresh, policy: ChannelPolicy) -> Builder {
         let channel = Channel::named("facts", ["order.*"]);
         fresh
             .builder()
             .broker(&self.url)
             .channel(channel.map(|channel| channel.to(&self.exchange, self.key()).with(policy)))
-            .topology(self.topology(true))
+            .topology(self.topology(false))
             .lease(Duration::from_millis(600))
     }
 }

@@ -1,0 +1,54 @@
+//! What a builder is told, and when it refuses to start.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
+
+mod support;
+
+use support::Fresh;
+use towpath::ports::broker::{Broker, Exchange, ExchangeKind, Queue, Subscription, Topology};
+use towpath::{Channel, StartError};
+
+const FACTS: &str = r#"
+[[channel]]
+name = "facts"
+events = ["order.*"]
+exchange = "facts"
+
+[topology]
+exchanges = [{ name = "facts", kind = "fanout" }]
+queues = [{ name = "facts.all" }]
+"#;
+
+#[tokio::test]
+async fn a_channel_name_that_is_given_twice_is_refused() {
+    let fresh = Fresh::on("sqlite").await;
+    let facts = || Channel::named("facts", ["order.*"]).map(|channel| channel.to_exchange("facts"));
+    let in_code = fresh.builder().channel(facts()).channel(facts());
+    let in_both = fresh.builder().channel(facts()).channels_from_toml(FACTS);
+    for builder in [in_code, in_both] {
+        let refused = builder.start().await.err().expect("two sets of shafts would publish each row twice");
+        assert!(matches!(&refused, StartError::Wiring(message) if message.contains("facts")), "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn topology_in_code_is_declared_beside_that_of_a_file() {
+    let fresh = Fresh::on("sqlite").await;
+    let in_code = Topology {
+        exchanges: vec![Exchange { name: "mail".to_owned(), kind: ExchangeKind::Fanout }],
+        queues: vec![Queue { name: "mail.all".to_owned(), arguments: Vec::new() }],
+        bindings: Vec::new(),
+    };
+    let app = fresh.builder().channels_from_toml(FACTS).topology(in_code).start().await.unwrap();
+    let broker = towpath::LocalBroker::over(
+        std::sync::Arc::new(app.store().clone()),
+        towpath::LocalOptions::default(),
+    );
+    for queue in ["facts.all", "mail.all"] {
+        let subscription = Subscription { queue: queue.to_owned(), group: "test".to_owned(), prefetch: 1 };
+        let subscribed = broker.subscribe(&subscription).await;
+        assert!(subscribed.is_ok(), "{queue} was declared: {:?}", subscribed.err());
+    }
+    broker.close().await;
+    app.stop().await;
+}
