@@ -339,8 +339,8 @@ pub(crate) fn read_event<A: Aggregate>(event: &IncomingEvent) -> Result<A::Event
 
 /// Why a handler failed. Any error becomes one by `?`; its class decides whether it is tried again.
 ///
-/// Errors of Towpath and of the database are classified by their type. Any other error counts as passing: use
-/// [`HandlerError::unrecoverable`] for what will be no better the next time.
+/// Errors of Towpath itself, and of reading a payload, are classified by their type. Any other error, those of the database
+/// among them, counts as passing: use [`HandlerError::unrecoverable`] for what will be no better the next time.
 pub struct HandlerError {
     class: ErrorClass,
     code: String,
