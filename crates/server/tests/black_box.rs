@@ -157,18 +157,18 @@ mod bookkeeping {
     use towpath::{Aggregate, Context};
 
     #[derive(Default, Serialize, Deserialize)]
-    pub struct Account {
-        pub entries: u64,
+    pub(super) struct Account {
+        pub(super) entries: u64,
     }
 
     #[derive(Serialize, Deserialize)]
-    pub enum AccountCommand {
+    pub(super) enum AccountCommand {
         #[serde(rename = "account.post")]
         Post { amount: Box<serde_json::value::RawValue> },
     }
 
     #[derive(Serialize, Deserialize)]
-    pub enum AccountEvent {
+    pub(super) enum AccountEvent {
         #[serde(rename = "account.posted")]
         Posted { amount: Box<serde_json::value::RawValue> },
     }

@@ -83,7 +83,11 @@ async fn listen(
     instance: &InstanceId,
     runner: &Wake,
 ) -> Result<(), towpath_core::ports::store::StoreError> {
-    let Some(mut notices) = store.hear().await? else { return Ok(std::future::pending().await) };
+    let Some(mut notices) = store.hear().await? else {
+        // There will be none.
+        std::future::pending::<()>().await;
+        return Ok(());
+    };
     loop {
         match notices.next().await? {
             Heard::Notice(sender) if sender == instance.as_str() => {}

@@ -66,8 +66,10 @@ pub(crate) fn start(
     let job = Arc::new(Job { running, consumer, handler, queue, aside, set_behind, in_hand });
     let again = Arc::clone(&job);
     vec![
-        Service::start("consumer", move |stopping| receive(job, stopping)),
-        Service::start("redelivery", move |stopping| super::redelivery::run(again, stopping)),
+        Service::keep_running("consumer", move |stopping| receive(Arc::clone(&job), stopping)),
+        Service::keep_running("redelivery", move |stopping| {
+            super::redelivery::run(Arc::clone(&again), stopping)
+        }),
     ]
 }
 
@@ -397,7 +399,7 @@ impl Job {
             });
         }
         let answer = if deliveries.is_empty() {
-            Ok(Next(Step::Handled(Some(tx))))
+            Ok(Next::handled(Some(tx)))
         } else {
             // The call itself is inside: a handler may panic before it has made its future.
             let run = async { (self.consumer.run)(Batch { deliveries, tx }).await };

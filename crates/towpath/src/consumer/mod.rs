@@ -251,7 +251,7 @@ pub struct Next(pub(crate) Step);
 
 pub(crate) enum Step {
     /// Commit, then acknowledge.
-    Handled(Option<HandlerTx>),
+    Handled(Option<Box<HandlerTx>>),
     /// Roll back and come again then.
     RetryAfter { delay: Duration, reason: String, message: String },
     /// Roll back and never come again by itself.
@@ -260,7 +260,7 @@ pub(crate) enum Step {
 
 impl Next {
     fn handled(tx: Option<HandlerTx>) -> Self {
-        Self(Step::Handled(tx))
+        Self(Step::Handled(tx.map(Box::new)))
     }
 
     fn retry_after(delay: Duration, reason: impl Into<String>, message: impl Into<String>) -> Self {
