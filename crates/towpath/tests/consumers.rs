@@ -282,7 +282,7 @@ async fn a_batch_commits_together_and_falls_apart_when_one_fails(stage: &Stage) 
     let counted = effects(&app).await;
     assert_eq!(counted.len(), 39);
     assert!(counted.values().all(|count| *count == 1), "{counted:?}");
-    let sizes = sizes.lock().unwrap();
+    let sizes = sizes.lock().unwrap().clone();
     assert!(sizes.iter().all(|size| *size <= 10));
     assert!(sizes.iter().any(|size| *size > 1), "nothing was handled together: {sizes:?}");
     app.stop().await;

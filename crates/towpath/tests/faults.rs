@@ -178,7 +178,7 @@ async fn note_effect(mut delivery: Delivery, instance: String) -> Result<Next, H
     if order == POISON {
         return Err(HandlerError::transient("poisoned", "on purpose"));
     }
-    assert!(version % 37 != 0 || delivery.attempt > 1, "a bug in a handler, on purpose");
+    assert!(!version.is_multiple_of(37) || delivery.attempt > 1, "a bug in a handler, on purpose");
     let sql = "INSERT INTO noted_effects (aggregate_id, version, instance) VALUES (?, ?, ?)";
     delivery.tx.execute(sql, &[&order, &format!("{version:09}"), &instance]).await?;
     Ok(delivery.handled())
