@@ -466,6 +466,7 @@ pub(crate) const TIMERS: Table = Table {
         column("payload", Json),
         column("correlation_id", Name(128)),
         nullable("causation_id", Name(128)),
+        nullable("entered_by_id", Uuid),
         column("created_at", Time),
         column("state", Name(16)),
         column("state_changed_at", Time),

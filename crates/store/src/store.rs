@@ -470,6 +470,15 @@ impl Store for SqlStore {
         writing_once!(self, ops::commands::give_back, grant, command_ids, now)
     }
 
+    async fn return_unseen_commands(
+        &self,
+        grant: &LeaseGrant,
+        seen: &[CommandId],
+        now: DateTime<Utc>,
+    ) -> StoreResult<u64> {
+        writing_once!(self, ops::commands::give_back_unseen, grant, seen, now)
+    }
+
     async fn recover_commands(&self, now: DateTime<Utc>, most: u32) -> StoreResult<u64> {
         transacting!(self, ops::commands::recover, now, most)
     }
@@ -666,6 +675,15 @@ impl Store for SqlStore {
         limit: u32,
     ) -> StoreResult<Vec<Timer>> {
         transacting!(self, ops::timers::claim, lease, command_types, now, limit)
+    }
+
+    async fn return_unseen_timers(
+        &self,
+        grant: &LeaseGrant,
+        seen: &[Uuid],
+        now: DateTime<Utc>,
+    ) -> StoreResult<u64> {
+        writing_once!(self, ops::timers::give_back_unseen, grant, seen, now)
     }
 
     async fn finish_timer(

@@ -35,6 +35,8 @@ broken! {
     timers_are_ended_in_any_epoch: ClaimsHaveNoEpoch => timers::a_timer_of_an_earlier_epoch_cannot_be_ended_in_a_later_one;
     only_sending_opens_a_lane: OnlySendingOpensALane => outbox::a_parked_row_that_need_not_be_waited_for_opens_its_lane;
     sent_rows_park: SentRowsPark => outbox::a_row_that_was_sent_parks_nothing;
+    seen_commands_are_returned: ReturnsWhatIsSeen => commands::a_claim_whose_answer_was_lost_can_be_returned;
+    seen_timers_are_returned: ReturnsWhatIsSeen => timers::a_claim_whose_answer_was_lost_can_be_undone;
     only_one_lease_is_checked: OnlyOneLeaseIsChecked => leases::results_are_written_under_every_lease_or_not_at_all;
     a_release_forgets_the_epoch: ReleaseForgetsTheEpoch => leases::a_released_lease_is_free_and_its_epoch_goes_on;
     a_lease_is_given_to_anyone: LeaseIsGivenToAnyone => leases::one_of_eight_contenders_gets_the_lease;

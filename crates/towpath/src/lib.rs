@@ -106,7 +106,7 @@ pub use consumer::{
     Afterwards, Batch, Consumer, ConsumerOf, ConsumerPolicy, DeadTo, Delivered, Delivery, HandlerError,
     HandlerTx, Letters, LettersError, Next, Preview, ReplayReport, WrongDatabase,
 };
-pub use outbox::Outbox;
+pub use outbox::{Outbox, OutboxError};
 pub use registry::Registry;
 pub use send::{Accepted, Send};
 pub use timers::Schedule;

@@ -1,8 +1,12 @@
 //! What an operator does about outbox rows that were given up.
 
+use std::time::Duration;
+
+use towpath_core::envelope::EventEnvelope;
 use towpath_core::ports::store::{FailedFilter, FailedRow, StoreError};
 
 use crate::bus::Bus;
+use crate::relay::NOT_CONFIRMED;
 
 /// How many rows are put back in one transaction.
 const PAGE: u32 = 500;
@@ -10,6 +14,48 @@ const PAGE: u32 = 500;
 /// The outbox, for an operator. Made by [`Towpath::outbox`](crate::Towpath::outbox).
 pub struct Outbox {
     pub(crate) bus: Bus,
+    /// For how long inboxes remember what was handled.
+    pub(crate) horizon: Duration,
+}
+
+/// Why rows were not put back.
+#[derive(Debug, thiserror::Error)]
+pub enum OutboxError {
+    /// One of them may have been published after all, so long ago that inboxes do not remember.
+    #[error("outbox row {outbox_id} was perhaps published, and its event is older than the horizon")]
+    BeyondHorizon {
+        /// Which row.
+        outbox_id: u64,
+    },
+    /// The store says no, or nothing.
+    #[error("the store did not do it")]
+    Store(#[from] StoreError),
+}
+
+impl OutboxError {
+    /// A stable code.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::BeyondHorizon { .. } => "beyond-horizon",
+            Self::Store(error) => error.code(),
+        }
+    }
+
+    /// What a person can do about it.
+    pub fn next_step(&self) -> &'static str {
+        match self {
+            Self::BeyondHorizon { .. } => "Make sure that no handler has handled it, then retry it by force.",
+            Self::Store(error) => error.next_step(),
+        }
+    }
+}
+
+/// Whether an event is so old that inboxes do not remember whether it was handled.
+pub(crate) fn is_beyond(bus: &Bus, horizon: Duration, event: &EventEnvelope) -> bool {
+    // A horizon that reaches back before time began forgets nothing.
+    let horizon = chrono::Duration::from_std(horizon).ok();
+    let before = horizon.and_then(|horizon| bus.clock.now().checked_sub_signed(horizon));
+    before.is_some_and(|before| event.occurred_at < before)
 }
 
 impl Outbox {
@@ -30,7 +76,19 @@ impl Outbox {
 
     /// Puts these rows back, due at once, with their attempts forgotten; answers how many were given up until now. What
     /// waits behind them follows.
-    pub async fn retry(&self, outbox_ids: &[u64]) -> Result<u64, StoreError> {
+    ///
+    /// # Errors
+    /// `beyond-horizon` when one of them may have been published and is older than inboxes remember. Nothing is put back.
+    pub async fn retry(&self, outbox_ids: &[u64]) -> Result<u64, OutboxError> {
+        for outbox_id in outbox_ids {
+            let filter = FailedFilter::default();
+            self.refuse_beyond(&filter, outbox_id.saturating_sub(1), Some(*outbox_id)).await?;
+        }
+        Ok(self.retry_by_force(outbox_ids).await?)
+    }
+
+    /// As [`retry`](Self::retry), however old the events are.
+    pub async fn retry_by_force(&self, outbox_ids: &[u64]) -> Result<u64, StoreError> {
         let reopened = self.bus.store.reopen_outbox(outbox_ids, self.bus.clock.now()).await?;
         self.bus.relays.wake_all();
         Ok(reopened)
@@ -38,7 +96,36 @@ impl Outbox {
 
     /// Puts all rows back that fit a filter; answers how many. Ask [`count`](Outbox::count) first. Rows that are given up
     /// while this runs are left alone, so it ends however fast they fail again.
-    pub async fn retry_where(&self, filter: &FailedFilter) -> Result<u64, StoreError> {
+    ///
+    /// # Errors
+    /// `beyond-horizon`, as [`retry`](Self::retry).
+    pub async fn retry_where(&self, filter: &FailedFilter) -> Result<u64, OutboxError> {
+        self.refuse_beyond(filter, 0, None).await?;
+        Ok(self.retry_where_by_force(filter).await?)
+    }
+
+    /// Refuses the first row behind a number that fits a filter, if it may have been published too long ago. Numbers rise
+    /// with time: the first is the oldest.
+    async fn refuse_beyond(
+        &self,
+        filter: &FailedFilter,
+        after: u64,
+        only: Option<u64>,
+    ) -> Result<(), OutboxError> {
+        if filter.reason.as_deref().is_some_and(|reason| reason != NOT_CONFIRMED) {
+            return Ok(());
+        }
+        let unsure = FailedFilter { reason: Some(NOT_CONFIRMED.to_owned()), ..filter.clone() };
+        let first = self.bus.store.failed_outbox(&unsure, after, 1).await?;
+        let asked = |failed: &&FailedRow| only.is_none_or(|only| failed.row.outbox_id == only);
+        match first.iter().filter(asked).find(|failed| is_beyond(&self.bus, self.horizon, &failed.event)) {
+            Some(failed) => Err(OutboxError::BeyondHorizon { outbox_id: failed.row.outbox_id }),
+            None => Ok(()),
+        }
+    }
+
+    /// As [`retry_where`](Self::retry_where), however old the events are.
+    pub async fn retry_where_by_force(&self, filter: &FailedFilter) -> Result<u64, StoreError> {
         let now = self.bus.clock.now();
         let until = filter.failed_before.map_or(now, |before| before.min(now));
         let filter = FailedFilter { failed_before: Some(until), ..filter.clone() };

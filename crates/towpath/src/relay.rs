@@ -32,6 +32,9 @@ use crate::service::{Service, Stopping, Wake, rest};
 /// How many shafts a channel has.
 pub(crate) const SHAFTS: u16 = 4;
 
+/// Why a row failed that may have been published all the same.
+pub(crate) const NOT_CONFIRMED: &str = "not-confirmed";
+
 /// How often results are offered to the store once more before an instance ends without having written them.
 const LAST_OFFERS: u32 = 5;
 
@@ -360,7 +363,7 @@ impl Relay {
             }
             Published::Unroutable { reason } => ("unroutable", reason),
             Published::Refused { reason } => ("broker-refused", reason),
-            Published::Unknown { reason } => ("not-confirmed", reason),
+            Published::Unknown { reason } => (NOT_CONFIRMED, reason),
             Published::NotSent { reason } => {
                 if self.away.swap(true, Ordering::Relaxed) {
                     tracing::debug!(%event_id, channel, reason, "an event did not leave");

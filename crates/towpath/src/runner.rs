@@ -4,10 +4,11 @@
 //! process dies or stalls past its lease, another instance (or this one, restarted) puts the command back, and
 //! whatever this one still tries to write is refused by its epoch.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{Id, JoinError, JoinSet};
 use towpath_core::ids::CommandId;
 use towpath_core::ports::store::{CommandRecord, LeaseGrant, StoreResult};
 
@@ -43,24 +44,38 @@ async fn run(bus: Bus, held: watch::Receiver<Held>, wake: Wake, pace: Pace, mut 
     let mut running = JoinSet::new();
     // Commands that were claimed and could not be ended: owed back, under the grant they were claimed with.
     let mut owed: Vec<(LeaseGrant, CommandId)> = Vec::new();
+    // What runs here, by its task.
+    let mut known = Known::new();
+    // Whether something may be claimed under the grant that is not known here: the answer to a claim was lost, or an
+    // earlier run of this service has panicked.
+    let mut unsure = true;
     while !stopping.is_asked() {
-        while let Some(ended) = running.try_join_next() {
-            settle(ended, &mut owed);
+        while let Some(ended) = running.try_join_next_with_id() {
+            settle(ended, &mut known, &mut owed);
         }
         give_back(&bus, &mut owed).await;
         let free = BATCH.saturating_sub(u32::try_from(running.len()).unwrap_or(BATCH));
         let grant = held.borrow().instance.clone();
         let taken = match &grant {
-            Some(grant) if free > 0 => take(&bus, grant, lease, free).await,
+            Some(grant) if free > 0 => {
+                let at_work = unsure.then(|| known.values().chain(&owed));
+                let at_work =
+                    at_work.map(|all| all.filter(|(other, _)| other == grant).map(|(_, id)| id.clone()));
+                let taken = take(&bus, grant, lease, at_work.map(Iterator::collect), free).await;
+                unsure = taken.is_err();
+                taken
+            }
             _ => Ok(Vec::new()),
         };
         match (grant, taken) {
             (Some(grant), Ok(commands)) if !commands.is_empty() => {
                 for record in commands {
-                    running.spawn(run_one(bus.clone(), grant.clone(), record));
+                    let command_id = record.command.command_id.clone();
+                    let task = running.spawn(run_one(bus.clone(), grant.clone(), record));
+                    known.insert(task.id(), (grant.clone(), command_id));
                 }
             }
-            (_, Ok(_)) => rest_beside(&mut running, &mut owed, &wake, scan, &mut stopping).await,
+            (_, Ok(_)) => rest_beside(&mut running, &mut known, &mut owed, &wake, scan, &mut stopping).await,
             (_, Err(error)) => {
                 tracing::warn!(
                     code = error.code(),
@@ -71,19 +86,29 @@ async fn run(bus: Bus, held: watch::Receiver<Held>, wake: Wake, pace: Pace, mut 
             }
         }
     }
-    while let Some(ended) = running.join_next().await {
-        settle(ended, &mut owed);
+    while let Some(ended) = running.join_next_with_id().await {
+        settle(ended, &mut known, &mut owed);
     }
     give_back(&bus, &mut owed).await;
 }
 
-/// Puts back what lost its holder, then takes what is due.
-async fn take(bus: &Bus, grant: &LeaseGrant, lease: Duration, limit: u32) -> StoreResult<Vec<CommandRecord>> {
+/// Puts back what lost its holder, then takes what is due. With `at_work`, also what this instance has claimed and is not
+/// at work on.
+async fn take(
+    bus: &Bus,
+    grant: &LeaseGrant,
+    lease: Duration,
+    at_work: Option<Vec<CommandId>>,
+    limit: u32,
+) -> StoreResult<Vec<CommandRecord>> {
     let now = bus.clock.now();
     // After a pause the lease may have run out without being taken. What is claimed under it would count as orphaned at
     // once: make sure that it lives, or learn that it is gone.
     bus.store.renew_lease(grant, lease).await?;
-    let recovered = bus.store.recover_commands(now, MOST_RECOVERIES).await?;
+    let mut recovered = bus.store.recover_commands(now, MOST_RECOVERIES).await?;
+    if let Some(at_work) = at_work {
+        recovered += bus.store.return_unseen_commands(grant, &at_work, now).await?;
+    }
     if recovered > 0 {
         tracing::info!(recovered, "put commands back whose holder is gone");
     }
@@ -94,7 +119,13 @@ async fn take(bus: &Bus, grant: &LeaseGrant, lease: Duration, limit: u32) -> Sto
 async fn run_one(bus: Bus, grant: LeaseGrant, record: CommandRecord) -> Option<(LeaseGrant, CommandId)> {
     let command_id = record.command.command_id.clone();
     // A deadline that failed for a passing reason is run again here: it must still be one.
-    let still_in = deadline_of(&record.command);
+    let still_in = match deadline_of(&bus, &command_id).await {
+        Ok(still_in) => still_in,
+        Err(error) => {
+            tracing::warn!(%command_id, code = error.code(), "could not ask for a command's timer");
+            return Some((grant, command_id));
+        }
+    };
     let incoming =
         Incoming { command: record.command, expected_version: None, claim: Some(grant.clone()), still_in };
     // In a task of its own: `decide` and `evolve` are guarded, so a panic is a bug of ours, and it must not keep the
@@ -124,12 +155,20 @@ async fn run_one(bus: Bus, grant: LeaseGrant, record: CommandRecord) -> Option<(
     }
 }
 
-type Ended = Result<Option<(LeaseGrant, CommandId)>, tokio::task::JoinError>;
+type Ended = Result<(Id, Option<(LeaseGrant, CommandId)>), JoinError>;
 
-fn settle(ended: Ended, owed: &mut Vec<(LeaseGrant, CommandId)>) {
+type Known = HashMap<Id, (LeaseGrant, CommandId)>;
+
+fn settle(ended: Ended, known: &mut Known, owed: &mut Vec<(LeaseGrant, CommandId)>) {
     match ended {
-        Ok(back) => owed.extend(back),
-        Err(error) => tracing::error!(%error, "the task around a command panicked"),
+        Ok((task, back)) => {
+            known.remove(&task);
+            owed.extend(back);
+        }
+        Err(error) => {
+            tracing::error!(%error, "the task around a command panicked");
+            owed.extend(known.remove(&error.id()));
+        }
     }
 }
 
@@ -151,6 +190,7 @@ async fn give_back(bus: &Bus, owed: &mut Vec<(LeaseGrant, CommandId)>) {
 /// Rests until there is something to look at: a wake, a command that ended, the time, or the end.
 async fn rest_beside(
     running: &mut JoinSet<Option<(LeaseGrant, CommandId)>>,
+    known: &mut Known,
     owed: &mut Vec<(LeaseGrant, CommandId)>,
     wake: &Wake,
     scan: Duration,
@@ -160,7 +200,7 @@ async fn rest_beside(
         return rest(wake, scan, stopping).await;
     }
     tokio::select! {
-        Some(ended) = running.join_next() => settle(ended, owed),
+        Some(ended) = running.join_next_with_id() => settle(ended, known, owed),
         () = rest(wake, scan, stopping) => {}
     }
 }

@@ -5,6 +5,7 @@
 //! timer and sends the same command id again: it has one effect. A deadline of a machine's state is a timer like any
 //! other, but its command is only run while the aggregate is still in that state since the same event.
 
+use std::collections::HashSet;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use towpath_core::aggregate::Aggregate;
 use towpath_core::envelope::{ChangeContext, EventEnvelope, to_stored_precision};
 use towpath_core::ids::{AggregateKey, CausationId, CommandId, CorrelationId, EventId};
@@ -74,8 +75,17 @@ impl TimerWake {
     /// Rests until the next look. What was scheduled after `now` was asked for has left its wake behind.
     async fn rest(&self, now: DateTime<Utc>, at_most: Duration, stopping: &mut Stopping) {
         self.next_look.store(after(now, at_most).timestamp_micros(), Ordering::SeqCst);
+        let _up = Up(&self.next_look);
         rest(&self.wake, at_most, stopping).await;
-        self.next_look.store(i64::MAX, Ordering::SeqCst);
+    }
+}
+
+/// Forgets the next look when a rest ends, also one that is broken off.
+struct Up<'a>(&'a AtomicI64);
+
+impl Drop for Up<'_> {
+    fn drop(&mut self) {
+        self.0.store(i64::MAX, Ordering::SeqCst);
     }
 }
 
@@ -92,55 +102,103 @@ struct Fired {
 }
 
 async fn run(bus: Bus, held: watch::Receiver<Held>, pace: Pace, mut stopping: Stopping) {
+    let mut firing = JoinSet::new();
     // What could not be written yet: nobody else ends it while this instance's lease lives.
     let mut owed: Vec<Fired> = Vec::new();
+    // What was claimed and is not ended.
+    let mut known: HashSet<(LeaseGrant, Uuid)> = HashSet::new();
+    // Whether something may be claimed under the grant that is not known here: the answer to a claim was lost, or a task
+    // has panicked.
+    let mut unsure = true;
     while !stopping.is_asked() {
+        while let Some(fired) = firing.try_join_next() {
+            unsure |= !settle(fired, &mut owed);
+        }
+        let free = BATCH.saturating_sub(u32::try_from(firing.len()).unwrap_or(BATCH));
+        let ended = end(&bus, &mut owed, &mut known).await;
         let grant = held.borrow().instance.clone();
-        let taken = match (end(&bus, &mut owed).await, grant) {
-            (Ok(()), Some(grant)) => claim(&bus, grant, pace.lease).await,
-            (Ok(()), None) => Ok(Vec::new()),
+        let taken = match (ended, grant) {
+            (Ok(()), Some(grant)) if free > 0 => {
+                let at_work = unsure.then(|| known.iter().filter(|(other, _)| *other == grant));
+                let at_work = at_work.map(|ours| ours.map(|(_, id)| *id).collect());
+                let taken = claim(&bus, grant, pace.lease, at_work, free).await;
+                unsure = taken.is_err();
+                taken
+            }
+            (Ok(()), _) => Ok(Vec::new()),
             (Err(error), _) => Err(error),
         };
-        match taken {
+        let at_most = match taken {
             Ok(timers) if !timers.is_empty() => {
-                let mut firing = JoinSet::new();
                 for (grant, timer) in timers {
+                    known.insert((grant.clone(), timer.timer.timer_id));
                     firing.spawn(fire(bus.clone(), grant, timer));
                 }
-                while let Some(fired) = firing.join_next().await {
-                    match fired {
-                        Ok(fired) => owed.push(fired),
-                        // `decide` and `evolve` are guarded, so this is a bug of ours; the timer is taken over when
-                        // this instance's lease ends.
-                        Err(error) => tracing::error!(%error, "firing a timer panicked"),
-                    }
-                }
+                continue;
             }
-            Ok(_) => {
-                let now = bus.clock.now();
-                let until_due = until_next(&bus, now, pace.scan).await;
-                bus.timers.rest(now, until_due, &mut stopping).await;
-            }
+            Ok(_) if free > 0 => None,
+            // One that ends makes room.
+            Ok(_) => Some(pace.scan),
             Err(error) => {
                 tracing::warn!(
                     code = error.code(),
                     cause = with_causes(&error),
                     "could not look for due timers"
                 );
-                bus.timers.rest(bus.clock.now(), pace.scan, &mut stopping).await;
+                Some(pace.scan)
             }
+        };
+        let now = bus.clock.now();
+        let at_most = match at_most {
+            Some(at_most) => at_most,
+            None => until_next(&bus, now, pace.scan).await,
+        };
+        tokio::select! {
+            Some(fired) = firing.join_next() => unsure |= !settle(fired, &mut owed),
+            () = bus.timers.rest(now, at_most, &mut stopping) => {}
         }
     }
-    if let Err(error) = end(&bus, &mut owed).await {
+    while let Some(fired) = firing.join_next().await {
+        settle(fired, &mut owed);
+    }
+    if let Err(error) = end(&bus, &mut owed, &mut known).await {
         tracing::warn!(code = error.code(), "could not end timers; another instance will");
     }
 }
 
-async fn claim(bus: &Bus, grant: LeaseGrant, lease: Duration) -> StoreResult<Vec<(LeaseGrant, Timer)>> {
+/// Takes note of how a timer ended; answers whether that is known.
+fn settle(fired: Result<Fired, JoinError>, owed: &mut Vec<Fired>) -> bool {
+    match fired {
+        Ok(fired) => {
+            owed.push(fired);
+            true
+        }
+        Err(error) => {
+            tracing::error!(%error, "the task around a timer panicked");
+            false
+        }
+    }
+}
+
+/// Takes timers that are due. With `at_work`, lets those wait again first that this instance has claimed and is not at work
+/// on.
+async fn claim(
+    bus: &Bus,
+    grant: LeaseGrant,
+    lease: Duration,
+    at_work: Option<Vec<Uuid>>,
+    limit: u32,
+) -> StoreResult<Vec<(LeaseGrant, Timer)>> {
     // As the command runner does: what is claimed under a lease that has run out would be taken away at once.
     bus.store.renew_lease(&grant, lease).await?;
+    if let Some(at_work) = at_work {
+        let returned = bus.store.return_unseen_timers(&grant, &at_work, bus.clock.now()).await?;
+        if returned > 0 {
+            tracing::info!(returned, "let timers wait again whose claim was lost");
+        }
+    }
     let types = bus.registry.command_types();
-    let timers = bus.store.claim_timers(&grant, &types, bus.clock.now(), BATCH).await?;
+    let timers = bus.store.claim_timers(&grant, &types, bus.clock.now(), limit).await?;
     Ok(timers.into_iter().map(|timer| (grant.clone(), timer)).collect())
 }
 
@@ -154,22 +212,35 @@ async fn until_next(bus: &Bus, now: DateTime<Utc>, scan: Duration) -> Duration {
 }
 
 /// The event that entered the state whose deadline a recorded command is: a deadline that failed for a passing reason
-/// waits in the command box, and when it is run from there it must still be one.
-pub(crate) fn deadline_of(command: &NewCommand) -> Option<EventId> {
-    let timer_id = command.command_id.as_str().strip_prefix(COMMAND_PREFIX)?;
-    let causation_id = command.context.causation_id.as_ref()?;
-    if causation_id.as_str() == timer_id { timer_id.parse().ok().map(EventId) } else { None }
+/// waits in the command box, and when it is run from there it must still be one. Its timer tells.
+pub(crate) async fn deadline_of(bus: &Bus, command_id: &CommandId) -> StoreResult<Option<EventId>> {
+    let timer_id = command_id.as_str().strip_prefix(COMMAND_PREFIX).and_then(|id| id.parse().ok());
+    match timer_id {
+        Some(timer_id) => Ok(bus.store.timer(timer_id).await?.and_then(|timer| timer.timer.entered_by)),
+        None => Ok(None),
+    }
 }
 
 /// Sends the command of a timer.
 async fn fire(bus: Bus, grant: LeaseGrant, timer: Timer) -> Fired {
     let timer_id = timer.timer.timer_id;
-    let still_in = timer.timer.entered_by();
+    let still_in = timer.timer.entered_by;
     let NewTimer { command_type, aggregate, payload, correlation_id, causation_id, .. } = timer.timer;
     let context = ChangeContext { causation_id, ..ChangeContext::new(bus.clock.now(), correlation_id) };
     let command_id = CommandId::from_stored(format!("{COMMAND_PREFIX}{timer_id}"));
     let command = NewCommand { command_id, command_type, aggregate, payload, context };
-    let outcome = match bus.run(Incoming { command, expected_version: None, claim: None, still_in }).await {
+    let panicked = SendError::Panicked {
+        kind: command.aggregate.kind.to_string(),
+        command: command.command_type.to_string(),
+    };
+    let incoming = Incoming { command, expected_version: None, claim: None, still_in };
+    // In a task of its own: `decide` and `evolve` are guarded, so a panic is a bug of ours, and it must not keep the timer
+    // running for as long as this instance lives.
+    let running = tokio::spawn({
+        let bus = bus.clone();
+        async move { bus.run(incoming).await }
+    });
+    let outcome = match running.await.unwrap_or(Err(panicked)) {
         Ok(_) => TimerOutcome::Succeeded,
         Err(error @ SendError::NoLongerWaiting(_)) => {
             TimerOutcome::Skipped { reason: error.code().to_owned() }
@@ -198,13 +269,14 @@ fn failed(bus: &Bus, timer_id: Uuid, retry_count: u32, error: &SendError) -> Tim
 }
 
 /// Writes how timers ended. What was taken over meanwhile is for its new holder to end.
-async fn end(bus: &Bus, owed: &mut Vec<Fired>) -> StoreResult<()> {
+async fn end(bus: &Bus, owed: &mut Vec<Fired>, known: &mut HashSet<(LeaseGrant, Uuid)>) -> StoreResult<()> {
     while let Some(Fired { grant, timer_id, outcome }) = owed.last() {
         match bus.store.finish_timer(grant, *timer_id, outcome, bus.clock.now()).await {
             Ok(()) => {}
             Err(StoreError::Fenced { .. }) => tracing::info!(%timer_id, "a timer was taken over"),
             Err(error) => return Err(error),
         }
+        known.remove(&(grant.clone(), *timer_id));
         owed.pop();
     }
     Ok(())
@@ -296,6 +368,7 @@ impl Schedule<'_> {
                 None => CorrelationId::of_new_flow(Uuid::now_v7()),
             },
             causation_id: self.causation_id.map(CausationId::new).transpose()?,
+            entered_by: None,
             created_at: to_stored_precision(bus.clock.now()),
         })
     }

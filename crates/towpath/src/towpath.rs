@@ -341,7 +341,7 @@ impl Towpath {
 
     /// What an operator does about events that could not be published.
     pub fn outbox(&self) -> Outbox {
-        Outbox { bus: self.bus.clone() }
+        Outbox { bus: self.bus.clone(), horizon: self.horizon }
     }
 
     /// The de-duplication horizon: for how long it is known that a delivery was handled.
@@ -610,7 +610,8 @@ impl Builder {
             }
         }
         let published = self.workers.then(|| broker.clone());
-        let trackers = Trackers::new(bus.clone(), published, instance.clone(), self.lease);
+        let trackers =
+            Trackers::new(bus.clone(), published, instance.clone(), self.lease, self.keeping.handled);
         for channel in tracked {
             trackers.follow(channel).await?;
         }

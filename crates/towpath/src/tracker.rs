@@ -7,19 +7,20 @@
 //!
 //! The tracker keeps its own lease, beside the lease keeper: channels come and go while the process runs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use towpath_core::channel::{Channel, Start, Target};
 use towpath_core::envelope::{EventEnvelope, RecordedEvent};
-use towpath_core::ids::{ActorId, ChannelName, InstanceId, LeaseName, Position};
+use towpath_core::ids::{ActorId, ChannelName, InstanceId, Lane, LeaseName, Position};
 use towpath_core::ports::broker::{Broker, Published};
 use towpath_core::ports::store::{ChannelRow, Disabled, LeaseGrant, StoreError, StoreResult};
 use towpath_core::retry::ErrorClass;
 use uuid::Uuid;
 
 use crate::bus::{Bus, random_unit, with_causes};
+use crate::outbox::is_beyond;
 use crate::publishing::publish;
 use crate::service::{Service, Stopping, Wake, rest};
 use crate::towpath::Towpath;
@@ -36,6 +37,12 @@ pub enum ChannelError {
     /// It has nowhere to publish to.
     #[error("channel {0} has no target")]
     NoTarget(ChannelName),
+    /// It would publish again what is older than inboxes remember.
+    #[error("channel {channel} would publish events again that are older than the horizon")]
+    BeyondHorizon {
+        /// Which channel.
+        channel: ChannelName,
+    },
     /// The store says no, or nothing.
     #[error("the store did not do it")]
     Store(#[from] StoreError),
@@ -47,6 +54,7 @@ impl ChannelError {
         match self {
             Self::NotTracking(_) => "channel-not-tracking",
             Self::NoTarget(_) => "channel-without-target",
+            Self::BeyondHorizon { .. } => "beyond-horizon",
             Self::Store(error) => error.code(),
         }
     }
@@ -54,7 +62,7 @@ impl ChannelError {
     /// How a retry decision sees it.
     pub fn class(&self) -> ErrorClass {
         match self {
-            Self::NotTracking(_) | Self::NoTarget(_) => ErrorClass::Validation,
+            Self::NotTracking(_) | Self::NoTarget(_) | Self::BeyondHorizon { .. } => ErrorClass::Validation,
             Self::Store(error) => error.class(),
         }
     }
@@ -64,6 +72,9 @@ impl ChannelError {
         match self {
             Self::NotTracking(_) => "Give it tracking(Start::…), or add it to the builder.",
             Self::NoTarget(_) => "Name the exchange it publishes to.",
+            Self::BeyondHorizon { .. } => {
+                "Make sure that no handler minds them twice, then reset it by force."
+            }
             Self::Store(error) => error.next_step(),
         }
     }
@@ -98,6 +109,8 @@ pub(crate) struct Trackers {
     broker: Option<Arc<dyn Broker>>,
     instance: InstanceId,
     lease: Duration,
+    /// For how long inboxes remember what was handled.
+    horizon: Duration,
     running: Arc<tokio::sync::Mutex<BTreeMap<ChannelName, Service>>>,
 }
 
@@ -107,8 +120,9 @@ impl Trackers {
         broker: Option<Arc<dyn Broker>>,
         instance: InstanceId,
         lease: Duration,
+        horizon: Duration,
     ) -> Self {
-        Self { bus, broker, instance, lease, running: Arc::default() }
+        Self { bus, broker, instance, lease, horizon, running: Arc::default() }
     }
 
     /// Follows a channel from where it is, or from its start if nobody has followed it before.
@@ -134,6 +148,9 @@ impl Trackers {
     async fn run(&self, channel: Channel) -> Result<(), ChannelError> {
         let target = channel.target.clone().ok_or_else(|| ChannelError::NoTarget(channel.name.clone()))?;
         let Some(broker) = self.broker.clone() else { return Ok(()) };
+        let row = self.bus.store.channels().await?.into_iter().find(|row| row.name == channel.name);
+        let missing = || StoreError::Missing { what: "channel", name: channel.name.to_string() };
+        let channel_id = row.ok_or_else(missing)?.channel_id;
         let mut running = self.running.lock().await;
         if let Some(mut earlier) = running.remove(&channel.name) {
             earlier.stop().await;
@@ -143,6 +160,7 @@ impl Trackers {
             lease_name: LeaseName::from_stored(format!("tracker/{name}")),
             bus: self.bus.clone(),
             broker,
+            channel_id,
             channel,
             target,
             instance: self.instance.clone(),
@@ -172,6 +190,8 @@ impl Trackers {
 struct Tracker {
     bus: Bus,
     broker: Arc<dyn Broker>,
+    /// Which channel of this name.
+    channel_id: Uuid,
     channel: Channel,
     target: Target,
     instance: InstanceId,
@@ -187,6 +207,8 @@ enum Progress {
     Rest,
     /// Not everything was confirmed.
     Failed(Published),
+    /// The channel is gone. Another one may have its name by now, with another target.
+    Removed,
 }
 
 impl Tracker {
@@ -210,6 +232,10 @@ impl Tracker {
                     grant = None;
                     rest(&wake, self.channel.policy.scan, &mut stopping).await;
                     continue;
+                }
+                Ok(Progress::Removed) => {
+                    tracing::info!(channel, "the channel was removed; no longer following the log");
+                    break;
                 }
                 Ok(Progress::Failed(published)) => {
                     tracing::warn!(channel, ?published, "the log was not published further; trying again");
@@ -249,8 +275,11 @@ impl Tracker {
             None => *grant = store.acquire_lease(&self.lease_name, &self.instance, self.lease).await?,
         }
         let Some(held) = grant.as_ref() else { return Ok(Progress::Rest) };
-        let row = store.channels().await?.into_iter().find(|row| row.name == self.channel.name);
-        let Some(row) = row.filter(|row| row.disabled.is_none()) else { return Ok(Progress::Rest) };
+        let row = store.channels().await?.into_iter().find(|row| row.channel_id == self.channel_id);
+        let Some(row) = row else { return Ok(Progress::Removed) };
+        if row.disabled.is_some() {
+            return Ok(Progress::Rest);
+        }
         let head = store.head().await?;
         if row.position >= head {
             return Ok(Progress::Rest);
@@ -280,12 +309,26 @@ impl Tracker {
         })
     }
 
-    /// Publishes, and keeps the lease alive meanwhile: a slow broker must not hand the channel to another instance.
+    /// Publishes run by run, up to the first that is not confirmed as a whole. Its order is that of the log; and of one
+    /// aggregate the next goes out when the one before is confirmed. What was not tried has no answer.
     async fn publish(&self, grant: &LeaseGrant, events: &[&RecordedEvent]) -> Vec<Published> {
-        let envelopes: Vec<&EventEnvelope> = events.iter().map(|event| &event.envelope).collect();
-        if envelopes.is_empty() {
-            return Vec::new();
+        let lanes: Vec<Lane> = events.iter().map(|event| event.envelope.aggregate.lane()).collect();
+        let mut answers = Vec::with_capacity(events.len());
+        while answers.len() < events.len() && answers.iter().all(|answer| *answer == Published::Confirmed) {
+            let begun = answers.len();
+            let run = if self.channel.policy.in_order { run_length(&lanes[begun..]) } else { events.len() };
+            answers.extend(self.publish_run(grant, events[begun..].iter().take(run)).await);
         }
+        answers
+    }
+
+    /// Publishes, and keeps the lease alive meanwhile: a slow broker must not hand the channel to another instance.
+    async fn publish_run<'e>(
+        &self,
+        grant: &LeaseGrant,
+        events: impl Iterator<Item = &'e &'e RecordedEvent>,
+    ) -> Vec<Published> {
+        let envelopes: Vec<&EventEnvelope> = events.map(|event| &event.envelope).collect();
         let publishing = publish(self.broker.as_ref(), &self.channel, &self.target, &envelopes);
         tokio::pin!(publishing);
         loop {
@@ -298,6 +341,12 @@ impl Tracker {
             }
         }
     }
+}
+
+/// How many of these can go out together: up to the first whose lane is among them already.
+fn run_length(lanes: &[Lane]) -> usize {
+    let mut seen = HashSet::new();
+    lanes.iter().take_while(|lane| seen.insert(**lane)).count()
 }
 
 /// The channels that follow the log: all that are registered in the database, whoever follows them.
@@ -357,7 +406,21 @@ impl TrackedChannels<'_> {
     }
 
     /// Sets a channel back, or forward. What it publishes again has the same message ids.
+    ///
+    /// # Errors
+    /// `beyond-horizon` when the first of them is older than inboxes remember: handlers could not tell it from a new one.
     pub async fn reset(&self, name: &ChannelName, start: Start) -> Result<Position, ChannelError> {
+        let position = start.behind(self.store().head().await?);
+        let first = self.store().events_between(position + 1, position + 1).await?;
+        let bus = &self.trackers.bus;
+        if first.iter().any(|event| is_beyond(bus, self.trackers.horizon, &event.envelope)) {
+            return Err(ChannelError::BeyondHorizon { channel: name.clone() });
+        }
+        self.reset_by_force(name, start).await
+    }
+
+    /// As [`reset`](Self::reset), however old the events are.
+    pub async fn reset_by_force(&self, name: &ChannelName, start: Start) -> Result<Position, ChannelError> {
         let position = start.behind(self.store().head().await?);
         self.store().reset_channel(name, position).await?;
         self.trackers.bus.trackers.wake(name);
@@ -378,5 +441,19 @@ impl TrackedChannels<'_> {
 
     fn store(&self) -> &dyn towpath_core::ports::store::Store {
         self.trackers.bus.store.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_has_at_most_one_event_of_each_aggregate() {
+        let lanes =
+            |numbers: &[i64]| numbers.iter().map(|number| Lane::from_stored(*number)).collect::<Vec<_>>();
+        for (events, length) in [(&[1, 2, 3][..], 3), (&[1, 2, 1, 3], 2), (&[1, 1], 1), (&[], 0)] {
+            assert_eq!(run_length(&lanes(events)), length, "{events:?}");
+        }
     }
 }

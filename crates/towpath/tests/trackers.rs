@@ -29,6 +29,9 @@ on_every_database!(
     a_broker_that_is_away_costs_time_and_nothing_else,
     a_tracker_that_dies_before_writing_its_position_repeats_and_skips_nothing,
     one_of_two_instances_follows_a_channel_and_the_other_takes_over,
+    a_removed_channel_is_left_by_those_who_followed_it,
+    a_channel_is_set_back_beyond_the_horizon_by_force_only,
+    an_event_that_is_not_taken_holds_the_later_ones_of_its_aggregate_back,
     a_fanout_exchange_is_declared_again_and_again_and_messages_say_what_they_are,
 );
 
@@ -352,4 +355,80 @@ fn assert_tells(received: &Received, event: &EventEnvelope) {
     assert_eq!(received.occurred_at, Some(event.occurred_at));
     assert_eq!(received.content_type.as_deref(), Some("application/cloudevents+json"));
     assert_eq!(towpath::format::read(received).unwrap(), towpath::IncomingEvent::from(event.clone()));
+}
+
+async fn a_removed_channel_is_left_by_those_who_followed_it(fresh: &Fresh) {
+    let (old, new) = (Place::new().await, Place::new().await);
+    let first = old.app(fresh).channel(Ok(old.channel("log", Start::First))).start().await.unwrap();
+    let second = new.app(fresh).start().await.unwrap();
+    write(&first, 3).await;
+    old.ids(3).await;
+    let name = ChannelName::new("log").unwrap();
+    second.channels().remove(&name, None, "it moves").await.unwrap();
+    // The same name, to another place. The first instance holds the lease and knows the old place only.
+    second.channels().add(new.channel("log", Start::First)).await.unwrap();
+    new.ids(3).await;
+    write(&second, 3).await;
+    new.ids(3).await;
+    for app in [first, second] {
+        app.stop().await;
+    }
+}
+
+async fn an_event_that_is_not_taken_holds_the_later_ones_of_its_aggregate_back(fresh: &Fresh) {
+    let binding = |routing_key: &str| Binding {
+        queue: "all".to_owned(),
+        exchange: "facts".to_owned(),
+        routing_key: routing_key.to_owned(),
+    };
+    let topology = Topology {
+        exchanges: vec![Exchange { name: "facts".to_owned(), kind: ExchangeKind::Topic }],
+        queues: vec![Queue { name: "all".to_owned(), arguments: Vec::new() }],
+        bindings: vec![binding("order.noted")],
+    };
+    // Placing is routed nowhere, noting is.
+    let policy = ChannelPolicy {
+        scan: Duration::from_millis(50),
+        retries: RetryPolicy::Fixed(vec![Duration::from_millis(20); 10_000]),
+        ..ChannelPolicy::default()
+    };
+    let channel = Channel::named("log", ["order.*"]).unwrap().to_exchange("facts");
+    let looks = Arc::new(towpath_testkit::CountingProbe::new());
+    let options = StoreOptions { probe: looks.clone(), ..StoreOptions::default() };
+    let app = fresh.builder().topology(topology.clone()).store_options(options).start().await.unwrap();
+    app.send::<Order>("o-1", OrderCommand::Place { sku: "book".to_owned() }).await.unwrap();
+    app.send::<Order>("o-1", OrderCommand::Note).await.unwrap();
+    eventually("positions", || async { (app.store().head().await.unwrap() == 2).then_some(()) }).await;
+    app.channels().add(channel.tracking(Start::First).with(policy)).await.unwrap();
+    looks.take();
+    let mut tries = 0;
+    eventually("it was tried", || {
+        tries += looks.take().iter().filter(|name| **name == "channels.list").count();
+        async move { (tries > 5).then_some(()) }
+    })
+    .await;
+    let options = towpath::LocalOptions::default();
+    let broker = towpath::LocalBroker::over(Arc::new(app.store().clone()), options);
+    broker.declare(&Topology { bindings: vec![binding("order.placed")], ..topology }).await.unwrap();
+    let subscription = Subscription { queue: "all".to_owned(), group: "test".to_owned(), prefetch: 10 };
+    let inbox = broker.subscribe(&subscription).await.unwrap();
+    let next = tokio::time::timeout(Duration::from_secs(15), inbox.next()).await.expect("a message").unwrap();
+    assert_eq!(next.message_type.as_deref(), Some("order.placed"), "the first comes first");
+    broker.close().await;
+    app.stop().await;
+}
+
+async fn a_channel_is_set_back_beyond_the_horizon_by_force_only(fresh: &Fresh) {
+    let place = Place::new().await;
+    let app = place.app(fresh).horizon(Duration::ZERO).channel(Ok(place.channel("log", Start::First)));
+    let app = app.start().await.unwrap();
+    write(&app, 3).await;
+    place.ids(3).await;
+    let name = ChannelName::new("log").unwrap();
+    let refused = app.channels().reset(&name, Start::First).await.unwrap_err();
+    assert_eq!(refused.code(), "beyond-horizon");
+    app.channels().reset(&name, Start::Now).await.expect("nothing is published again");
+    app.channels().reset_by_force(&name, Start::First).await.unwrap();
+    place.ids(3).await;
+    app.stop().await;
 }

@@ -749,6 +749,8 @@ pub struct NewTimer {
     pub correlation_id: CorrelationId,
     /// What asked for it.
     pub causation_id: Option<CausationId>,
+    /// Of a deadline: the event that entered the state which must not last longer. `None` for any other timer.
+    pub entered_by: Option<EventId>,
     /// When it was asked for.
     pub created_at: DateTime<Utc>,
 }
@@ -771,14 +773,9 @@ impl NewTimer {
             payload: Payload::empty(),
             correlation_id: context.correlation_id.clone(),
             causation_id: Some(CausationId::from(entered_by)),
+            entered_by: Some(entered_by),
             created_at: context.occurred_at,
         }
-    }
-
-    /// The event that entered the state whose deadline this is; `None` for any other timer.
-    pub fn entered_by(&self) -> Option<EventId> {
-        let entered_by = EventId(self.timer_id);
-        (self.causation_id == Some(CausationId::from(entered_by))).then_some(entered_by)
     }
 }
 
@@ -920,6 +917,15 @@ pub trait Store: Send + Sync + 'static {
         &self,
         grant: &LeaseGrant,
         command_ids: &[CommandId],
+        now: DateTime<Utc>,
+    ) -> StoreResult<u64>;
+
+    /// Puts commands back to PENDING that were claimed under this grant, except those that its holder knows of: when the
+    /// answer to a claim was lost, it may have been made all the same. Answers how many.
+    async fn return_unseen_commands(
+        &self,
+        grant: &LeaseGrant,
+        seen: &[CommandId],
         now: DateTime<Utc>,
     ) -> StoreResult<u64>;
 
@@ -1094,6 +1100,15 @@ pub trait Store: Send + Sync + 'static {
         now: DateTime<Utc>,
         limit: u32,
     ) -> StoreResult<Vec<Timer>>;
+
+    /// Lets timers wait again that were claimed under this grant, except those that its holder knows of: when the answer to
+    /// a claim was lost, it may have been made all the same. Answers how many.
+    async fn return_unseen_timers(
+        &self,
+        grant: &LeaseGrant,
+        seen: &[Uuid],
+        now: DateTime<Utc>,
+    ) -> StoreResult<u64>;
 
     /// Records how a claimed timer ended; `Fenced` when it was taken over.
     async fn finish_timer(

@@ -9,7 +9,7 @@ use towpath_core::ports::store::{
 };
 
 use crate::ops::append::{append, append_with_command};
-use crate::ops::leases::{fence, holder_is_gone};
+use crate::ops::leases::{fence, holder_is_gone, none_of};
 use crate::rows::{command_values, insert_sql, read_command, select_list, stored};
 use crate::schema::COMMAND_BOX;
 use crate::sql::{Session, SqlFault, code, readable, unreadable, values};
@@ -184,6 +184,25 @@ pub(crate) async fn give_back(
     let mut changed = values![pending.as_str(), now, due_at, grant.lease.as_str(), grant.epoch];
     changed.extend(command_ids.iter().flat_map(|id| values![id.as_str()]));
     Ok(session.execute("commands.give_back", &sql, changed).await?)
+}
+
+/// Puts back what was claimed under a grant and its holder does not know of.
+pub(crate) async fn give_back_unseen(
+    session: &mut Session<'_>,
+    grant: &LeaseGrant,
+    seen: &[CommandId],
+    now: DateTime<Utc>,
+) -> StoreResult<u64> {
+    let pending = step(CommandStatus::Processing, CommandStep::Recover)?;
+    let sql = format!(
+        "UPDATE command_box SET status = ?, status_changed_at = ?, status_reason = 'claim-lost', next_retry_at = ?, \
+         claimed_by_id = NULL, claimed_epoch = NULL \
+         WHERE status = 'PROCESSING' AND claimed_by_id = ? AND claimed_epoch = ?{}",
+        none_of("command_id", seen.len())
+    );
+    let mut changed = values![pending.as_str(), now, now, grant.lease.as_str(), grant.epoch];
+    changed.extend(seen.iter().flat_map(|id| values![id.as_str()]));
+    Ok(session.execute("commands.give_back_unseen", &sql, changed).await?)
 }
 
 /// Puts commands back whose holder is gone. Runs in a transaction.

@@ -194,6 +194,14 @@ pub(crate) fn holder_is_gone(session: &Session<'_>, table: &str) -> String {
     )
 }
 
+/// The condition that a key is none of so many.
+pub(crate) fn none_of(column: &str, count: usize) -> String {
+    match count {
+        0 => String::new(),
+        _ => format!(" AND {column} NOT IN ({})", vec!["?"; count].join(", ")),
+    }
+}
+
 pub(crate) fn fenced(grant: &LeaseGrant) -> StoreError {
     StoreError::Fenced { lease: grant.lease.clone(), epoch: grant.epoch }
 }

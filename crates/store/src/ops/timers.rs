@@ -5,7 +5,7 @@ use towpath_core::lifecycle::{TaskState, TaskStep};
 use towpath_core::ports::store::{LeaseGrant, NewTimer, StoreError, StoreResult, Timer, TimerOutcome};
 use uuid::Uuid;
 
-use crate::ops::leases::{fence, fenced, holder_is_gone};
+use crate::ops::leases::{fence, fenced, holder_is_gone, none_of};
 use crate::rows::{insert_sql, read_timer, select_list, timer_values};
 use crate::schema::TIMERS;
 use crate::sql::{Session, SqlFault, code, readable, unreadable, values};
@@ -49,9 +49,7 @@ pub(crate) async fn claim(
          claimed_by_id = NULL, claimed_epoch = NULL WHERE state = 'running' AND {}",
         holder_is_gone(session, "timers")
     );
-    // Its time is up because its holder is gone, and it is tried again: two steps of the lifecycle at once.
-    let queued = step(step(TaskState::Running, TaskStep::TimeOut)?, TaskStep::Retry)?;
-    session.execute("timers.recover", &sql, values![queued.as_str(), now]).await?;
+    session.execute("timers.recover", &sql, values![waiting_again()?.as_str(), now]).await?;
 
     let (due_at, condition) = session.dialect().partial(&TIMERS.indexes[0], "t.");
     let sql = format!(
@@ -82,6 +80,29 @@ pub(crate) async fn claim(
     session.execute("timers.claim", &sql, changed).await?;
     fence(session, std::slice::from_ref(grant)).await?;
     Ok(taken)
+}
+
+/// Lets those wait again that were claimed under a grant and its holder does not know of.
+pub(crate) async fn give_back_unseen(
+    session: &mut Session<'_>,
+    grant: &LeaseGrant,
+    seen: &[Uuid],
+    now: DateTime<Utc>,
+) -> StoreResult<u64> {
+    let sql = format!(
+        "UPDATE timers SET state = ?, state_changed_at = ?, state_reason = 'claim-lost', \
+         claimed_by_id = NULL, claimed_epoch = NULL \
+         WHERE state = 'running' AND claimed_by_id = ? AND claimed_epoch = ?{}",
+        none_of("timer_id", seen.len())
+    );
+    let mut changed = values![waiting_again()?.as_str(), now, grant.lease.as_str(), grant.epoch];
+    changed.extend(seen.iter().flat_map(|id| values![*id]));
+    Ok(session.execute("timers.give_back_unseen", &sql, changed).await?)
+}
+
+/// The state of a timer that lost its holder: its time is up, and it is tried again. Two steps of the lifecycle at once.
+fn waiting_again() -> StoreResult<TaskState> {
+    step(step(TaskState::Running, TaskStep::TimeOut)?, TaskStep::Retry)
 }
 
 /// Records how a timer ended. Runs in a transaction.

@@ -9,7 +9,8 @@ use chrono::{TimeZone, Utc};
 use towpath_core::lifecycle::CommandStatus;
 use towpath_core::ports::probe::Probe;
 use towpath_core::ports::store::{
-    CommandRecord, CommandResult, CompletedCommand, Expected, Found, NewCommand, Store, StoreError,
+    CommandRecord, CommandResult, CompletedCommand, Expected, Found, LeaseGrant, NewCommand, Store,
+    StoreError,
 };
 
 use super::StoreFixture;
@@ -581,6 +582,28 @@ pub async fn claimed_commands_can_be_given_back(fixture: &impl StoreFixture) {
     assert_eq!(store.return_commands(&lease, ids, moment(2)).await.expect("return"), 1);
     assert_eq!(store.return_commands(&lease, ids, moment(2)).await.expect("return"), 0, "once");
     assert_eq!(store.claim_commands(&other, COMMAND_TYPES, moment(60), 10).await.expect("claim").len(), 1);
+}
+
+/// When the answer to a claim was lost, what its holder knows of stays claimed and everything else under the grant is due
+/// again; what others hold is not touched.
+pub async fn a_claim_whose_answer_was_lost_can_be_returned(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let (lease, other) = (hold_new_lease(&*store).await, hold_new_lease(&*store).await);
+    for _ in 0..3 {
+        store.accept_command(&place(&new_order())).await.expect("accept");
+    }
+    let claim = async |lease: &LeaseGrant, limit: u32| {
+        let claimed = store.claim_commands(lease, COMMAND_TYPES, moment(1), limit).await.expect("claim");
+        claimed.into_iter().map(|record| record.command.command_id).collect::<Vec<_>>()
+    };
+    let (seen, unseen, others) = (claim(&lease, 1).await, claim(&lease, 1).await, claim(&other, 1).await);
+    let returned = store.return_unseen_commands(&lease, &seen, moment(1)).await.expect("return");
+    assert_eq!(returned, 1, "the one that nobody knows of");
+    assert_eq!(claim(&lease, 10).await, unseen, "it is due again, at once");
+    let returned = store.return_unseen_commands(&lease, &[], moment(1)).await.expect("return");
+    assert_eq!(returned, 2, "without exceptions, all of the grant");
+    let still = store.command(&others[0]).await.expect("read").expect("it is there");
+    assert_eq!(still.claim, Some(other), "another's is not touched");
 }
 
 /// A command that takes down its holder again and again is given up in the end (P8).

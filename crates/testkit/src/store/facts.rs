@@ -143,6 +143,7 @@ pub fn timer(order: &AggregateKey, due_at: DateTime<Utc>) -> NewTimer {
         payload: payload(r#"{"cancelReason": "timeout"}"#),
         correlation_id: CorrelationId::of_new_flow(Uuid::now_v7()),
         causation_id: Some(CausationId::new("order.place").expect("a valid causation id")),
+        entered_by: None,
         created_at: moment(0),
     }
 }

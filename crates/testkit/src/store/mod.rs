@@ -165,6 +165,7 @@ macro_rules! store_conformance {
                 command_counts_follow_the_statuses,
                 commands_of_unknown_types_are_left_to_others,
                 claimed_commands_can_be_given_back,
+                a_claim_whose_answer_was_lost_can_be_returned,
                 a_command_that_loses_its_holder_too_often_is_given_up,
                 a_failed_command_can_be_requeued,
                 any_message_can_be_recorded,
@@ -214,6 +215,7 @@ macro_rules! store_conformance {
             timers:
                 a_timer_survives_to_the_letter,
                 timers_live_and_die_with_their_transaction,
+                a_claim_whose_answer_was_lost_can_be_undone,
                 a_timer_id_is_taken_once,
                 a_cancelled_timer_never_runs,
                 due_timers_come_in_order,

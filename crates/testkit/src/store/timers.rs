@@ -55,6 +55,26 @@ pub async fn timers_live_and_die_with_their_transaction(fixture: &impl StoreFixt
     );
 }
 
+/// When the answer to a claim was lost, what its holder knows of stays claimed and everything else under the grant waits
+/// again; what others hold is not touched.
+pub async fn a_claim_whose_answer_was_lost_can_be_undone(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let (lease, other) = (hold_new_lease(&*store).await, hold_new_lease(&*store).await);
+    let timers: Vec<NewTimer> = (1..=3).map(|second| timer(&new_order(), moment(second))).collect();
+    schedule(&*store, &timers).await;
+    let claim = async |lease: &LeaseGrant, limit: u32| {
+        ids(&store.claim_timers(lease, &["order.cancel"], moment(9), limit).await.expect("claim"))
+    };
+    let (seen, unseen, others) = (claim(&lease, 1).await, claim(&lease, 1).await, claim(&other, 1).await);
+    let returned = store.return_unseen_timers(&lease, &seen, moment(9)).await.expect("return");
+    assert_eq!(returned, 1, "the one that nobody knows of");
+    assert_eq!(claim(&lease, 10).await, unseen, "it is due again, at once");
+    let returned = store.return_unseen_timers(&lease, &[], moment(9)).await.expect("return");
+    assert_eq!(returned, 2, "without exceptions, all of the grant");
+    let still = store.timer(others[0]).await.expect("timer").expect("it is there");
+    assert_eq!(still.state, TaskState::Running, "another's is not touched");
+}
+
 /// A timer's id is taken once, whatever has become of the timer.
 pub async fn a_timer_id_is_taken_once(fixture: &impl StoreFixture) {
     let store = fixture.store().await;
@@ -222,7 +242,7 @@ pub async fn a_deadline_lives_and_dies_with_its_state(fixture: &impl StoreFixtur
         let entered_by = append.events[0].event_id;
         let cancel = CommandName::infer("order.cancel").expect("a valid command name");
         let timer = NewTimer::of_deadline(entered_by, moment(60), cancel, order.clone(), &append.context);
-        assert_eq!(timer.entered_by(), Some(entered_by));
+        assert_eq!(timer.entered_by, Some(entered_by));
         append.deadline.enters = Some(timer);
         append
     };

@@ -654,6 +654,20 @@ impl Store for MemoryStore {
         Ok(returned)
     }
 
+    async fn return_unseen_commands(
+        &self,
+        grant: &LeaseGrant,
+        seen: &[CommandId],
+        now: DateTime<Utc>,
+    ) -> StoreResult<u64> {
+        let unseen: Vec<CommandId> = {
+            let tables = self.database.tables();
+            let is_unseen = |id: &&CommandId| self.has(Fault::ReturnsWhatIsSeen) || !seen.contains(id);
+            tables.commands.keys().filter(is_unseen).cloned().collect()
+        };
+        self.return_commands(grant, &unseen, now).await
+    }
+
     async fn recover_commands(&self, now: DateTime<Utc>, most: u32) -> StoreResult<u64> {
         self.probe.before("recover_commands");
         let _turn = self.database.turn().await;
@@ -1205,6 +1219,26 @@ impl Store for MemoryStore {
             }
         }
         Ok(claimed)
+    }
+
+    async fn return_unseen_timers(
+        &self,
+        grant: &LeaseGrant,
+        seen: &[Uuid],
+        _now: DateTime<Utc>,
+    ) -> StoreResult<u64> {
+        self.probe.before("return_unseen_timers");
+        let _turn = self.database.turn().await;
+        let mut returned = 0;
+        for row in self.database.tables().timers.values_mut() {
+            let is_unseen = self.has(Fault::ReturnsWhatIsSeen) || !seen.contains(&row.timer.timer.timer_id);
+            if row.claim.as_ref() == Some(grant) && is_unseen {
+                row.timer.state = TaskState::Pending;
+                row.claim = None;
+                returned += 1;
+            }
+        }
+        Ok(returned)
     }
 
     async fn finish_timer(
