@@ -6,6 +6,7 @@
 //! - `rabbitmq`: RabbitMQ by AMQP 0-9-1, behind the feature `rabbitmq` (on by default).
 //! - `kafka`: Kafka, behind the feature `kafka` (off by default: it compiles a C library).
 
+mod deadline;
 mod format;
 #[cfg(feature = "kafka")]
 pub mod kafka;

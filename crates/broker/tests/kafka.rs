@@ -252,6 +252,31 @@ async fn a_second_member_gets_its_share_and_nothing_is_lost() {
     assert!(shares.iter().all(|share| *share > 0), "{shares:?}");
 }
 
+/// A member that has stopped fetching, because it has enough, fetches again when its partitions come back to it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_member_goes_on_after_its_partitions_changed_hands() {
+    let fixture = KafkaFixture::fresh();
+    let (broker, lane) = Lane::ready(&fixture).await;
+    // Several times as many as a member keeps waiting.
+    let messages = numbered_with_keys(&lane.destination, 2000);
+    publish_all(&*broker, &messages).await;
+    let first = subscribe(&*broker, &lane.queue, 1).await;
+    let held = next(&*first).await;
+    // The group takes longer to let another in than the first to fill up.
+    let other = fixture.connect().await;
+    lane.declare(&*other).await;
+    let second = subscribe(&*other, &lane.queue, 1).await;
+    settle(&*first, &held, Settlement::Acknowledge).await;
+    let mut shares = [0; 2];
+    let mut seen = BTreeSet::from([id(&held)]);
+    while seen.len() < messages.len() {
+        let (which, received) = take_of_either(&*first, &*second).await;
+        seen.insert(id(&received));
+        shares[which] += 1;
+    }
+    assert!(shares.iter().all(|share| *share > 0), "{shares:?}");
+}
+
 /// What a member holds when it goes comes to the other at once: it says goodbye.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_dropped_member_held_comes_to_the_other() {

@@ -108,6 +108,18 @@ impl Default for ChannelPolicy {
     }
 }
 
+impl ChannelPolicy {
+    /// The market's (O4): 200 at a time, every 5 s, again after 5 s, 30 s and 2 minutes, then given up.
+    pub fn market() -> Self {
+        Self { scan: Duration::from_secs(5), retries: RetryPolicy::market_outbox(), ..Self::default() }
+    }
+
+    /// Genesis' (G7): five retries, then given up.
+    pub fn genesis() -> Self {
+        Self { retries: RetryPolicy::genesis_outbox(), ..Self::default() }
+    }
+}
+
 impl Channel {
     /// A channel for the events that fit any of the patterns (`*` stands for any run of characters).
     pub fn named<'p>(
@@ -212,6 +224,19 @@ mod tests {
         assert_eq!(Start::Now.behind(7), 7);
         assert_eq!(Start::At(3).behind(7), 2, "the third is the first to be published");
         assert_eq!(Start::At(0).behind(7), 0);
+    }
+
+    #[test]
+    fn the_markets_and_genesis_policies_are_their_sources() {
+        let market = ChannelPolicy::market();
+        assert_eq!((market.batch, market.scan), (200, Duration::from_secs(5)));
+        let delays: Vec<_> = (1..=4).map(|failures| market.retries.next_delay(failures, 0.0)).collect();
+        assert_eq!(
+            delays,
+            [Some(5), Some(30), Some(120), None].map(|seconds| seconds.map(Duration::from_secs))
+        );
+        let genesis = ChannelPolicy::genesis();
+        assert!(genesis.retries.next_delay(5, 0.0).is_some() && genesis.retries.next_delay(6, 0.0).is_none());
     }
 
     #[test]

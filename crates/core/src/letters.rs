@@ -56,6 +56,9 @@ pub struct Letter {
 /// Why and until when a delivery is set aside.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SetAside {
+    /// The letter it came from, if it had been set aside before: that one is changed. An operator may have edited its
+    /// message, so that nothing else tells which one it is.
+    pub letter_id: Option<u64>,
     /// The delivery.
     pub letter: NewLetter,
     /// When it is tried again; `None`: it is dead.

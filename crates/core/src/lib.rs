@@ -19,6 +19,7 @@ pub mod letters;
 pub mod lifecycle;
 pub mod machine;
 pub mod name;
+pub mod notifications;
 pub mod payload;
 pub mod ports;
 pub mod retry;

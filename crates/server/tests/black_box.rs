@@ -42,8 +42,20 @@ impl Server {
     }
 
     fn get(&self, path: &str) -> (u16, String) {
+        self.ask("GET", path, &[], "")
+    }
+
+    /// The status and the whole answer.
+    fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(&self.address).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.address).unwrap();
+        let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nContent-Length: {}\r\n{headers}\r\n{body}",
+            self.address,
+            body.len()
+        )
+        .unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
@@ -135,4 +147,132 @@ fn migrate_says_what_it_did() {
     let migrate = || towpath().arg("migrate").current_dir(folder.path()).output().unwrap().stdout;
     assert_eq!(migrate(), b"migrated to version 1\n");
     assert_eq!(migrate(), b"the database is up to date\n");
+}
+
+/// What a bookkeeper's application writes beside the server, into the same database.
+mod bookkeeping {
+    use std::convert::Infallible;
+
+    use serde::{Deserialize, Serialize};
+    use towpath::{Aggregate, Context};
+
+    #[derive(Default, Serialize, Deserialize)]
+    pub(super) struct Account {
+        pub(super) entries: u64,
+    }
+
+    #[derive(Serialize, Deserialize)]
+    pub(super) enum AccountCommand {
+        #[serde(rename = "account.post")]
+        Post { amount: Box<serde_json::value::RawValue> },
+    }
+
+    #[derive(Serialize, Deserialize)]
+    pub(super) enum AccountEvent {
+        #[serde(rename = "account.posted")]
+        Posted { amount: Box<serde_json::value::RawValue> },
+    }
+
+    impl Aggregate for Account {
+        const KIND: &'static str = "account";
+        type Command = AccountCommand;
+        type Event = AccountEvent;
+        type Refusal = Infallible;
+
+        fn decide(&self, command: AccountCommand, _: &Context) -> Result<Vec<AccountEvent>, Infallible> {
+            let AccountCommand::Post { amount } = command;
+            Ok(vec![AccountEvent::Posted { amount }])
+        }
+
+        fn evolve(self, _: &AccountEvent) -> Self {
+            Account { entries: self.entries + 1 }
+        }
+    }
+}
+
+fn header<'a>(answer: &'a str, name: &str) -> &'a str {
+    let found = answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+    found.unwrap_or_else(|| panic!("no {name} in {answer}"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn facts_are_read_over_http_by_page_by_position_and_by_aggregate() {
+    use bookkeeping::{Account, AccountCommand};
+    let server = Server::start(&[]);
+    let (status, empty) = server.get("/notifications");
+    assert_eq!(status, 200);
+    assert!(empty.contains(r#""id":"1,20""#) && empty.contains(r#""notifications":[]"#), "{empty}");
+
+    let url = format!("sqlite://{}", server.folder.path().join("data/towpath.db").display());
+    let app = towpath::Towpath::builder().store(&url).aggregate::<Account>().start().await.unwrap();
+    for _ in 0..25 {
+        let amount = serde_json::value::RawValue::from_string("88.50".into()).unwrap();
+        app.send::<Account>("cash", AccountCommand::Post { amount }).await.unwrap();
+    }
+    let current = loop {
+        let (_, answer) = server.get("/notifications");
+        if answer.contains(r#""notificationId":25"#) {
+            break answer;
+        }
+        tokio::task::yield_now().await;
+    };
+    assert!(current.contains(r#""id":"21,40""#) && current.contains(r#""previousId":"1,20""#), "{current}");
+    assert_eq!(header(&current, "content-type"), "application/vnd.towpath.notifications+json");
+    assert_eq!(header(&current, "cache-control"), "no-cache");
+    assert!(header(&current, "link").contains(r#"</notifications/1,20>; rel="previous""#));
+    let newest_first = current.find(r#""notificationId":25"#) < current.find(r#""notificationId":21"#);
+    assert!(newest_first, "{current}");
+
+    let (status, archived) = server.get("/notifications/1,20");
+    assert_eq!(status, 200);
+    assert!(archived.contains(r#""archived":true"#) && archived.contains(r#""amount":88.50"#), "{archived}");
+    assert_eq!(header(&archived, "cache-control"), "public, max-age=31536000, immutable");
+    assert_eq!(header(&archived, "etag"), r#""1,20""#);
+    let again = server.ask("GET", "/notifications/1,20", &[("If-None-Match", r#""1,20""#)], "");
+    assert_eq!((again.0, again.1.contains("notificationId")), (304, false));
+    let body = |answer: &str| answer.split_once("\r\n\r\n").unwrap().1.to_owned();
+    assert_eq!(body(&server.get("/notifications/1,20").1), body(&archived), "byte for byte");
+    let head = server.ask("HEAD", "/notifications/1,20", &[], "");
+    assert_eq!((head.0, body(&head.1).as_str()), (200, ""));
+    for (path, status) in [
+        ("/notifications/41,60", 404),
+        ("/notifications/1,21", 404),
+        ("/notifications/one", 400),
+        ("/notifications/0,19", 400),
+    ] {
+        let (answered, problem) = server.get(path);
+        assert_eq!(answered, status, "{path}");
+        assert_eq!(header(&problem, "content-type"), "application/problem+json");
+    }
+
+    let (_, events) = server.get("/api/events?after=23&limit=10");
+    assert!(events.contains(r#""position":24"#) && events.contains(r#""next":25"#), "{events}");
+    assert!(!events.contains(r#""position":23"#) && events.contains(r#""amount":88.50"#), "{events}");
+    assert_eq!(server.get("/api/events?after=x").0, 400);
+    let (_, account) = server.get("/api/aggregates/account/cash");
+    assert!(account.contains(r#""version":25"#) && account.contains(r#""entries":25"#), "{account}");
+    assert_eq!(server.get("/api/aggregates/account/nobody").0, 404);
+    let (_, of_it) = server.get("/api/aggregates/account/cash/events?after=24");
+    assert!(of_it.contains(r#""aggregateVersion":25"#) && !of_it.contains(r#""aggregateVersion":24"#));
+    app.stop().await;
+}
+
+#[test]
+fn a_command_that_cannot_be_run_is_told_with_its_code() {
+    let server = Server::start(&[]);
+    let post = |body: &str| server.ask("POST", "/api/commands", &[], body);
+    let (status, problem) = post(r#"{"type":"order.place","aggregateId":"1","payload":{}}"#);
+    assert_eq!(status, 422);
+    assert!(problem.contains(r#""code":"unknown-command""#), "{problem}");
+    for body in ["", "{", "[]", r#"{"type":"a"}"#, r#"{"type":"a","aggregateId":"1","payload":{},"more":1}"#]
+    {
+        let (status, problem) = post(body);
+        assert_eq!(status, 400, "{body}");
+        assert!(problem.contains(r#""code":"malformed""#), "{problem}");
+    }
+    let twice = [("Idempotency-Key", "a")];
+    let body = r#"{"type":"a","aggregateId":"1","payload":{},"commandId":"b"}"#;
+    assert_eq!(server.ask("POST", "/api/commands", &twice, body).0, 400);
+    assert_eq!(server.get("/api/commands/nobody").0, 404);
+    assert_eq!(server.ask("DELETE", "/api/commands", &[], "").0, 405);
 }

@@ -3,11 +3,15 @@
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{ActorId, EventId, HandlerName, Lane};
 use towpath_core::letters::{Letter, LetterFilter, LetterGroup, NewLetter, SetAside};
-use towpath_core::ports::store::{Append, Appended, NewCommand, NewTimer, StoreError, StoreResult};
+use towpath_core::lifecycle::InboxStatus;
+use towpath_core::ports::store::{
+    Append, Appended, InboxEntry, InboxFailure, LeaseGrant, NewCommand, NewTimer, StoreError, StoreResult,
+};
 use uuid::Uuid;
 
 use crate::ops;
 use crate::ops::inbox::FirstDelivery;
+use crate::sql::classify;
 use crate::store::{Purpose, SqlStore, reading, transacting, writing_once};
 use crate::transaction::{Inner, SqlTransaction};
 
@@ -102,6 +106,36 @@ impl SqlTransaction {
         self.commit().await
     }
 
+    /// Makes all of it true, if it still stands. A statement that failed may have undone the transaction, with the mark
+    /// of the delivery, and its error may have been swallowed: PostgreSQL then answers a COMMIT by rolling back, without
+    /// an error, and MySQL goes on outside of any transaction.
+    pub async fn finish_marked(mut self, event_id: EventId, handler: &HandlerName) -> StoreResult<()> {
+        match &mut self.inner {
+            #[cfg(feature = "postgres")]
+            Inner::Postgres(transaction) => {
+                // In one round trip: the first statement fails in a transaction that is undone, and then there is no
+                // commit. A new transaction is begun behind it, for the rollback that sqlx sends at the end.
+                self.probe.before("commit");
+                let commit = sqlx::raw_sql("SELECT 1; COMMIT AND CHAIN").execute(&mut **transaction).await;
+                commit.map(|_| ()).map_err(|error| classify("commit", error).into())
+            }
+            #[cfg(feature = "mysql")]
+            Inner::MySql(_) => {
+                let entry = ops::inbox::find(&mut self.session(), event_id, handler).await?;
+                if entry.is_none_or(|entry| entry.status != InboxStatus::Handled) {
+                    let cause = "a failed statement has undone the transaction";
+                    return Err(StoreError::Refused { statement: "commit", source: cause.into() });
+                }
+                self.commit().await
+            }
+            #[allow(unreachable_patterns, reason = "reachable when SQLite is built in")]
+            _ => {
+                let _ = (event_id, handler);
+                self.commit().await
+            }
+        }
+    }
+
     /// Makes none of it true.
     pub async fn abandon(self) -> StoreResult<()> {
         self.rollback().await
@@ -112,6 +146,26 @@ impl SqlStore {
     /// Opens a transaction of the store's own.
     pub async fn open_transaction(&self) -> StoreResult<SqlTransaction> {
         self.transaction().await
+    }
+
+    /// Counts a failed delivery and answers what the inbox says of it: handled or given up meanwhile, it stays so.
+    pub async fn count_failure(&self, failure: &InboxFailure<'_>) -> StoreResult<InboxEntry> {
+        transacting!(self, ops::inbox::fail_entry, failure)
+    }
+
+    /// Lets every lane of a handler go on whose first letter only waits. Answers how many.
+    pub async fn advance_letters(&self, handler: &HandlerName, now: DateTime<Utc>) -> StoreResult<u64> {
+        transacting!(self, ops::letters::advance_all, handler, now)
+    }
+
+    /// Deletes letters that ended before a moment; answers how many.
+    pub async fn clean_letters(
+        &self,
+        lease: &LeaseGrant,
+        before: DateTime<Utc>,
+        limit: u32,
+    ) -> StoreResult<u64> {
+        transacting!(self, ops::letters::clean, lease, before, limit)
     }
 
     /// Sets a failed delivery aside until it is due, or among the dead.

@@ -272,13 +272,15 @@ fn is_prepared(virtual_transaction: &str) -> bool {
 
 /// The lowest row that waits, due or not, from a number on; and the standing at the same moment.
 async fn lowest(session: &mut Session<'_>, place: &Place, from: i64) -> StoreResult<(Option<i64>, Standing)> {
-    let mut keys = values![];
+    let (mut keys, mut look_keys) = (values![], values![]);
     let look = match place {
-        Place::Outbox(_) => {
-            let (channel, condition) = session.dialect().partial(&EVENT_OUTBOX.indexes[1], "o.");
+        Place::Outbox(channel) => {
+            let (column, condition) = session.dialect().partial(&EVENT_OUTBOX.indexes[1], "o.");
+            let (pinned, first) = session.dialect().pinned(&column);
+            look_keys.extend(pinned.matches('?').map(|_| Value::from(channel.as_str())));
             format!(
-                "SELECT o.outbox_id AS lowest FROM event_outbox o WHERE {channel} = ?{condition} AND o.outbox_id >= ? \
-                 ORDER BY o.outbox_id LIMIT 1"
+                "SELECT o.outbox_id AS lowest FROM event_outbox o WHERE {pinned}{condition} AND o.outbox_id >= ? \
+                 ORDER BY {first}o.outbox_id LIMIT 1"
             )
         }
         Place::Pending => "SELECT pending_id AS lowest FROM event_pending WHERE pending_id >= ? \
@@ -286,9 +288,7 @@ async fn lowest(session: &mut Session<'_>, place: &Place, from: i64) -> StoreRes
             .to_owned(),
     };
     let sql = guarded(place, &look, &mut keys);
-    if let Place::Outbox(channel) = place {
-        keys.extend(values![channel.as_str()]);
-    }
+    keys.extend(look_keys);
     keys.extend(values![from]);
     let rows = session.rows("floor.lowest", &sql, keys).await?;
     let lowest = rows.first().map(|row| row.long_or_null("lowest")).transpose()?.flatten();

@@ -424,7 +424,12 @@ pub(crate) const DEAD_LETTERS: Table = Table {
                 mysql_column: "open_delivery_handler",
             },
         },
-        Index { name: "dead_letters_due", columns: &["due_at"], unique: false, only: Only::FirstNotNull },
+        Index {
+            name: "dead_letters_due",
+            columns: &["handler", "due_at"],
+            unique: false,
+            only: Only::Where { condition: "due_at IS NOT NULL", mysql_column: "due_handler" },
+        },
         Index { name: "dead_letters_death", columns: &["death_key"], unique: true, only: Only::FirstNotNull },
         index("dead_letters_status", &["status", "dead_letter_id"]),
     ],

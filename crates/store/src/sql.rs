@@ -414,6 +414,35 @@ impl<'c> Session<'c> {
     }
 }
 
+/// A number of PostgreSQL, of four or of eight bytes.
+#[cfg(feature = "postgres")]
+struct AnyWidth(i64);
+
+#[cfg(feature = "postgres")]
+impl sqlx::Type<sqlx::Postgres> for AnyWidth {
+    fn type_info() -> sqlx::postgres::PgTypeInfo {
+        <i64 as sqlx::Type<sqlx::Postgres>>::type_info()
+    }
+
+    fn compatible(info: &sqlx::postgres::PgTypeInfo) -> bool {
+        <i64 as sqlx::Type<sqlx::Postgres>>::compatible(info)
+            || <i32 as sqlx::Type<sqlx::Postgres>>::compatible(info)
+    }
+}
+
+#[cfg(feature = "postgres")]
+impl<'r> sqlx::Decode<'r, sqlx::Postgres> for AnyWidth {
+    fn decode(value: sqlx::postgres::PgValueRef<'r>) -> Result<Self, sqlx::error::BoxDynError> {
+        use sqlx::ValueRef as _;
+
+        if <i64 as sqlx::Type<sqlx::Postgres>>::compatible(&value.type_info()) {
+            <i64 as sqlx::Decode<sqlx::Postgres>>::decode(value).map(Self)
+        } else {
+            <i32 as sqlx::Decode<sqlx::Postgres>>::decode(value).map(|number| Self(i64::from(number)))
+        }
+    }
+}
+
 macro_rules! get {
     ($self:expr, $column:expr, $type:ty) => {
         match $self {
@@ -458,9 +487,9 @@ impl Row {
             Self::Sqlite(row) => row.try_get::<Option<i64>, _>(column),
             // PostgreSQL's driver reads a number only as its own width.
             #[cfg(feature = "postgres")]
-            Self::Postgres(row) => row
-                .try_get::<Option<i64>, _>(column)
-                .or_else(|_| row.try_get::<Option<i32>, _>(column).map(|number| number.map(i64::from))),
+            Self::Postgres(row) => {
+                row.try_get::<Option<AnyWidth>, _>(column).map(|number| number.map(|AnyWidth(number)| number))
+            }
             #[cfg(feature = "mysql")]
             Self::MySql(row) => row.try_get::<Option<i64>, _>(column),
         }

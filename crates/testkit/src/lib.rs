@@ -23,4 +23,4 @@ pub mod store;
 
 pub use clock::VirtualClock;
 pub use given::{Given, Then, When, given};
-pub use probe::{CountingProbe, KillProbe, StopProbe};
+pub use probe::{CountingProbe, KillProbe, PauseProbe, StopProbe};

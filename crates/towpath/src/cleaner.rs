@@ -8,6 +8,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 use towpath_core::ports::store::{LeaseGrant, StoreError, StoreResult};
 
+use towpath_store::SqlStore;
+
 use crate::bus::{Bus, with_causes};
 use crate::leases::Held;
 use crate::service::{Service, Stopping, Wake, rest};
@@ -30,11 +32,19 @@ pub(crate) struct Keeping {
 }
 
 /// Starts the service.
-pub(crate) fn start(bus: Bus, held: watch::Receiver<Held>, keeping: Keeping) -> Service {
-    Service::keep_running("cleaner", move |stopping| run(bus.clone(), held.clone(), keeping, stopping))
+pub(crate) fn start(bus: Bus, store: SqlStore, held: watch::Receiver<Held>, keeping: Keeping) -> Service {
+    Service::keep_running("cleaner", move |stopping| {
+        run(bus.clone(), store.clone(), held.clone(), keeping, stopping)
+    })
 }
 
-async fn run(bus: Bus, held: watch::Receiver<Held>, keeping: Keeping, mut stopping: Stopping) {
+async fn run(
+    bus: Bus,
+    store: SqlStore,
+    held: watch::Receiver<Held>,
+    keeping: Keeping,
+    mut stopping: Stopping,
+) {
     let nobody = Wake::default();
     loop {
         rest(&nobody, keeping.every, &mut stopping).await;
@@ -42,7 +52,7 @@ async fn run(bus: Bus, held: watch::Receiver<Held>, keeping: Keeping, mut stoppi
             return;
         }
         let Some(lease) = held.borrow().cleaner.clone() else { continue };
-        match clean(&bus, &lease, keeping, &mut stopping).await {
+        match clean(&bus, &store, &lease, keeping, &mut stopping).await {
             Ok((0, 0)) => {}
             Ok((sent, handled)) => tracing::info!(sent, handled, "deleted what was delivered long ago"),
             // Somebody else cleans now; the keeper will find out.
@@ -57,6 +67,7 @@ async fn run(bus: Bus, held: watch::Receiver<Held>, keeping: Keeping, mut stoppi
 /// One walk over both tables; answers how many rows of each were deleted.
 async fn clean(
     bus: &Bus,
+    store: &SqlStore,
     lease: &LeaseGrant,
     keeping: Keeping,
     stopping: &mut Stopping,
@@ -71,6 +82,10 @@ async fn clean(
         }
     }
     if let Some(before) = before(bus, keeping.handled) {
+        // Letters that ended are kept as long as the inbox remembers.
+        while !stopping.is_asked() && store.clean_letters(lease, before, PAGE).await? > 0 {
+            breathe(stopping).await;
+        }
         let mut after = None;
         while !stopping.is_asked() {
             let cleaned = bus.store.clean_inbox(lease, before, after, PAGE).await?;

@@ -132,6 +132,7 @@ pub use towpath_core::letters;
 pub use towpath_core::lifecycle;
 pub use towpath_core::machine::{self, Deadline, Machine};
 pub use towpath_core::name;
+pub use towpath_core::notifications;
 pub use towpath_core::payload::Payload;
 pub use towpath_core::ports;
 pub use towpath_core::retry;

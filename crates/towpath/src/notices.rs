@@ -84,7 +84,9 @@ async fn listen(
     runner: &Wake,
 ) -> Result<(), towpath_core::ports::store::StoreError> {
     let Some(mut notices) = store.hear().await? else {
-        return std::future::pending().await;
+        // There will be none.
+        std::future::pending::<()>().await;
+        return Ok(());
     };
     loop {
         match notices.next().await? {

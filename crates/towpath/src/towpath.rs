@@ -541,9 +541,13 @@ impl Builder {
         }
         store.ready().await?;
         let broker = open_broker(&broker_url, &store, self.lease)?;
-        // Only a broker that settles each message by itself has queues; elsewhere they are positions in a log.
-        let has_queues = broker.promises().settles_singly;
-        let consumers = wire(&mut self.channels, &mut self.topology, self.consumers, has_queues)?;
+        let consumers = wire(
+            &mut self.channels,
+            &mut self.topology,
+            &mut self.dead_letter_queues,
+            self.consumers,
+            broker.promises(),
+        )?;
         broker.declare(&self.topology).await?;
         let (tracked, relayed): (Vec<_>, Vec<_>) =
             self.channels.into_iter().partition(|channel| channel.tracking.is_some());
@@ -583,7 +587,7 @@ impl Builder {
                 services.push(hearing);
             }
             services.push(timers::start(bus.clone(), held.clone(), pace));
-            services.push(cleaner::start(bus.clone(), held.clone(), self.keeping));
+            services.push(cleaner::start(bus.clone(), store.clone(), held.clone(), self.keeping));
             services.push(sequencer::start(bus.clone(), held.clone(), bus.committed.clone(), self.scan));
             for (channel, target) in publishing {
                 let (held, in_flight) = (held.clone(), in_flight.clone());

@@ -33,6 +33,10 @@ on_every_pair!(
     a_dead_letter_is_edited_and_replayed_or_discarded,
     bulk_actions_touch_what_their_preview_counted,
     a_handler_can_ask_to_be_called_later,
+    an_sql_error_that_a_handler_swallows_is_not_taken_for_success,
+    a_panic_before_the_future_is_a_failure_like_any_other,
+    an_unreadable_letter_that_is_replayed_is_dead_again_and_one,
+    order_is_kept_for_senders_that_give_no_key,
 );
 
 /// Quick retries, for tests.
@@ -278,7 +282,9 @@ async fn a_batch_commits_together_and_falls_apart_when_one_fails(stage: &Stage) 
     let counted = effects(&app).await;
     assert_eq!(counted.len(), 39);
     assert!(counted.values().all(|count| *count == 1), "{counted:?}");
-    assert!(sizes.lock().unwrap().iter().all(|size| *size <= 10));
+    let sizes = sizes.lock().unwrap().clone();
+    assert!(sizes.iter().all(|size| *size <= 10));
+    assert!(sizes.iter().any(|size| *size > 1), "nothing was handled together: {sizes:?}");
     app.stop().await;
 }
 
@@ -440,6 +446,125 @@ async fn a_handler_can_ask_to_be_called_later(stage: &Stage) {
     assert_eq!(calls.load(Ordering::SeqCst), 7);
     let all = app.dead_letters().list(&LetterFilter::default(), 0, 10).await.unwrap();
     assert_eq!(all, [], "it leaves no letter behind");
+    app.stop().await;
+}
+
+async fn an_sql_error_that_a_handler_swallows_is_not_taken_for_success(stage: &Stage) {
+    let broken = Arc::new(AtomicBool::new(true));
+    let handler = {
+        let broken = Arc::clone(&broken);
+        move |mut delivery: Delivery| {
+            let broken = broken.swap(false, Ordering::SeqCst);
+            async move {
+                if broken {
+                    // PostgreSQL undoes the whole transaction over this; the others only the statement.
+                    let _ = delivery.tx.execute("INSERT INTO no_such_table (a) VALUES (?)", &["x"]).await;
+                }
+                let sql = "INSERT INTO effects (event_id, handler) VALUES (?, ?)";
+                let id = delivery.event.event_id.to_string();
+                let _ = delivery.tx.execute(sql, &[&id, "record"]).await;
+                Ok(delivery.handled())
+            }
+        }
+    };
+    let app = stage.app([Consumer::of(stage.channel()).with(quick()).each("record", handler)]).await;
+    place(&app, "order-1").await;
+    eventually("the effect", || async { (effects_of(&app, "record").await == 1).then_some(()) }).await;
+    place(&app, "order-2").await;
+    eventually("the next effect", || async { (effects_of(&app, "record").await == 2).then_some(()) }).await;
+    app.stop().await;
+}
+
+async fn a_panic_before_the_future_is_a_failure_like_any_other(stage: &Stage) {
+    let handler = |batch: Batch| {
+        assert!(batch.deliveries.len() > 100, "a bug before the future, on purpose");
+        async move { Ok(batch.handled()) }
+    };
+    let policy = ConsumerPolicy { concurrency: 2, ..quick() };
+    let consumer = Consumer::of(stage.channel()).with(policy).batches("batch", 5, handler);
+    let app = stage.app([consumer]).await;
+    for number in 0..6 {
+        place(&app, &format!("order-{number}")).await;
+    }
+    // More than there are workers: none of them has ended.
+    let dead = dead_letters(&app, 6).await;
+    assert!(
+        dead.iter().all(|letter| letter.status_reason.as_deref() == Some("handler-panicked")),
+        "{dead:?}"
+    );
+    app.stop().await;
+}
+
+async fn an_unreadable_letter_that_is_replayed_is_dead_again_and_one(stage: &Stage) {
+    let app = stage.app([Consumer::of(stage.channel()).with(quick()).each("record", record)]).await;
+    let event_id = uuid::Uuid::now_v7();
+    let message = Message {
+        destination: Destination { exchange: stage.channel().to_owned(), routing_key: "order.odd".into() },
+        message_id: event_id.to_string(),
+        message_type: "order.odd".into(),
+        key: "order/odd".into(),
+        occurred_at: chrono::Utc::now(),
+        content_type: "application/json".into(),
+        headers: Vec::new(),
+        body: b"{\"eventId\":".to_vec(),
+    };
+    stage.publish(&[message]).await;
+    let dead = dead_letters(&app, 1).await;
+    let letters = app.dead_letters();
+    letters.replay(dead[0].letter_id, false).await.unwrap();
+    eventually("its second death", || async {
+        let letter = app.dead_letters().get(dead[0].letter_id).await.unwrap();
+        (letter.status == LetterStatus::Dead && letter.replayed_at.is_some()).then_some(())
+    })
+    .await;
+    assert_eq!(letters.list(&LetterFilter::default(), 0, 10).await.unwrap().len(), 1, "no second letter");
+    // Edited into something readable, it is handled, whatever event it names now.
+    let body = format!(
+        r#"{{"eventId":"{}","eventType":"ORDER_PAID","aggregateType":"Order","aggregateId":7,"occurredAt":"2026-02-04T10:30:00Z","traceId":"t","payload":{{}}}}"#,
+        uuid::Uuid::now_v7()
+    );
+    letters.edit(dead[0].letter_id, body.as_bytes()).await.unwrap();
+    letters.replay(dead[0].letter_id, false).await.unwrap();
+    eventually("the effect", || async { (effects_of(&app, "record").await == 1).then_some(()) }).await;
+    app.stop().await;
+}
+
+async fn order_is_kept_for_senders_that_give_no_key(stage: &Stage) {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let handler = {
+        let seen = Arc::clone(&seen);
+        move |delivery: Delivery| {
+            let seen = Arc::clone(&seen);
+            async move {
+                let number: u32 = delivery.payload()?;
+                // The earlier, the slower: were they handled at once, they would end the other way round.
+                tokio::time::sleep(Duration::from_millis(u64::from(20 - number))).await;
+                seen.lock().unwrap().push(number);
+                record(delivery).await
+            }
+        }
+    };
+    let consumer = Consumer::of(stage.channel()).with(quick()).in_order().each("record", handler);
+    let app = stage.app([consumer]).await;
+    let message = |number: u32| {
+        Message {
+        destination: Destination { exchange: stage.channel().to_owned(), routing_key: "paid".into() },
+        message_id: uuid::Uuid::now_v7().to_string(),
+        message_type: "ORDER_PAID".into(),
+        key: String::new(),
+        occurred_at: chrono::Utc::now(),
+        content_type: "application/json".into(),
+        headers: Vec::new(),
+        body: format!(
+            r#"{{"eventId":"{}","eventType":"ORDER_PAID","aggregateType":"Order","aggregateId":7,"occurredAt":"2026-02-04T10:30:00Z","traceId":"t","payload":{number}}}"#,
+            uuid::Uuid::now_v7()
+        )
+        .into_bytes(),
+    }
+    };
+    stage.publish(&(0..20).map(message).collect::<Vec<_>>()).await;
+    eventually("twenty effects", || async { (effects(&app).await.len() == 20).then_some(()) }).await;
+    assert_eq!(*seen.lock().unwrap(), (0..20).collect::<Vec<_>>());
     app.stop().await;
 }
 

@@ -29,6 +29,15 @@ fn every_error_code_has_its_section() {
             codes.extend(body.split('"').skip(1).step_by(2).map(str::to_owned));
         }
     }
+    // Those of the server's own are arguments of its problems.
+    let http =
+        ["problem", "commands"].map(|file| read(&format!("crates/server/src/http/{file}.rs"))).concat();
+    for (code, at) in
+        [("malformed", "BAD_REQUEST"), ("not-found", "NOT_FOUND"), ("too-large", "PAYLOAD_TOO_LARGE")]
+    {
+        assert!(http.contains(&format!("\"{code}\"")) && http.contains(at), "{code}");
+        codes.insert(code.to_owned());
+    }
     assert!(codes.len() > 25, "the source was not read as it is written: {codes:?}");
     let sections: BTreeSet<String> = read("docs/errors.md")
         .lines()

@@ -7,6 +7,7 @@
 mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -14,19 +15,21 @@ use support::{Fresh, Order, OrderCommand};
 use towpath::ids::{ChannelName, LeaseName};
 use towpath::lifecycle::OutboxStatus;
 use towpath::ports::broker::{
-    Argument, Binding, Broker, BrokerError, Deliveries, Message, Published, Queue, Settlement,
+    Argument, Binding, Broker, BrokerError, Deliveries, Message, Published, Queue, Settlement, Topology,
 };
 use towpath::ports::probe::Probe;
-use towpath::ports::queues::{Ending, Fate, Placement, QueueDepth, Queues, Receiver};
-use towpath::ports::store::{Store, StoreError};
+use towpath::ports::queues::{
+    Ending, Fate, Layout, Parcel, Placement, PutError, QueueDepth, Queues, Receiver, TakenMessage,
+};
+use towpath::ports::store::{LeaseGrant, Store, StoreError, StoreResult};
 use towpath::{Channel, LocalBroker, LocalOptions, SqlStore, StoreOptions, StoreUrl, Towpath};
 use towpath_testkit::broker::acts::{
     Lane, bodies, message, next, numbered, numbers, publish, publish_again, publish_all, publish_within,
     settle, subscribe, take, text,
 };
 use towpath_testkit::broker::{BrokerFixture, TcpProxy};
-use towpath_testkit::store::waiting::{eventually, in_time};
-use towpath_testkit::{CountingProbe, StopProbe};
+use towpath_testkit::store::waiting::{eventually, in_time, interleave};
+use towpath_testkit::{CountingProbe, PauseProbe, StopProbe};
 use uuid::Uuid;
 
 mod conformance_on_sqlite {
@@ -47,6 +50,8 @@ on_every_database!(
     ten_thousand_messages_reach_four_receivers_once_each,
     one_receiver_at_a_time_keeps_the_order_over_processes,
     the_next_one_takes_over_from_a_receiver_that_died,
+    the_next_one_waits_for_who_is_giving_back,
+    a_lost_answer_ends_the_subscription_and_loses_nothing,
     a_stop_between_any_two_statements_loses_nothing,
     an_idle_receiver_costs_one_read_at_a_time,
     receivers_leave_nothing_behind,
@@ -235,6 +240,130 @@ async fn the_next_one_takes_over_from_a_receiver_that_died(fresh: &Fresh) {
     assert_eq!(bodies(&received), numbers(0..10), "nothing overtakes what the dead one had");
 }
 
+/// What another is just giving back stands before the rest: to take meanwhile would be to overtake it.
+async fn the_next_one_waits_for_who_is_giving_back(fresh: &Fresh) {
+    let store = store(fresh.url()).await;
+    let (broker, lane) = (over(&store, SHORT), Lane::with_arguments(fresh, one_at_a_time()));
+    lane.declare(&broker).await;
+    publish_all(&broker, &numbered(&lane.destination, 10)).await;
+    let dead = dying_receiver(&store, &lane.queue, true, SHORT).await;
+    assert_eq!(store.take_messages(&dead, 3).await.unwrap().len(), 3);
+    eventually("its lease running out", || async {
+        let leases = store.leases(dead.grant.lease.as_str()).await.unwrap();
+        (!leases.iter().any(|lease| lease.live)).then_some(())
+    })
+    .await;
+
+    let next = dying_receiver(&store, &lane.queue, true, Duration::from_secs(600)).await;
+    // After "begin", "queues.some" and "queues.change": all is given back but for the commit.
+    let pause = Arc::new(PauseProbe::new(3));
+    let recovering = store.with_probe(pause.clone());
+    let giving_back = async move { recovering.recover_messages().await.unwrap() };
+    let taking = async move { store.take_messages(&next, 10).await.unwrap() };
+    let (given_back, taken, paused) = interleave(&pause, giving_back, taking).await;
+    assert!(paused);
+    assert_eq!(given_back, 3);
+    let taken: Vec<String> =
+        taken.into_iter().map(|message| String::from_utf8(message.body).unwrap()).collect();
+    assert_eq!(taken, numbers(0..10), "nothing overtakes what is given back");
+}
+
+/// A store that does what it is asked, or not, and does not answer: once for each.
+struct Forgetful {
+    store: SqlStore,
+    taking: AtomicBool,
+    ending: AtomicBool,
+}
+
+impl Forgetful {
+    fn lost() -> StoreError {
+        StoreError::Unavailable("the answer was lost".into())
+    }
+}
+
+#[async_trait::async_trait]
+impl Queues for Forgetful {
+    async fn take_messages(&self, receiver: &Receiver, limit: u32) -> StoreResult<Vec<TakenMessage>> {
+        let taken = self.store.take_messages(receiver, limit).await?;
+        if !taken.is_empty() && self.taking.swap(false, SeqCst) {
+            return Err(Self::lost());
+        }
+        Ok(taken)
+    }
+
+    async fn end_messages(&self, grant: &LeaseGrant, endings: &[Ending]) -> StoreResult<()> {
+        if self.ending.swap(false, SeqCst) {
+            return Err(Self::lost());
+        }
+        self.store.end_messages(grant, endings).await
+    }
+
+    async fn layout(&self) -> StoreResult<Layout> {
+        self.store.layout().await
+    }
+
+    async fn extend_layout(&self, revision: u64, additions: &Topology) -> StoreResult<bool> {
+        self.store.extend_layout(revision, additions).await
+    }
+
+    async fn put_messages(&self, revision: u64, parcels: &[Parcel<'_>]) -> Result<bool, PutError> {
+        self.store.put_messages(revision, parcels).await
+    }
+
+    async fn begin_receiving(&self, lease: &LeaseName, for_: Duration) -> StoreResult<LeaseGrant> {
+        self.store.begin_receiving(lease, for_).await
+    }
+
+    async fn keep_receiving(&self, grant: &LeaseGrant, for_: Duration) -> StoreResult<bool> {
+        self.store.keep_receiving(grant, for_).await
+    }
+
+    async fn end_receiving(&self, receiver: &Receiver) -> StoreResult<()> {
+        self.store.end_receiving(receiver).await
+    }
+
+    async fn recover_messages(&self) -> StoreResult<u64> {
+        self.store.recover_messages().await
+    }
+
+    async fn queue_depth(&self, queue: &str) -> StoreResult<QueueDepth> {
+        self.store.queue_depth(queue).await
+    }
+}
+
+/// Taken and not known, or settled and not told: either would hold its messages, or its place in the prefetch, as long
+/// as the receiver lives. So the receiver does not live on, and the next one gets everything.
+async fn a_lost_answer_ends_the_subscription_and_loses_nothing(fresh: &Fresh) {
+    let store = store(fresh.url()).await;
+    let forgetful = Arc::new(Forgetful {
+        store: store.clone(),
+        taking: AtomicBool::new(true),
+        ending: AtomicBool::new(true),
+    });
+    let broker = LocalBroker::over(forgetful, LocalOptions::default());
+    // One at a time, so that the next one begins when the one before has given everything back.
+    let lane = Lane::with_arguments(fresh, one_at_a_time());
+    lane.declare(&broker).await;
+    publish_all(&broker, &numbered(&lane.destination, 3)).await;
+
+    let deliveries = subscribe(&broker, &lane.queue, 1).await;
+    let ended = in_time("the end of the first subscription", deliveries.next()).await;
+    assert!(matches!(ended, Err(BrokerError::Unavailable(_))), "{ended:?}");
+
+    let deliveries = subscribe(&broker, &lane.queue, 1).await;
+    let received = next(&*deliveries).await;
+    assert_eq!(received.body, b"0");
+    let settled = in_time("settling", deliveries.settle(received.tag, Settlement::Acknowledge)).await;
+    assert!(matches!(settled, Err(BrokerError::Unavailable(_))), "{settled:?}");
+    let ended = in_time("the end of the second subscription", deliveries.next()).await;
+    assert!(matches!(ended, Err(BrokerError::Unavailable(_))), "{ended:?}");
+
+    let deliveries = subscribe(&broker, &lane.queue, 1).await;
+    assert_eq!(bodies(&take(&*deliveries, 3).await), numbers(0..3));
+    assert_eq!(store.queue_depth(&lane.queue).await.unwrap(), QueueDepth::default());
+    broker.close().await;
+}
+
 /// What a run that was stopped somewhere knows of its own end.
 #[derive(Default)]
 struct Run {
@@ -297,7 +426,6 @@ async fn a_stop_between_any_two_statements_loses_nothing(fresh: &Fresh) {
         // Another process finds what is there.
         let finder = over(&clean, LocalOptions::default().lease);
         finder.declare(&lane.topology).await.unwrap();
-        let end = message(&lane.destination, "end");
         let all_there = published
             .as_ref()
             .is_some_and(|outcomes| outcomes.iter().all(|outcome| *outcome == Published::Confirmed));
@@ -310,19 +438,14 @@ async fn a_stop_between_any_two_statements_loses_nothing(fresh: &Fresh) {
             (clean.queue_depth(&lane.queue).await.unwrap().taken == 0).then_some(())
         })
         .await;
-        publish_all(&finder, std::slice::from_ref(&end)).await;
+        // Until nothing is left, and not up to a last message: the transaction that was stopped may still be open for a
+        // moment, and what it has locked is passed over until it is rolled back.
         let mut found = Vec::new();
-        let deliveries = subscribe(&finder, &lane.queue, 10).await;
-        loop {
-            let received = take(&*deliveries, 1).await.remove(0);
-            if received.message_id.as_deref() == Some(end.message_id.as_str()) {
-                break;
+        for queue in [&lane.queue, &dead] {
+            let deliveries = subscribe(&finder, queue, 10).await;
+            while clean.queue_depth(queue).await.unwrap() != QueueDepth::default() {
+                found.extend(take(&*deliveries, 1).await.remove(0).message_id);
             }
-            found.extend(received.message_id);
-        }
-        let letters = subscribe(&finder, &dead, 10).await;
-        for _ in 0..clean.queue_depth(&dead).await.unwrap().ready {
-            found.extend(take(&*letters, 1).await.remove(0).message_id);
         }
         let distinct: BTreeSet<&String> = found.iter().collect();
         assert_eq!(distinct.len(), found.len(), "stopped at {stop_at}: one is there twice");
@@ -392,12 +515,11 @@ async fn receivers_leave_nothing_behind(fresh: &Fresh) {
 struct HoldBefore {
     statement: &'static str,
     proxy: Arc<TcpProxy>,
-    done: std::sync::atomic::AtomicBool,
+    done: AtomicBool,
 }
 
 impl Probe for HoldBefore {
     fn before(&self, statement: &'static str) {
-        use std::sync::atomic::Ordering::SeqCst;
         if statement == self.statement && !self.done.swap(true, SeqCst) {
             if statement == "commit" { self.proxy.hold_answers() } else { self.proxy.hold_everything() }
         }
@@ -433,10 +555,7 @@ async fn a_store_that_goes_away_is_told_honestly(fresh: &Fresh) {
         let sent = numbered(&lane.destination, 5);
         let (outcomes, ()) = tokio::join!(publish_within(&broker, &sent, PATIENCE), async {
             if cut {
-                eventually("the statement", || async {
-                    hold.done.load(std::sync::atomic::Ordering::SeqCst).then_some(())
-                })
-                .await;
+                eventually("the statement", || async { hold.done.load(SeqCst).then_some(()) }).await;
                 if statement == "commit" {
                     eventually("the commit arriving", || async {
                         let now = direct.queue_depth(&lane.queue).await.unwrap().ready;

@@ -147,7 +147,7 @@ pub(super) struct Receiver {
     inner: Mutex<Inner>,
     changed: Notify,
     stopping: AtomicBool,
-    /// Partitions came that are not paused, whatever was paused before.
+    /// Partitions came. Each is paused or not as it was when it was last here, whatever holds for the others.
     reassigned: AtomicBool,
     phase: watch::Sender<Phase>,
 }
@@ -277,7 +277,7 @@ fn hold_back(consumer: &BaseConsumer<Membership>, receiver: &Receiver, paused: b
         if paused { !inner.ledger.has_room() } else { inner.ledger.is_full() }
     };
     let reassigned = receiver.reassigned.swap(false, Ordering::AcqRel);
-    if wanted == paused && !(wanted && reassigned) {
+    if wanted == paused && !reassigned {
         return wanted;
     }
     let done = consumer.assignment().and_then(|assignment| {
@@ -287,6 +287,10 @@ fn hold_back(consumer: &BaseConsumer<Membership>, receiver: &Receiver, paused: b
         Ok(()) => wanted,
         Err(error) => {
             tracing::debug!(queue = receiver.queue, cause = %error, "could not pause or resume");
+            if reassigned {
+                // They are still as they came.
+                receiver.reassigned.store(true, Ordering::Release);
+            }
             paused
         }
     }

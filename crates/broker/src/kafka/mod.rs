@@ -35,6 +35,7 @@ use towpath_core::ports::broker::{
     Broker, BrokerError, BrokerPromises, BrokerResult, Deliveries, Message, Published, Subscription, Topology,
 };
 
+use crate::deadline::after;
 use crate::said::unavailable;
 use crate::{BadBrokerUrl, BrokerUrl};
 use control::Control;
@@ -122,7 +123,7 @@ impl Broker for Kafka {
         if messages.is_empty() {
             return Vec::new();
         }
-        self.publisher.publish(&self.control, messages, Instant::now() + patience).await
+        self.publisher.publish(&self.control, messages, after(patience)).await
     }
 
     async fn subscribe(&self, subscription: &Subscription) -> BrokerResult<Box<dyn Deliveries>> {

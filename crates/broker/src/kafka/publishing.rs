@@ -3,7 +3,7 @@
 //! librdkafka goes on sending what its caller no longer waits for. So a producer that did not confirm in time is not
 //! given out again; when its last caller leaves, what is still in its queue is thrown away.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -110,15 +110,13 @@ impl Publisher {
         // Nothing is handed over before the broker has answered for the topic: while it is away, nothing leaves.
         let topics: HashSet<&str> =
             records.iter().map(|(_, message, _)| message.destination.exchange.as_str()).collect();
-        let missing = match live.missing(control, topics, deadline).await {
-            Ok(missing) => missing,
+        let closed = match live.closed_topics(control, topics, deadline).await {
+            Ok(closed) => closed,
             Err(error) => return not_sent(outcomes, &words(&error)),
         };
         for (place, message, _) in &records {
-            let topic = &message.destination.exchange;
-            if missing.contains(topic) {
-                let reason = format!("there is no topic {topic} on the broker");
-                outcomes[*place] = Some(Published::Refused { reason });
+            if let Some(reason) = closed.get(&message.destination.exchange) {
+                outcomes[*place] = Some(Published::Refused { reason: reason.clone() });
             }
         }
 
@@ -227,33 +225,50 @@ impl Publisher {
 }
 
 impl Live {
-    /// Which of these topics do not exist. Those that do are not asked for again.
-    async fn missing(
+    /// Which of these topics take nothing from us, and why. Those that do are not asked for again.
+    ///
+    /// # Errors
+    /// When nobody answers.
+    async fn closed_topics(
         &self,
         control: &Control,
         topics: HashSet<&str>,
         deadline: Instant,
-    ) -> BrokerResult<HashSet<String>> {
-        let mut missing = HashSet::new();
+    ) -> BrokerResult<HashMap<String, String>> {
+        let mut closed = HashMap::new();
         for topic in topics {
             if self.known.lock().unwrap_or_else(PoisonError::into_inner).contains(topic) {
                 continue;
             }
-            match control.topic(topic, deadline).await? {
-                // A partition without a leader is waited for by librdkafka.
-                TopicState::Ready | TopicState::Electing => {
+            match why_closed(topic, control.topic(topic, deadline).await)? {
+                None => {
                     self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(topic.to_owned());
                 }
-                TopicState::Missing => {
-                    missing.insert(topic.to_owned());
+                Some(reason) => {
+                    closed.insert(topic.to_owned(), reason);
                 }
             }
         }
-        Ok(missing)
+        Ok(closed)
     }
 
     fn forget(&self, topic: &str) {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(topic);
+    }
+}
+
+/// Why a topic takes nothing from us; nothing if it does.
+///
+/// # Errors
+/// When that cannot be told, because nobody answers.
+fn why_closed(topic: &str, answer: BrokerResult<TopicState>) -> BrokerResult<Option<String>> {
+    match answer {
+        // A partition without a leader is waited for by librdkafka.
+        Ok(TopicState::Ready | TopicState::Electing) => Ok(None),
+        Ok(TopicState::Missing) => Ok(Some(format!("there is no topic {topic} on the broker"))),
+        Err(error @ BrokerError::Unavailable(_)) => Err(error),
+        // A clear no. To try for ever would hold up everything behind these messages, and nobody would be told.
+        Err(error) => Ok(Some(words(&error))),
     }
 }
 
@@ -272,4 +287,30 @@ fn words(error: &BrokerError) -> String {
         cause = error.source();
     }
     words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kafka::errors::told_by_code;
+
+    #[test]
+    fn a_clear_no_closes_a_topic_and_silence_does_not() {
+        let closed = |code| why_closed("orders", Err(told_by_code(code, "testing")));
+        for code in [
+            RDKafkaErrorCode::TopicAuthorizationFailed,
+            RDKafkaErrorCode::InvalidTopic,
+            RDKafkaErrorCode::PolicyViolation,
+        ] {
+            let reason = closed(code).unwrap().unwrap();
+            assert!(reason.contains(&code.to_string()), "{reason}");
+        }
+        for code in [RDKafkaErrorCode::AllBrokersDown, RDKafkaErrorCode::OperationTimedOut] {
+            assert!(matches!(closed(code), Err(BrokerError::Unavailable(_))), "{code:?}");
+        }
+        assert!(why_closed("orders", Ok(TopicState::Missing)).unwrap().unwrap().contains("orders"));
+        for state in [TopicState::Ready, TopicState::Electing] {
+            assert_eq!(why_closed("orders", Ok(state)).unwrap(), None);
+        }
+    }
 }

@@ -13,6 +13,7 @@ use towpath_core::ports::store::StoreError;
 use super::declaring::LONGEST_NAME;
 use super::routing::{Routed, Routing};
 use super::{CLOSED, Shared, with_causes};
+use crate::deadline::after;
 
 /// How many bytes a body may take: every database takes that much in one statement without being told to.
 pub const LONGEST_BODY: usize = 8 << 20;
@@ -38,7 +39,7 @@ pub(super) async fn publish(
     if shared.is_closed() {
         return not_sent(CLOSED);
     }
-    let deadline = Instant::now() + patience;
+    let deadline = after(patience);
     let mut known = shared.known_routing();
     loop {
         let routing = match known.take() {

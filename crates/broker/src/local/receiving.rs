@@ -15,6 +15,7 @@ use towpath_core::ports::store::{StoreError, StoreResult};
 use uuid::Uuid;
 
 use super::{CLOSED, Shared, locked, told, unavailable, with_causes};
+use crate::deadline::after;
 
 /// How often something that lost against others is tried again before it is told.
 const ATTEMPTS: u32 = 20;
@@ -191,14 +192,17 @@ enum End {
     Asked,
     /// The lease has run out: others may have the messages.
     Lost,
+    /// The store did not say what it has done. What it may have done is undone with everything else.
+    Failed(String),
 }
 
 impl Task {
     async fn run(mut self, mut requests: mpsc::UnboundedReceiver<Request>) {
         let end = self.receive(&mut requests).await;
-        self.stock.end(match end {
+        self.stock.end(match &end {
             End::Asked => CLOSED,
             End::Lost => "the receiver's lease has run out",
+            End::Failed(reason) => reason,
         });
         // Whoever settles at this moment has lost: it is given back with the others.
         requests.close();
@@ -228,18 +232,20 @@ impl Task {
                 batch.push(request);
             }
             let settled_some = !batch.is_empty();
-            self.settle(batch).await;
+            if let Err(end) = self.settle(batch).await {
+                return end;
+            }
             if *self.closed.borrow() || requests.is_closed() {
                 return End::Asked;
             }
             if Instant::now() >= keep_at {
                 match self.keep().await {
-                    Ok(true) => keep_at = Instant::now() + options.lease / 3,
+                    Ok(true) => keep_at = after(options.lease / 3),
                     Ok(false) => return End::Lost,
                     // Tried again soon; if the lease runs out meanwhile, that is told then.
                     Err(error) => {
                         self.warn(&error, "could not keep a receiver's lease");
-                        keep_at = Instant::now() + options.poll;
+                        keep_at = after(options.poll);
                     }
                 }
             }
@@ -247,17 +253,27 @@ impl Task {
                 Ok(0) => {}
                 Ok(_) => continue,
                 Err(StoreError::Fenced { .. }) => return End::Lost,
+                // Nothing was taken, for certain.
                 Err(StoreError::Contention(_)) => {}
-                Err(error) => self.warn(&error, "could not look for messages"),
+                // Perhaps messages were taken and only the answer was lost. While this lease lives nobody else would
+                // get them, and nobody here knows them.
+                Err(error) => {
+                    self.warn(&error, "could not take messages");
+                    return End::Failed(with_causes(&error));
+                }
             }
             if settled_some {
                 // More may have come meanwhile.
                 continue;
             }
-            let look_at = keep_at.min(Instant::now() + options.poll);
+            let look_at = keep_at.min(after(options.poll));
             tokio::select! {
                 request = requests.recv() => match request {
-                    Some(request) => self.settle(vec![request]).await,
+                    Some(request) => {
+                        if let Err(end) = self.settle(vec![request]).await {
+                            return end;
+                        }
+                    }
                     None => return End::Asked,
                 },
                 () = woken => {}
@@ -295,26 +311,25 @@ impl Task {
         Ok(count)
     }
 
-    /// Settles messages together. What fails stays unsettled, and its receiver is told.
-    async fn settle(&self, batch: Vec<Request>) {
+    /// Settles messages together. When that fails their receivers are told and the subscription ends: nobody settles a
+    /// message twice, so what was kept would take up the prefetch for ever.
+    async fn settle(&self, batch: Vec<Request>) -> Result<(), End> {
         if batch.is_empty() {
-            return;
+            return Ok(());
         }
-        match self.try_settle(&batch).await {
-            Ok(()) => {
-                for request in batch {
-                    let _ = request.answer.send(Ok(()));
-                }
-            }
-            Err(error) => {
-                let reason = with_causes(&error);
-                let mut goods = locked(&self.stock.goods);
-                for request in batch {
-                    goods.unsettled.insert(request.tag, request.origin);
-                    let _ = request.answer.send(Err(unavailable(&reason)));
-                }
-            }
+        let settled = self.try_settle(&batch).await;
+        let failed = settled.err().map(|error| with_causes(&error));
+        if let Some(reason) = &failed {
+            let queue = self.receiver.queue.as_str();
+            tracing::warn!(queue, cause = reason, "could not settle messages; they come again");
         }
+        for request in batch {
+            let _ = request.answer.send(match &failed {
+                Some(reason) => Err(unavailable(reason)),
+                None => Ok(()),
+            });
+        }
+        failed.map_or(Ok(()), |reason| Err(End::Failed(reason)))
     }
 
     async fn try_settle(&self, batch: &[Request]) -> BrokerResult<()> {

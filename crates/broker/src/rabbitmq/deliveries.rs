@@ -27,8 +27,7 @@ use super::{ANSWER, in_time};
 pub(super) struct RabbitDeliveries {
     queue: String,
     incoming: tokio::sync::Mutex<Incoming>,
-    /// As many as the prefetch allows. The broker numbers deliveries in the order in which it sends them.
-    unsettled: Mutex<BTreeSet<DeliveryTag>>,
+    unsettled: Mutex<Unsettled>,
     // Dropped after the consumer, in this order.
     channel: Channel,
     _live: Arc<Live>,
@@ -64,7 +63,7 @@ impl RabbitDeliveries {
         Ok(Self {
             queue: subscription.queue.clone(),
             incoming: tokio::sync::Mutex::new(Incoming { consumer, ended: None }),
-            unsettled: Mutex::default(),
+            unsettled: Mutex::new(Unsettled::new(usize::from(prefetch) / 2)),
             channel,
             _live: live,
         })
@@ -82,7 +81,7 @@ impl Deliveries for RabbitDeliveries {
         let reason = match poll_fn(|cx| Pin::new(&mut incoming.consumer).poll_next(cx)).await {
             Some(Ok(delivery)) => {
                 let received = received(&self.queue, delivery);
-                self.unsettled.lock().unwrap_or_else(PoisonError::into_inner).insert(received.tag);
+                self.unsettled.lock().unwrap_or_else(PoisonError::into_inner).open.insert(received.tag);
                 return Ok(received);
             }
             Some(Err(error)) => words(&error),
@@ -93,15 +92,12 @@ impl Deliveries for RabbitDeliveries {
     }
 
     async fn settle(&self, tag: DeliveryTag, settlement: Settlement) -> BrokerResult<()> {
-        self.say(|unsettled| {
-            let taken = unsettled.take(&tag);
-            taken.map(|tag| Word { tag, settlement, multiple: false }).into_iter().collect()
-        });
+        self.say(|unsettled| unsettled.settle(tag, settlement));
         Ok(())
     }
 
     async fn acknowledge_all(&self, tags: &[DeliveryTag]) -> BrokerResult<()> {
-        self.say(|unsettled| acknowledged(unsettled, tags));
+        self.say(|unsettled| unsettled.acknowledge(tags));
         Ok(())
     }
 }
@@ -115,20 +111,72 @@ struct Word {
     multiple: bool,
 }
 
-/// Takes out what is acknowledged, and answers the fewest words that say so: one for everything before the oldest
-/// delivery that is still unsettled, and one for each behind it. What somebody is still at is never covered.
-fn acknowledged(unsettled: &mut BTreeSet<DeliveryTag>, tags: &[DeliveryTag]) -> Vec<Word> {
-    let mut taken: Vec<DeliveryTag> = tags.iter().filter_map(|tag| unsettled.take(tag)).collect();
-    taken.sort_unstable();
-    let oldest_left = unsettled.first();
-    let before = taken.partition_point(|tag| oldest_left.is_none_or(|oldest| tag < oldest));
-    let covered = before.saturating_sub(1);
-    let word = |(place, tag)| Word {
-        tag,
-        settlement: Settlement::Acknowledge,
-        multiple: covered > 0 && place < before,
-    };
-    taken.into_iter().enumerate().skip(covered).map(word).collect()
+/// What the broker has not been told about, as much as the prefetch allows. The broker numbers deliveries in the order in
+/// which it sends them.
+///
+/// Workers that take batches from one subscription do not end in the order in which they began. An acknowledgement can
+/// stand for everything before it and for nothing else, so a batch that ends before an older one would need a word for
+/// each message. It is held back instead until the older one has ended, and one word says both. Only so many are held
+/// back, because they keep others from coming; and what is held back when the connection is lost comes again, as if its
+/// acknowledgement had been lost.
+struct Unsettled {
+    /// What somebody is at.
+    open: BTreeSet<DeliveryTag>,
+    /// Acknowledged, and the broker does not know it yet: something older is open.
+    held_back: BTreeSet<DeliveryTag>,
+    most_held_back: usize,
+}
+
+impl Unsettled {
+    fn new(most_held_back: usize) -> Self {
+        Self { open: BTreeSet::new(), held_back: BTreeSet::new(), most_held_back }
+    }
+
+    /// Settles one; answers what to tell the broker, in this order.
+    fn settle(&mut self, tag: DeliveryTag, settlement: Settlement) -> Vec<Word> {
+        let taken = self.open.take(&tag);
+        let mut words: Vec<Word> =
+            taken.map(|tag| Word { tag, settlement, multiple: false }).into_iter().collect();
+        self.tell(&mut words);
+        words
+    }
+
+    /// Acknowledges a batch; answers what to tell the broker, in this order.
+    fn acknowledge(&mut self, tags: &[DeliveryTag]) -> Vec<Word> {
+        let Self { open, held_back, .. } = self;
+        held_back.extend(tags.iter().filter_map(|tag| open.take(tag)));
+        let mut words = Vec::new();
+        self.tell(&mut words);
+        words
+    }
+
+    /// One word for all that is held back before the oldest that is open: what somebody is still at is never covered.
+    fn tell(&mut self, words: &mut Vec<Word>) {
+        let behind = self.open.first().map(|oldest| self.held_back.split_off(oldest)).unwrap_or_default();
+        let before = std::mem::replace(&mut self.held_back, behind);
+        let multiple = before.len() > 1;
+        words.extend(before.last().map(|tag| acknowledgement(*tag, multiple)));
+        if self.held_back.len() > self.most_held_back {
+            words.extend(self.last_words());
+        }
+    }
+
+    /// A word for each that is held back.
+    fn last_words(&mut self) -> Vec<Word> {
+        let held_back = std::mem::take(&mut self.held_back);
+        held_back.into_iter().map(|tag| acknowledgement(tag, false)).collect()
+    }
+}
+
+fn acknowledgement(tag: DeliveryTag, multiple: bool) -> Word {
+    Word { tag, settlement: Settlement::Acknowledge, multiple }
+}
+
+/// What was handled does not come again, only because something older was not.
+impl Drop for RabbitDeliveries {
+    fn drop(&mut self) {
+        self.say(Unsettled::last_words);
+    }
 }
 
 impl RabbitDeliveries {
@@ -137,7 +185,7 @@ impl RabbitDeliveries {
     /// Both happen under the lock. Otherwise a word that stands for many could overtake the one about an earlier delivery
     /// and cover it: a rejected message would be acknowledged. Nobody waits until they are written. There are never more
     /// than the prefetch allows, and a word that is lost with its connection is as good as unsaid.
-    fn say(&self, choose: impl FnOnce(&mut BTreeSet<DeliveryTag>) -> Vec<Word>) {
+    fn say(&self, choose: impl FnOnce(&mut Unsettled) -> Vec<Word>) {
         let mut unsettled = self.unsettled.lock().unwrap_or_else(PoisonError::into_inner);
         for word in choose(&mut unsettled) {
             // The first poll hands it over.
@@ -169,36 +217,68 @@ mod tests {
         numbers.iter().copied().map(DeliveryTag).collect()
     }
 
-    fn unsettled(numbers: &[u64]) -> BTreeSet<DeliveryTag> {
-        tags(numbers).into_iter().collect()
+    fn unsettled(numbers: &[u64], most_held_back: usize) -> Unsettled {
+        Unsettled { open: tags(numbers).into_iter().collect(), ..Unsettled::new(most_held_back) }
     }
 
-    fn said(unsettled: &mut BTreeSet<DeliveryTag>, numbers: &[u64]) -> Vec<(u64, bool)> {
-        acknowledged(unsettled, &tags(numbers)).iter().map(|word| (word.tag.0, word.multiple)).collect()
+    fn said(words: &[Word]) -> Vec<(u64, bool)> {
+        words.iter().map(|word| (word.tag.0, word.multiple)).collect()
+    }
+
+    fn acknowledge(unsettled: &mut Unsettled, numbers: &[u64]) -> Vec<(u64, bool)> {
+        said(&unsettled.acknowledge(&tags(numbers)))
     }
 
     #[test]
-    fn one_word_stands_for_all_when_nothing_older_is_unsettled() {
-        let mut left = unsettled(&[1, 2, 3, 4, 5]);
-        assert_eq!(said(&mut left, &[3, 1, 2]), [(3, true)]);
-        assert_eq!(left, unsettled(&[4, 5]));
-        assert_eq!(said(&mut left, &[4, 5]), [(5, true)]);
-        assert!(left.is_empty());
+    fn one_word_stands_for_all_when_nothing_older_is_open() {
+        let mut left = unsettled(&[1, 2, 3, 4, 5], 0);
+        assert_eq!(acknowledge(&mut left, &[3, 1, 2]), [(3, true)]);
+        assert_eq!(acknowledge(&mut left, &[4]), [(4, false)]);
+        assert_eq!(acknowledge(&mut left, &[5]), [(5, false)]);
+        assert!(left.open.is_empty() && left.held_back.is_empty());
+    }
+
+    #[test]
+    fn a_batch_waits_for_an_older_one_and_one_word_says_both() {
+        let mut left = unsettled(&[1, 2, 3, 4, 5, 6], 4);
+        assert_eq!(acknowledge(&mut left, &[3, 4]), []);
+        assert_eq!(acknowledge(&mut left, &[1, 2]), [(4, true)]);
+        assert_eq!(acknowledge(&mut left, &[6]), []);
+        assert_eq!(said(&left.settle(DeliveryTag(5), Settlement::Acknowledge)), [(5, false), (6, false)]);
     }
 
     #[test]
     fn what_somebody_is_still_at_is_not_acknowledged_with_others() {
-        let mut left = unsettled(&[1, 2, 3, 4, 5, 6]);
-        assert_eq!(said(&mut left, &[1, 2, 4, 6]), [(2, true), (4, false), (6, false)]);
-        assert_eq!(left, unsettled(&[3, 5]));
-        let mut left = unsettled(&[1, 2, 3]);
-        assert_eq!(said(&mut left, &[2, 3]), [(2, false), (3, false)]);
+        let mut left = unsettled(&[1, 2, 3, 4, 5, 6], 1);
+        // More than may be held back: each for itself.
+        assert_eq!(acknowledge(&mut left, &[1, 2, 4, 6]), [(2, true), (4, false), (6, false)]);
+        assert_eq!(left.open, tags(&[3, 5]).into_iter().collect());
+        let mut left = unsettled(&[1, 2, 3], 0);
+        assert_eq!(acknowledge(&mut left, &[2, 3]), [(2, false), (3, false)]);
+    }
+
+    #[test]
+    fn a_rejection_is_said_before_the_word_that_stands_for_those_around_it() {
+        let mut left = unsettled(&[1, 2, 3], 4);
+        assert_eq!(acknowledge(&mut left, &[2, 3]), []);
+        let words = left.settle(DeliveryTag(1), Settlement::Reject);
+        assert_eq!(said(&words), [(1, false), (3, true)]);
+        assert_eq!(words[0].settlement, Settlement::Reject);
+    }
+
+    #[test]
+    fn what_is_held_back_is_said_at_the_end() {
+        let mut left = unsettled(&[1, 2, 3], 4);
+        assert_eq!(acknowledge(&mut left, &[2, 3]), []);
+        assert_eq!(said(&left.last_words()), [(2, false), (3, false)]);
+        assert_eq!(left.open, tags(&[1]).into_iter().collect(), "what was not handled comes again");
     }
 
     #[test]
     fn what_is_settled_already_is_not_settled_again() {
-        let mut left = unsettled(&[7]);
-        assert_eq!(said(&mut left, &[5, 6]), []);
-        assert_eq!(said(&mut left, &[7, 7]), [(7, false)]);
+        let mut left = unsettled(&[7], 4);
+        assert_eq!(acknowledge(&mut left, &[5, 6]), []);
+        assert_eq!(acknowledge(&mut left, &[7, 7]), [(7, false)]);
+        assert_eq!(said(&left.settle(DeliveryTag(7), Settlement::Requeue)), []);
     }
 }

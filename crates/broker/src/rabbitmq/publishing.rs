@@ -17,6 +17,7 @@ use super::errors::{channel_closed_over, is_missing, unavailable, words};
 use super::link::{Link, Live};
 use super::verdicts::{Answer, Return, verdicts};
 use super::wire::{Outgoing, outgoing, short};
+use crate::deadline::after;
 
 /// How many bytes may wait to be written to the socket; a batch of large messages is not held in memory twice.
 const UNSENT_BYTES: usize = 8 << 20;
@@ -56,8 +57,7 @@ impl Publisher {
 
     /// Publishes a batch; see the port.
     pub(super) async fn publish(&self, messages: &[Message], patience: Duration) -> Vec<Published> {
-        let now = Instant::now();
-        let deadline = now.checked_add(patience).unwrap_or(now + Duration::from_secs(86_400 * 365));
+        let deadline = after(patience);
         let all: Vec<&Message> = messages.iter().collect();
         let Attempt { mut outcomes, closed_over } = self.attempt(&all, deadline).await;
         if let Some(error) = closed_over {

@@ -1,9 +1,13 @@
 //! The HTTP side of the server.
 
-use axum::extract::State;
-use axum::http::StatusCode;
+mod commands;
+mod facts;
+mod notifications;
+mod problem;
+
+use axum::extract::{DefaultBodyLimit, State};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::json;
 use towpath::Towpath;
@@ -14,7 +18,24 @@ pub(crate) fn router(app: Towpath) -> Router {
         .route("/", get(about))
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
+        .route("/notifications", get(notifications::current))
+        .route("/notifications/{id}", get(notifications::page))
+        .route("/api/events", get(facts::events))
+        .route("/api/aggregates/{kind}/{id}", get(facts::aggregate))
+        .route("/api/aggregates/{kind}/{id}/history", get(facts::history))
+        .route("/api/aggregates/{kind}/{id}/events", get(facts::events_of))
+        .route("/api/commands", post(commands::send))
+        .route("/api/commands/{id}", get(commands::show))
+        .fallback(nothing_here)
+        .layer(DefaultBodyLimit::max(LARGEST_BODY))
         .with_state(app)
+}
+
+/// How large a request may be: a payload of the largest size, and what is around it.
+const LARGEST_BODY: usize = 5 << 20;
+
+async fn nothing_here(uri: axum::http::Uri) -> problem::Problem {
+    problem::Problem::not_found(format!("there is nothing at {}", uri.path()))
 }
 
 /// What this is.
@@ -38,16 +59,12 @@ async fn healthz() -> Response {
 async fn readyz(State(app): State<Towpath>) -> Response {
     match app.ready().await {
         Ok(()) => Json(json!({ "status": "ready" })).into_response(),
-        Err(error) => {
-            let problem = json!({
-                "type": format!("about:blank#{}", error.code()),
-                "title": error.to_string(),
-                "status": 503,
-                "code": error.code(),
-                "detail": error.next_step(),
-            });
-            let headers = [("content-type", "application/problem+json"), ("retry-after", "5")];
-            (StatusCode::SERVICE_UNAVAILABLE, headers, problem.to_string()).into_response()
-        }
+        Err(error) => problem::Problem::new(
+            axum::http::StatusCode::SERVICE_UNAVAILABLE,
+            error.code(),
+            error.to_string(),
+            error.next_step(),
+        )
+        .into_response(),
     }
 }

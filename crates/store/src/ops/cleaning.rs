@@ -1,8 +1,8 @@
 //! Clean-up: deletes what was delivered long ago, a page at a time.
 //!
 //! There is no index by status and time: every append and every delivery would pay for it. Numbers of outbox rows rise
-//! with time, and so do event ids (UUIDv7), so a walk by the primary key from the beginning meets the oldest first, and
-//! a page with nothing old in it is the end. What stands there for longer (given up, parked) is walked over.
+//! with time, and so do our event ids (UUIDv7), so a walk by the primary key from the beginning meets the oldest first, and
+//! a page with nothing old in it is the end of them. What stands there for longer (given up, parked) is walked over.
 
 use chrono::{DateTime, Utc};
 use towpath_core::ids::EventId;
@@ -72,7 +72,15 @@ pub(crate) async fn inbox(
         deleted = session.execute("clean.inbox", sql, values![from, last.0, before]).await?;
     }
     fence(session, std::slice::from_ref(lease)).await?;
-    Ok(Cleaned { deleted, next: page.next(rows.len(), limit) })
+    // Ids that others made need not rise with time. Most of them lie behind all of ours, so the walk goes on there, and
+    // there it goes to the end.
+    let ours_until = EventId(uuid::Uuid::now_v7());
+    let next = match (page.last, rows.len() >= limit as usize) {
+        (Some(last), true) if last.0 > ours_until.0 || page.some_old => Some(last),
+        (Some(_), true) => Some(ours_until),
+        _ => None,
+    };
+    Ok(Cleaned { deleted, next })
 }
 
 /// What a walk has seen of a page.

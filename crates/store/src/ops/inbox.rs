@@ -151,6 +151,14 @@ fn first_delivery(row: &Row) -> StoreResult<FirstDelivery> {
 
 /// Counts a failure. Runs in a transaction.
 pub(crate) async fn fail(session: &mut Session<'_>, failure: &InboxFailure<'_>) -> StoreResult<u32> {
+    Ok(fail_entry(session, failure).await?.retry_count)
+}
+
+/// The same, and answers all that stands there: a delivery that was handled or given up meanwhile stays so.
+pub(crate) async fn fail_entry(
+    session: &mut Session<'_>,
+    failure: &InboxFailure<'_>,
+) -> StoreResult<InboxEntry> {
     let dialect = session.dialect();
     let status = if failure.dead { InboxStatus::Dead } else { InboxStatus::Retry };
     let assignments: Vec<String> = ["status_changed_at", "status_reason", "status_message", "status"]
@@ -181,7 +189,7 @@ pub(crate) async fn fail(session: &mut Session<'_>, failure: &InboxFailure<'_>) 
     ];
     session.execute("inbox.fail", &sql, failed).await?;
     let entry = find(session, failure.event_id, failure.handler).await?;
-    Ok(entry.ok_or_else(|| unreadable("inbox", "the row just written is missing"))?.retry_count)
+    entry.ok_or_else(|| unreadable("inbox", "the row just written is missing"))
 }
 
 pub(crate) async fn find(

@@ -3,48 +3,62 @@
 //! A letter that is tried again is not marked as taken: the lock on its row, held in the transaction of the handler,
 //! is the claim. A process that dies lets go of it with its connection.
 
+use std::collections::BTreeMap;
+
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{ActorId, HandlerName, Lane};
 use towpath_core::letters::{Letter, LetterFilter, LetterGroup, NewLetter, SetAside};
 use towpath_core::lifecycle::{InboxStatus, InboxStep, LetterStatus, LetterStep};
-use towpath_core::ports::store::{StoreError, StoreResult};
+use towpath_core::ports::store::{LeaseGrant, StoreError, StoreResult};
 
+use crate::ops::leases::fence;
 use crate::rows::{
     body_in_base64, body_to_stored, insert_sql, letter_values, read_letter, select_list, stored,
 };
 use crate::schema::DEAD_LETTERS;
 use crate::sql::{Chosen, Session, SqlFault, Value, code, readable, unreadable, values};
 
-/// Which of these lanes have letters of a handler that are not through. Runs in the handler's transaction and keeps the
-/// first letter of each from ending meanwhile: whoever ends it looks for the next behind it, and must see what is
-/// set aside now. Deliveries of one lane come one after the other, so no first letter can appear meanwhile.
+/// Which of these lanes have letters of a handler that are not through. Waits for nobody: a letter that is being handled
+/// at this moment still counts. Deliveries of one lane come one after the other, so no first letter can appear meanwhile.
 pub(crate) async fn waiting_lanes(
     session: &mut Session<'_>,
     handler: &HandlerName,
     lanes: &[Lane],
 ) -> StoreResult<Vec<Lane>> {
     let (open_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[0], "");
+    if let [lane] = lanes {
+        // However many wait in it, one tells.
+        let sql = format!(
+            "SELECT dead_letter_id FROM dead_letters WHERE {open_handler} = ?{condition} AND lane = ? LIMIT 1"
+        );
+        let row = session.row("letters.waiting", &sql, values![handler.as_str(), lane.to_stored()]).await?;
+        return Ok(row.map(|_| *lane).into_iter().collect());
+    }
     let mut keys = values![handler.as_str()];
     let chosen = session.one_of("lane", lanes.iter().map(|lane| lane.to_stored()).collect(), &mut keys);
     let sql =
         format!("SELECT DISTINCT lane FROM dead_letters WHERE {open_handler} = ?{condition} AND {chosen}");
     let mut waiting = Vec::new();
     for row in session.rows("letters.waiting", &sql, keys).await? {
-        let lane = Lane::from_stored(row.long("lane")?);
-        if first_of_lane(session, handler, lane).await?.is_some() {
-            waiting.push(lane);
-        }
+        waiting.push(Lane::from_stored(row.long("lane")?));
     }
     Ok(waiting)
 }
 
-/// Sets a delivery aside behind the earlier ones of its lane. Setting it aside again changes nothing. Runs in a
-/// transaction that has asked [`waiting_lanes`].
+/// Sets a delivery aside behind the earlier ones of its lane, unless it was handled or given up before: another delivery of
+/// it has nothing to wait for. Setting it aside again changes nothing. Runs in a transaction that has asked
+/// [`waiting_lanes`]. The letter it waits for may end at the same moment without seeing it: see [`advance_all`].
 pub(crate) async fn set_behind(
     session: &mut Session<'_>,
     letter: &NewLetter,
     now: DateTime<Utc>,
 ) -> StoreResult<()> {
+    if let (Some(event_id), Some(handler)) = (letter.event_id, &letter.handler)
+        && let Some(entry) = super::inbox::find(session, event_id, handler).await?
+        && entry.status != InboxStatus::Retry
+    {
+        return Ok(());
+    }
     if open_letter_of(session, letter).await?.is_some() {
         return Ok(());
     }
@@ -82,7 +96,11 @@ pub(crate) async fn set_aside(session: &mut Session<'_>, aside: &SetAside) -> St
         aside.retry_count,
         aside.due_at
     ];
-    let Some(letter_id) = open_letter_of(session, &aside.letter).await? else {
+    let known = match aside.letter_id {
+        Some(letter_id) => Some(letter_id),
+        None => open_letter_of(session, &aside.letter).await?,
+    };
+    let Some(letter_id) = known else {
         return insert(session, &aside.letter, standing, None).await;
     };
     let sql = "UPDATE dead_letters SET status = ?, status_changed_at = ?, status_reason = ?, status_message = ?, \
@@ -149,9 +167,10 @@ pub(crate) async fn next_due(
     session: &mut Session<'_>,
     handler: &HandlerName,
 ) -> StoreResult<Option<DateTime<Utc>>> {
+    let (due_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[2], "");
     let sql =
-        "SELECT due_at FROM dead_letters WHERE due_at IS NOT NULL AND handler = ? ORDER BY due_at LIMIT 1";
-    let row = session.row("letters.next_due", sql, values![handler.as_str()]).await?;
+        format!("SELECT due_at FROM dead_letters WHERE {due_handler} = ?{condition} ORDER BY due_at LIMIT 1");
+    let row = session.row("letters.next_due", &sql, values![handler.as_str()]).await?;
     row.map(|row| row.time("due_at")).transpose()
 }
 
@@ -161,13 +180,14 @@ pub(crate) async fn take(
     handler: &HandlerName,
     now: DateTime<Utc>,
 ) -> StoreResult<Option<Letter>> {
+    let (due_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[2], "d.");
     let sql = format!(
-        "SELECT {} FROM dead_letters d WHERE d.due_at <= ? AND d.handler = ? AND d.status = 'RETRY' \
-         ORDER BY d.due_at, d.dead_letter_id LIMIT 1 {}",
+        "SELECT {} FROM dead_letters d WHERE {due_handler} = ?{condition} AND d.due_at <= ? \
+         ORDER BY d.due_at LIMIT 1 {}",
         select_list(&DEAD_LETTERS, "d", ""),
         session.dialect().for_update_skip_locked()
     );
-    let row = session.row("letters.take", &sql, values![now, handler.as_str()]).await?;
+    let row = session.row("letters.take", &sql, values![handler.as_str(), now]).await?;
     row.as_ref().map(read_letter).transpose()
 }
 
@@ -186,6 +206,27 @@ pub(crate) async fn handled(
         session.execute("letters.through", sql, values![letter.letter_id]).await?;
     }
     advance(session, letter.letter.handler.as_ref(), letter.letter.lane, now).await
+}
+
+/// Lets every lane of a handler go on whose first letter only waits: the one it waited for ended while it was set aside.
+/// Runs in a transaction; answers how many.
+pub(crate) async fn advance_all(
+    session: &mut Session<'_>,
+    handler: &HandlerName,
+    now: DateTime<Utc>,
+) -> StoreResult<u64> {
+    let (open_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[0], "");
+    let sql = format!(
+        "SELECT b.lane FROM dead_letters b JOIN (SELECT lane, MIN(dead_letter_id) AS first_id FROM dead_letters \
+         WHERE {open_handler} = ?{condition} GROUP BY lane) f ON f.first_id = b.dead_letter_id \
+         WHERE b.status = 'BEHIND' ORDER BY b.lane"
+    );
+    let mut advanced = 0;
+    for row in session.rows("letters.left_behind", &sql, values![handler.as_str()]).await? {
+        advance(session, Some(handler), Lane::from_stored(row.long("lane")?), now).await?;
+        advanced += 1;
+    }
+    Ok(advanced)
 }
 
 /// The first of a lane, if it was waiting, is due now.
@@ -321,15 +362,29 @@ pub(crate) async fn replay(
         return Ok(0);
     }
     let ids = || letter_ids.iter().map(|id| id.cast_signed()).collect::<Vec<_>>();
-    let reopened = inbox_step(InboxStatus::Dead, InboxStep::Reopen)?;
-    let mut changed = values![reopened.as_str(), now];
-    let chosen = session.one_of("d.dead_letter_id", ids(), &mut changed);
+    let mut keys = values![];
+    let Chosen { target, condition, .. } =
+        session.choose_from("dead_letters", "dead_letter_id", ids(), &mut keys);
     let sql = format!(
-        "UPDATE inbox SET status = ?, status_changed_at = ?, retry_count = 0 WHERE status = 'DEAD' AND EXISTS \
-         (SELECT 1 FROM dead_letters d WHERE {chosen} AND d.status = 'DEAD' AND d.event_id = inbox.event_id \
-         AND d.handler = inbox.handler)"
+        "SELECT handler, event_id FROM {target} WHERE {condition} AND status = 'DEAD' AND handler IS NOT NULL \
+         AND event_id IS NOT NULL"
     );
-    session.execute("letters.reopen_inbox", &sql, changed).await?;
+    let mut by_handler: BTreeMap<String, Vec<uuid::Uuid>> = BTreeMap::new();
+    for row in session.rows("letters.deliveries", &sql, keys).await? {
+        by_handler.entry(row.text("handler")?).or_default().push(row.uuid("event_id")?);
+    }
+    let reopened = inbox_step(InboxStatus::Dead, InboxStep::Reopen)?;
+    for (handler, event_ids) in &by_handler {
+        let marks = vec!["?"; event_ids.len()].join(", ");
+        let sql = format!(
+            "UPDATE inbox SET status = ?, status_changed_at = ?, retry_count = 0 \
+             WHERE event_id IN ({marks}) AND handler = ? AND status = 'DEAD'"
+        );
+        let mut changed = values![reopened.as_str(), now];
+        changed.extend(event_ids.iter().flat_map(|id| values![*id]));
+        changed.extend(values![handler.as_str()]);
+        session.execute("letters.reopen_inbox", &sql, changed).await?;
+    }
     let status = step(LetterStatus::Dead, LetterStep::Replay)?;
     let mut changed = values![status.as_str(), now, now, now, by.map(|by| by.as_str())];
     let Chosen { target, condition, .. } =
@@ -412,6 +467,43 @@ pub(crate) async fn discard(
     advance(session, letter.letter.handler.as_ref(), letter.letter.lane, now).await?;
     Ok(true)
 }
+
+/// Deletes letters that ended before a moment, with what the inbox still says of their deliveries. A page at a time; answers
+/// how many. Runs in a transaction.
+pub(crate) async fn clean(
+    session: &mut Session<'_>,
+    lease: &LeaseGrant,
+    before: DateTime<Utc>,
+    limit: u32,
+) -> StoreResult<u64> {
+    let mut ended: Vec<(i64, Option<(String, uuid::Uuid)>)> = Vec::new();
+    for status in LetterStatus::ALL.iter().filter(|status| ENDED.contains(status)) {
+        let sql = format!(
+            "SELECT dead_letter_id, handler, event_id FROM dead_letters WHERE status = ? AND status_changed_at < ? \
+             ORDER BY dead_letter_id LIMIT {limit}"
+        );
+        for row in session.rows("letters.ended", &sql, values![status.as_str(), before]).await? {
+            let delivery = row.text_or_null("handler")?.zip(row.uuid_or_null("event_id")?);
+            ended.push((row.long("dead_letter_id")?, delivery));
+        }
+    }
+    if ended.is_empty() {
+        return Ok(0);
+    }
+    for (handler, event_id) in ended.iter().filter_map(|(_, delivery)| delivery.as_ref()) {
+        let sql = "DELETE FROM inbox WHERE event_id = ? AND handler = ? AND status = 'DEAD'";
+        session.execute("letters.forget_delivery", sql, values![*event_id, handler.as_str()]).await?;
+    }
+    let mut keys = values![];
+    let ids = ended.into_iter().map(|(id, _)| id).collect();
+    let chosen = session.choose_from("dead_letters", "dead_letter_id", ids, &mut keys);
+    let sql = format!("{} WHERE {}", chosen.delete, chosen.condition);
+    let deleted = session.execute("letters.clean", &sql, keys).await?;
+    fence(session, std::slice::from_ref(lease)).await?;
+    Ok(deleted)
+}
+
+const ENDED: [LetterStatus; 2] = [LetterStatus::Replayed, LetterStatus::Discarded];
 
 fn step(from: LetterStatus, step: LetterStep) -> StoreResult<LetterStatus> {
     from.next(step).map_err(|error| unreadable("dead_letters.status", error))

@@ -61,7 +61,11 @@ fn look_sql<'v>(
     keys: &mut Vec<Value<'v>>,
 ) -> String {
     let (channel, condition) = session.dialect().partial(ready_index(), "o.");
-    keys.extend(values![claim.channel.as_str(), claim.now]);
+    // A table that is all backlog would else be read by its primary key, rows of all partitions and those that were sent
+    // a moment ago included.
+    let (pinned, first) = session.dialect().pinned(&channel);
+    keys.extend(pinned.matches('?').map(|_| Value::from(claim.channel.as_str())));
+    keys.extend(values![claim.now]);
     let partitions = in_partitions(session, claim.partitions, keys);
     keys.extend(floor.map(Value::from));
     let from = if floor.is_some() { " AND o.outbox_id >= ?" } else { "" };
@@ -69,8 +73,8 @@ fn look_sql<'v>(
         "SELECT o.outbox_id, o.lane, o.retry_count, o.status, p.head_outbox_id, p.due_at AS lane_due_at, {} \
          FROM event_outbox o JOIN domain_events e ON e.event_id = o.event_id \
          LEFT JOIN parked_lanes p ON p.channel = o.channel AND p.lane = o.lane \
-         WHERE {channel} = ?{condition} AND (o.next_retry_at IS NULL OR o.next_retry_at <= ?){partitions}{from} \
-         ORDER BY o.outbox_id LIMIT {}",
+         WHERE {pinned}{condition} AND (o.next_retry_at IS NULL OR o.next_retry_at <= ?){partitions}{from} \
+         ORDER BY {first}o.outbox_id LIMIT {}",
         select_list(&DOMAIN_EVENTS, "e", ""),
         claim.limit
     )

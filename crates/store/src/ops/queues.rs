@@ -140,17 +140,15 @@ pub(crate) async fn keep_receiving(
 pub(crate) async fn end_receiving(session: &mut Session<'_>, receiver: &Receiver) -> StoreResult<()> {
     let grant = &receiver.grant;
     let held = || values![grant.lease.as_str(), grant.epoch];
-    // One statement: whoever comes next finds all of them, in their order.
-    let sql = "UPDATE local_messages SET claimed_by_id = NULL, claimed_epoch = NULL \
-         WHERE claimed_by_id = ? AND claimed_epoch = ?";
-    session.execute("queues.give_back", sql, held()).await?;
     if receiver.alone {
+        // First, because it waits for a take of our own whose answer was lost: what that took is given back, too.
         let sql = "UPDATE local_queues SET claimed_by_id = NULL, claimed_epoch = NULL \
              WHERE name = ? AND claimed_by_id = ? AND claimed_epoch = ?";
         let mut keys = values![receiver.queue.as_str()];
         keys.extend(held());
         session.execute("queues.step_down", sql, keys).await?;
     }
+    give_back(session, grant.lease.as_str(), grant.epoch).await?;
     let sql = "DELETE FROM leases WHERE lease_name = ? AND epoch = ?";
     session.execute("queues.end_lease", sql, held()).await?;
     Ok(())
@@ -379,6 +377,14 @@ async fn insert(
     Ok(())
 }
 
+/// Gives back all that was taken under a lease, in one statement: whoever comes next finds all of them, in their order.
+async fn give_back(session: &mut Session<'_>, lease: &str, epoch: u64) -> StoreResult<()> {
+    let sql = "UPDATE local_messages SET claimed_by_id = NULL, claimed_epoch = NULL \
+         WHERE claimed_by_id = ? AND claimed_epoch = ?";
+    session.execute("queues.give_back", sql, values![lease, epoch]).await?;
+    Ok(())
+}
+
 /// Whether this receiver is the one that takes from the queue; it becomes so when the one before is gone. Locks the queue
 /// until the transaction ends.
 async fn is_the_one(session: &mut Session<'_>, receiver: &Receiver) -> StoreResult<bool> {
@@ -392,15 +398,18 @@ async fn is_the_one(session: &mut Session<'_>, receiver: &Receiver) -> StoreResu
         return Ok(false);
     };
     let grant = &receiver.grant;
-    match row.text_or_null("claimed_by_id")? {
-        Some(holder) if holder == grant.lease.as_str() => {
-            return Ok(row.long("claimed_epoch")?.cast_unsigned() == grant.epoch);
+    if let Some(before) = row.text_or_null("claimed_by_id")? {
+        let epoch = row.long("claimed_epoch")?.cast_unsigned();
+        if before == grant.lease.as_str() {
+            return Ok(epoch == grant.epoch);
         }
-        Some(_) if row.long("is_gone")? == 0 => return Ok(false),
-        _ => {}
+        if row.long("is_gone")? == 0 {
+            return Ok(false);
+        }
+        // First what the one before had taken: it stands before everything else. Who else is just giving it back is
+        // waited for; to pass over it would be to overtake it.
+        give_back(session, &before, epoch).await?;
     }
-    // First what the one before had taken: it stands before everything else.
-    while may_be_more(recover(session).await?) {}
     let sql = "UPDATE local_queues SET claimed_by_id = ?, claimed_epoch = ? WHERE name = ?";
     let changed = values![grant.lease.as_str(), grant.epoch, receiver.queue.as_str()];
     session.execute("queues.step_up", sql, changed).await?;

@@ -101,7 +101,8 @@ macro_rules! broker_conformance {
                 a_message_that_fits_nowhere_is_refused_alone,
                 callers_at_once_get_their_own_outcomes,
                 a_caller_that_gives_up_disturbs_nobody,
-                no_patience_is_unknown_at_once;
+                no_patience_is_unknown_at_once,
+                endless_patience_is_no_trouble;
             receiving:
                 prefetch_is_respected,
                 unsettled_messages_come_again,

@@ -10,7 +10,7 @@ use super::acts::{
     Lane, bodies, check_same, message, numbered, numbers, publish, publish_all, publish_within, subscribe,
     take,
 };
-use crate::store::waiting::all_at_once;
+use crate::store::waiting::{all_at_once, in_time};
 
 /// Identity, type, time, headers and body.
 pub async fn a_message_arrives_to_the_letter(fixture: &impl BrokerFixture) {
@@ -259,4 +259,12 @@ pub async fn no_patience_is_unknown_at_once(fixture: &impl BrokerFixture) {
     let deliveries = subscribe(&*broker, &lane.queue, 200).await;
     // Settled one by one: more may have arrived than the prefetch lets through at once.
     while take(&*deliveries, 1).await[0].message_id.as_deref() != Some(last.message_id.as_str()) {}
+}
+
+/// Whoever would wait for ever is answered like everybody else.
+pub async fn endless_patience_is_no_trouble(fixture: &impl BrokerFixture) {
+    let (broker, lane) = Lane::ready(fixture).await;
+    let sent = numbered(&lane.destination, 2);
+    let outcomes = in_time("publishing", broker.publish(&sent, Duration::MAX)).await;
+    assert_eq!(outcomes, [Published::Confirmed, Published::Confirmed]);
 }

@@ -5,10 +5,10 @@
 //! then acknowledges. What fails is rolled back; its failure is recorded in a transaction of its own, and decides what
 //! happens next. When the store cannot be reached nothing has failed: the worker waits for it.
 
-use std::collections::hash_map::DefaultHasher;
-use std::hash::{Hash, Hasher};
+use std::collections::HashSet;
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -18,8 +18,9 @@ use tokio::task::JoinSet;
 use towpath_core::ids::{AggregateKey, HandlerName, Lane};
 use towpath_core::incoming::IncomingEvent;
 use towpath_core::letters::{Letter, NewLetter, SetAside};
+use towpath_core::lifecycle::InboxStatus;
 use towpath_core::ports::broker::{Broker, Deliveries, DeliveryTag, Received, Settlement, Subscription};
-use towpath_core::ports::store::{InboxFailure, Store as _, StoreError};
+use towpath_core::ports::store::{InboxFailure, StoreError};
 use towpath_core::retry::{ErrorClass, RetryDecision};
 use towpath_store::SqlStore;
 
@@ -47,6 +48,10 @@ pub(crate) struct Job {
     pub(super) queue: String,
     /// Wakes the redelivery of what was set aside.
     pub(super) aside: Wake,
+    /// Something was set aside behind a letter since anyone looked for letters whose head is gone.
+    pub(super) set_behind: AtomicBool,
+    /// Letters that this process is at.
+    pub(super) in_hand: Mutex<HashSet<u64>>,
 }
 
 /// Starts a consumer: one service that receives, one that brings back what was set aside.
@@ -56,11 +61,15 @@ pub(crate) fn start(
     handler: HandlerName,
     queue: String,
 ) -> Vec<Service> {
-    let job = Arc::new(Job { running, consumer, handler, queue, aside: Wake::default() });
+    let set_behind = AtomicBool::new(true);
+    let (aside, in_hand) = (Wake::default(), Mutex::default());
+    let job = Arc::new(Job { running, consumer, handler, queue, aside, set_behind, in_hand });
     let again = Arc::clone(&job);
     vec![
-        Service::start("consumer", move |stopping| receive(job, stopping)),
-        Service::start("redelivery", move |stopping| super::redelivery::run(again, stopping)),
+        Service::keep_running("consumer", move |stopping| receive(Arc::clone(&job), stopping)),
+        Service::keep_running("redelivery", move |stopping| {
+            super::redelivery::run(Arc::clone(&again), stopping)
+        }),
     ]
 }
 
@@ -83,9 +92,9 @@ pub(super) enum Attempt {
     Done,
     /// Rolled back, because the handler said no.
     Failed(Failure),
-    /// Rolled back, because earlier deliveries of an aggregate wait and order is kept.
-    Waits,
-    /// The store did not answer: nothing is known to have failed.
+    /// Rolled back before the handler ran, because earlier deliveries of these lanes wait and order is kept.
+    Waits(Vec<Lane>),
+    /// The store did not answer before the handler ran: nothing has failed.
     NoStore(StoreError),
 }
 
@@ -97,6 +106,18 @@ pub(super) struct Failure {
     message: String,
     /// The handler said when to come again; then it is not counted.
     after: Option<Duration>,
+}
+
+impl Failure {
+    /// The commit failed. Whatever the reason, another attempt may do better; the policy says how many there are.
+    fn of_store(error: &StoreError) -> Self {
+        Self {
+            class: ErrorClass::Transient,
+            reason: error.code().to_owned(),
+            message: with_causes(error),
+            after: None,
+        }
+    }
 }
 
 async fn receive(job: Arc<Job>, mut stopping: Stopping) {
@@ -189,13 +210,14 @@ async fn hand_out(
 
 /// Which worker a message belongs to: messages of one key have one.
 fn place_of(received: &Received, workers: usize) -> usize {
-    let mut hasher = DefaultHasher::new();
-    match &received.key {
-        Some(key) => key.hash(&mut hasher),
-        None => received.message_id.hash(&mut hasher),
-    }
+    // A sender that gives no key still sends events of aggregates.
+    let lane = match &received.key {
+        Some(_) => lane_of_key(received),
+        None => towpath_broker::read(received)
+            .map_or_else(|_| lane_of_key(received), |event| lane_of(received, &event)),
+    };
     // The remainder is smaller than the number of workers.
-    usize::try_from(hasher.finish() % workers.max(1) as u64).unwrap_or(0)
+    usize::try_from(lane.0 % workers.max(1) as u64).unwrap_or(0)
 }
 
 type SharedReceiver = Arc<tokio::sync::Mutex<mpsc::Receiver<Arrived>>>;
@@ -250,12 +272,23 @@ impl Job {
                 Err(error) => self.unreadable(&arrived, &error, stopping).await,
             }
         }
-        if ready.len() > 1 {
+        while ready.len() > 1 {
             let events: Vec<&Ready> = ready.iter().collect();
-            if let Attempt::Done = self.attempt(&events, None).await {
-                return acknowledge_all(&ready).await;
+            match self.attempt(&events, None).await {
+                Attempt::Done => return acknowledge_all(&ready).await,
+                // Those whose aggregate waits leave the batch; the others stay together.
+                Attempt::Waits(lanes) => {
+                    let (waiting, going_on) =
+                        ready.into_iter().partition(|ready| lanes.contains(&ready.lane));
+                    ready = going_on;
+                    let waiting: Vec<Ready> = waiting;
+                    for ready in &waiting {
+                        self.handle_one(ready, stopping).await;
+                    }
+                }
+                // One of them does not go through, or the store is away: each for itself.
+                Attempt::Failed(_) | Attempt::NoStore(_) => break,
             }
-            // One of them does not go through, or the store is away: each for itself.
         }
         for ready in &ready {
             if stopping.is_asked() {
@@ -277,11 +310,11 @@ impl Job {
         loop {
             let settlement = match self.attempt(&[ready], None).await {
                 Attempt::Done => Ok(Some(Settlement::Acknowledge)),
-                Attempt::Waits => {
+                Attempt::Waits(_) => {
                     self.set_behind(ready).await.map(|set| set.then_some(Settlement::Acknowledge))
                 }
                 Attempt::Failed(failure) => {
-                    self.failed(&ready.arrived.received, &ready.event, ready.lane, failure).await
+                    self.failed(&ready.arrived.received, &ready.event, ready.lane, None, failure).await
                 }
                 Attempt::NoStore(error) => Err(error),
             };
@@ -342,7 +375,7 @@ impl Job {
             let lanes: Vec<Lane> = events.iter().map(|(.., lane)| *lane).collect();
             match tx.inner.waiting_lanes(&self.handler, &lanes).await {
                 Ok(waiting) if waiting.is_empty() => {}
-                Ok(_) => return Attempt::Waits,
+                Ok(waiting) => return Attempt::Waits(waiting),
                 Err(error) => return Attempt::NoStore(error),
             }
         }
@@ -366,26 +399,32 @@ impl Job {
             });
         }
         let answer = if deliveries.is_empty() {
-            Ok(Next(Step::Handled(Some(tx))))
+            Ok(Next::handled(Some(tx)))
         } else {
-            let run = (self.consumer.run)(Batch { deliveries, tx });
+            // The call itself is inside: a handler may panic before it has made its future.
+            let run = async { (self.consumer.run)(Batch { deliveries, tx }).await };
             match AssertUnwindSafe(run).catch_unwind().await {
                 Ok(answer) => answer,
                 Err(panic) => Err(HandlerError::transient("handler-panicked", panic_message(panic.as_ref()))),
             }
         };
         let failure = match answer {
+            // From here on an error counts as a failure, also one of the connection: a handler that outlives its
+            // transaction, or breaks a rule that is checked at the commit, would come again for ever. If the commit
+            // took effect after all, counting the failure finds the delivery handled.
             Ok(Next(Step::Handled(Some(mut tx)))) => {
-                if let Some(letter) = letter
-                    && let Err(error) = tx.inner.letter_handled(letter, now).await
-                {
-                    return Attempt::NoStore(error);
-                }
-                return match tx.commit().await {
-                    Ok(()) => Attempt::Done,
-                    // It may have been committed: marking it again tells.
-                    Err(error) => Attempt::NoStore(error),
+                let ended = match letter {
+                    Some(letter) => tx.inner.letter_handled(letter, now).await,
+                    None => Ok(()),
                 };
+                let marked = first.first().map(|first| first.event_id);
+                match ended {
+                    Ok(()) => match tx.commit(marked, &self.handler).await {
+                        Ok(()) => return Attempt::Done,
+                        Err(error) => Failure::of_store(&error),
+                    },
+                    Err(error) => Failure::of_store(&error),
+                }
             }
             Ok(Next(Step::Handled(None))) => Failure {
                 class: ErrorClass::Unrecoverable,
@@ -417,6 +456,7 @@ impl Job {
         }
         let now = self.running.bus.clock.now();
         let letter = self.letter(&ready.arrived.received, Some(&ready.event), ready.lane, now);
+        self.set_behind.store(true, Ordering::SeqCst);
         transaction.set_behind(&letter, now).await?;
         transaction.finish().await?;
         Ok(true)
@@ -428,6 +468,7 @@ impl Job {
         received: &Received,
         event: &IncomingEvent,
         lane: Lane,
+        letter_id: Option<u64>,
         failure: Failure,
     ) -> Result<Option<Settlement>, StoreError> {
         let now = self.running.bus.clock.now();
@@ -443,6 +484,7 @@ impl Job {
             dead: false,
         };
         let aside = |due_at, retry_count| SetAside {
+            letter_id,
             letter: self.letter(received, Some(event), lane, now),
             due_at,
             reason: reason.clone(),
@@ -456,7 +498,12 @@ impl Job {
             self.aside.wake();
             return Ok(Some(Settlement::Acknowledge));
         }
-        let failures = self.running.store.fail_delivery(&failed).await?;
+        let entry = self.running.store.count_failure(&failed).await?;
+        if entry.status != InboxStatus::Retry {
+            // Handled or given up by another delivery of the same event, or committed after all.
+            return Ok(Some(Settlement::Acknowledge));
+        }
+        let failures = entry.retry_count.max(1);
         let policy = &self.consumer.policy;
         let retryable = matches!(class, ErrorClass::Transient | ErrorClass::Conflict);
         if retryable && failures <= policy.immediate_retries {
@@ -476,7 +523,9 @@ impl Job {
             }
             Afterwards::Requeue { at_most } => (retryable && failures < *at_most).then_some(None),
         };
-        match (next, policy.dead) {
+        // A letter is not in the broker's hands: there is nothing to reject.
+        let dead = if letter_id.is_some() { DeadTo::Store } else { policy.dead };
+        match (next, dead) {
             (Some(Some(due_at)), _) => {
                 tracing::warn!(%event_id, trace_id, queue, %handler, reason, message, failures, "a delivery failed and is set aside");
                 self.running.store.set_aside(&aside(Some(due_at), failures)).await?;
@@ -523,6 +572,7 @@ impl Job {
         loop {
             let now = self.running.bus.clock.now();
             let aside = SetAside {
+                letter_id: None,
                 letter: self.letter(received, None, lane_of_key(received), now),
                 due_at: None,
                 reason: error.code().to_owned(),
@@ -564,8 +614,11 @@ pub(super) fn lane_of(received: &Received, event: &IncomingEvent) -> Lane {
 }
 
 fn lane_of_key(received: &Received) -> Lane {
+    // Our own key is the aggregate as a text: a message that cannot be read belongs to its aggregate all the same.
+    if let Some((kind, id)) = received.key.as_deref().and_then(|key| key.split_once('/')) {
+        return AggregateKey::from_stored(kind, id).lane();
+    }
     let key = received.key.as_deref().or(received.message_id.as_deref()).unwrap_or_default();
-    // A key that is no name of ours still has its own lane.
     AggregateKey::from_stored("message", key).lane()
 }
 
@@ -588,8 +641,10 @@ async fn acknowledge_all(batch: &[Ready]) {
 }
 
 fn later(now: DateTime<Utc>, delay: Duration) -> DateTime<Utc> {
-    // Too far in the future to be written down: as good as now, but never lost.
-    chrono::Duration::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay)).unwrap_or(now)
+    // Nobody means longer, and not every database can write it down.
+    const LONGEST: Duration = Duration::from_secs(3600 * 24 * 3650);
+    let delay = chrono::Duration::from_std(delay.min(LONGEST)).unwrap_or_default();
+    now.checked_add_signed(delay).unwrap_or(now)
 }
 
 fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {

@@ -251,7 +251,7 @@ pub struct Next(pub(crate) Step);
 
 pub(crate) enum Step {
     /// Commit, then acknowledge.
-    Handled(Option<HandlerTx>),
+    Handled(Option<Box<HandlerTx>>),
     /// Roll back and come again then.
     RetryAfter { delay: Duration, reason: String, message: String },
     /// Roll back and never come again by itself.
@@ -260,7 +260,7 @@ pub(crate) enum Step {
 
 impl Next {
     fn handled(tx: Option<HandlerTx>) -> Self {
-        Self(Step::Handled(tx))
+        Self(Step::Handled(tx.map(Box::new)))
     }
 
     fn retry_after(delay: Duration, reason: impl Into<String>, message: impl Into<String>) -> Self {
@@ -339,8 +339,8 @@ pub(crate) fn read_event<A: Aggregate>(event: &IncomingEvent) -> Result<A::Event
 
 /// Why a handler failed. Any error becomes one by `?`; its class decides whether it is tried again.
 ///
-/// Errors of Towpath and of the database are classified by their type. Any other error counts as passing: use
-/// [`HandlerError::unrecoverable`] for what will be no better the next time.
+/// Errors of Towpath itself, and of reading a payload, are classified by their type. Any other error, those of the database
+/// among them, counts as passing: use [`HandlerError::unrecoverable`] for what will be no better the next time.
 pub struct HandlerError {
     class: ErrorClass,
     code: String,

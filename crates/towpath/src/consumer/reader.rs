@@ -19,7 +19,7 @@ const FIRST_DEATH_REASON: &str = "x-first-death-reason";
 
 /// Reads a dead-letter queue of the broker's into the dead letters.
 pub(crate) fn start(running: Running, queue: String) -> Service {
-    Service::start("dead-letter-reader", move |stopping| run(running, queue, stopping))
+    Service::keep_running("dead-letter-reader", move |stopping| run(running.clone(), queue.clone(), stopping))
 }
 
 async fn run(running: Running, queue: String, mut stopping: Stopping) {

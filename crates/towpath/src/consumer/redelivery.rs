@@ -3,8 +3,12 @@
 //! The letter is taken in the handler's own transaction, and held by the lock on its row: a process that dies lets go of
 //! it, and nothing is left claimed.
 
-use std::sync::Arc;
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+
+use tokio::task::JoinSet;
 
 use towpath_core::letters::SetAside;
 use towpath_core::ports::store::StoreError;
@@ -24,7 +28,21 @@ enum Round {
     Nothing(Duration),
 }
 
-pub(super) async fn run(job: Arc<Job>, mut stopping: Stopping) {
+/// As many at a time as the consumer handles: after an outage everything may have been set aside. Of one aggregate, one
+/// letter at most is due.
+pub(super) async fn run(job: Arc<Job>, stopping: Stopping) {
+    let mut loops = JoinSet::new();
+    for _ in 0..job.consumer.policy.concurrency.max(1) {
+        loops.spawn(redeliver(Arc::clone(&job), stopping.clone()));
+    }
+    while let Some(ended) = loops.join_next().await {
+        if let Err(error) = ended {
+            tracing::error!(handler = %job.handler, %error, "redelivery ended badly");
+        }
+    }
+}
+
+async fn redeliver(job: Arc<Job>, mut stopping: Stopping) {
     let mut backoff = Backoff::default();
     while !stopping.is_asked() {
         let pause = match job.redeliver_one().await {
@@ -50,6 +68,12 @@ pub(super) async fn run(job: Arc<Job>, mut stopping: Stopping) {
 impl Job {
     async fn redeliver_one(&self) -> Result<Round, StoreError> {
         let now = self.running.bus.clock.now();
+        if self.set_behind.swap(false, Ordering::SeqCst)
+            && let Err(error) = self.running.store.advance_letters(&self.handler, now).await
+        {
+            self.set_behind.store(true, Ordering::SeqCst);
+            return Err(error);
+        }
         match self.running.store.next_letter_due(&self.handler).await? {
             None => return Ok(Round::Nothing(LOOK)),
             Some(due_at) if due_at > now => {
@@ -63,6 +87,11 @@ impl Job {
         let Some(letter) = tx.inner.take_letter(&self.handler, now).await? else {
             return Ok(Round::Nothing(LOOK.min(Duration::from_millis(100))));
         };
+        // A letter that failed is let go of a moment before its failure is written down. Nobody here must take it then: it
+        // would be tried again too early.
+        let Some(_in_hand) = InHand::take(&self.in_hand, letter.letter_id) else {
+            return Ok(Round::Nothing(Duration::from_millis(10)));
+        };
         let received = &letter.letter.message;
         let event = match towpath_broker::read(received) {
             Ok(event) => event,
@@ -70,6 +99,7 @@ impl Job {
                 // It was edited into something that is no event.
                 drop(tx);
                 let aside = SetAside {
+                    letter_id: Some(letter.letter_id),
                     letter: letter.letter.clone(),
                     due_at: None,
                     reason: error.code().to_owned(),
@@ -86,12 +116,31 @@ impl Job {
             Attempt::Done => {}
             Attempt::Failed(failure) => {
                 // At once again, set aside, or dead: the letter is still there and says which.
-                self.failed(received, &event, lane, failure).await?;
+                self.failed(received, &event, lane, Some(letter.letter_id), failure).await?;
             }
             // A letter does not wait behind itself.
-            Attempt::Waits => {}
+            Attempt::Waits(_) => {}
             Attempt::NoStore(error) => return Err(error),
         }
         Ok(Round::Worked)
+    }
+}
+
+/// The mark that this process is at a letter.
+struct InHand<'a> {
+    letters: &'a Mutex<HashSet<u64>>,
+    letter_id: u64,
+}
+
+impl<'a> InHand<'a> {
+    fn take(letters: &'a Mutex<HashSet<u64>>, letter_id: u64) -> Option<Self> {
+        let new = letters.lock().unwrap_or_else(PoisonError::into_inner).insert(letter_id);
+        new.then_some(Self { letters, letter_id })
+    }
+}
+
+impl Drop for InHand<'_> {
+    fn drop(&mut self) {
+        self.letters.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.letter_id);
     }
 }

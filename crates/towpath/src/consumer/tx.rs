@@ -1,8 +1,11 @@
 //! The handler's transaction.
 
+use std::collections::HashMap;
+
+use chrono::{DateTime, Utc};
 use towpath_core::aggregate::Aggregate;
 use towpath_core::envelope::ChangeContext;
-use towpath_core::ids::{AggregateKey, CausationId, CommandId, CorrelationId, HandlerName, Lane};
+use towpath_core::ids::{AggregateKey, CausationId, CommandId, CorrelationId, EventId, HandlerName, Lane};
 use towpath_core::incoming::IncomingEvent;
 use towpath_core::name::CommandName;
 use towpath_core::ports::store::{Append, Appended, NewCommand, NewTimer, StoreError};
@@ -21,8 +24,8 @@ pub struct HandlerTx {
     bus: Bus,
     runner: Wake,
     handler: HandlerName,
-    /// Commands recorded so far; numbers their ids.
-    sent: u32,
+    /// Commands recorded so far because of each event; numbers their ids.
+    sent: HashMap<EventId, u32>,
     /// Whom to wake after the commit.
     after: Afterwards,
 }
@@ -31,6 +34,7 @@ pub struct HandlerTx {
 struct Afterwards {
     facts: bool,
     channels: Vec<(String, Lane)>,
+    timer_due_at: Option<DateTime<Utc>>,
 }
 
 /// A connection of another database was asked for.
@@ -47,7 +51,7 @@ impl HandlerTx {
             bus: bus.clone(),
             runner: runner.clone(),
             handler: handler.clone(),
-            sent: 0,
+            sent: HashMap::new(),
             after: Afterwards::default(),
         }
     }
@@ -114,8 +118,9 @@ impl HandlerTx {
         command: A::Command,
     ) -> Result<(), HandlerError> {
         let (name, payload) = to_variant(&command)?;
-        self.sent += 1;
-        let id = format!("{}/{}/{}", because_of.event_id, self.handler, self.sent);
+        let number = self.sent.entry(because_of.event_id).or_default();
+        *number += 1;
+        let id = format!("{}/{}/{number}", because_of.event_id, self.handler);
         let correlation_id = match &because_of.correlation_id {
             Some(correlation_id) => correlation_id.clone(),
             None => CorrelationId::of_new_flow(Uuid::now_v7()),
@@ -136,7 +141,10 @@ impl HandlerTx {
 
     /// Schedules a timer.
     pub async fn schedule(&mut self, timer: &NewTimer) -> Result<(), StoreError> {
-        self.inner.add_timer(timer).await
+        self.inner.add_timer(timer).await?;
+        let soonest = self.after.timer_due_at.map_or(timer.due_at, |due_at| due_at.min(timer.due_at));
+        self.after.timer_due_at = Some(soonest);
+        Ok(())
     }
 
     /// Cancels a timer that has not begun; answers whether it did.
@@ -145,9 +153,16 @@ impl HandlerTx {
         self.inner.remove_timer(timer_id, now).await
     }
 
-    /// Commits, then wakes whom it concerns.
-    pub(super) async fn commit(self) -> Result<(), StoreError> {
-        self.inner.finish().await?;
+    /// Commits, if the transaction and the mark of this delivery still stand; then wakes whom it concerns.
+    pub(super) async fn commit(
+        self,
+        marked: Option<EventId>,
+        handler: &HandlerName,
+    ) -> Result<(), StoreError> {
+        match marked {
+            Some(event_id) => self.inner.finish_marked(event_id, handler).await?,
+            None => self.inner.finish().await?,
+        }
         if self.after.facts {
             self.bus.committed.wake();
             self.bus.told.wake();
@@ -155,7 +170,10 @@ impl HandlerTx {
         for (channel, lane) in &self.after.channels {
             self.bus.relays.wake(channel, *lane);
         }
-        if self.sent > 0 {
+        if let Some(due_at) = self.after.timer_due_at {
+            self.bus.timers.scheduled(due_at);
+        }
+        if !self.sent.is_empty() {
             self.runner.wake();
             self.bus.told.wake();
         }

@@ -178,7 +178,8 @@ impl Stage {
         let expires = || ("x-expires".to_owned(), Argument::Number(120_000));
         let mut queues = Vec::new();
         for handler in ["record", "broken", "strict", "batch", "follow"] {
-            let mut arguments = vec![expires()];
+            let single = ("x-single-active-consumer".to_owned(), Argument::Switch(true));
+            let mut arguments = vec![expires(), single];
             if dead {
                 arguments.push(("x-dead-letter-exchange".to_owned(), Argument::Text(String::new())));
                 let key = Argument::Text(format!("{}.dead", self.channel));
