@@ -731,11 +731,11 @@ impl Store for SqlStore {
     async fn advance_channel(
         &self,
         lease: &LeaseGrant,
-        name: &ChannelName,
+        channel_id: Uuid,
         from: Position,
         to: Position,
     ) -> StoreResult<bool> {
-        transacting!(self, ops::channels::advance, lease, name, from, to)
+        transacting!(self, ops::channels::advance, lease, channel_id, from, to)
     }
 
     async fn reset_channel(&self, name: &ChannelName, position: Position) -> StoreResult<()> {

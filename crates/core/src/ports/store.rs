@@ -1149,11 +1149,12 @@ pub trait Store: Send + Sync + 'static {
     ) -> StoreResult<()>;
 
     /// Moves a channel's position, if it lives and is still where the caller believes it to be. Answers whether;
-    /// `Fenced` when the lease has changed hands, and then nothing has moved.
+    /// `Fenced` when the lease has changed hands, and then nothing has moved. By its id: another channel may have its
+    /// name by now.
     async fn advance_channel(
         &self,
         lease: &LeaseGrant,
-        name: &ChannelName,
+        channel_id: Uuid,
         from: Position,
         to: Position,
     ) -> StoreResult<bool>;

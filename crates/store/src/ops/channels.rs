@@ -61,12 +61,12 @@ pub(crate) async fn remove(
 pub(crate) async fn advance(
     session: &mut Session<'_>,
     grant: &LeaseGrant,
-    name: &ChannelName,
+    channel_id: Uuid,
     from: Position,
     to: Position,
 ) -> StoreResult<bool> {
-    let sql = "UPDATE channels SET position = ? WHERE name = ? AND deleted_at IS NULL AND position = ?";
-    let touched = session.execute("channels.advance", sql, values![to, name.as_str(), from]).await?;
+    let sql = "UPDATE channels SET position = ? WHERE channel_id = ? AND deleted_at IS NULL AND position = ?";
+    let touched = session.execute("channels.advance", sql, values![to, channel_id, from]).await?;
     fence(session, std::slice::from_ref(grant)).await?;
     Ok(touched == 1)
 }

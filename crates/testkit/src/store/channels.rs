@@ -96,18 +96,23 @@ pub async fn a_position_moves_from_where_it_was_and_under_its_lease(fixture: &im
     let earlier = hold(&*store, &lease, &instance("one")).await;
     add(&*store, &name).await.expect("add");
     let position = async || find(&*store, &name).await.expect("it lives").position;
-    assert!(store.advance_channel(&earlier, &name, 0, 5).await.expect("advance"));
-    assert!(!store.advance_channel(&earlier, &name, 0, 9).await.expect("advance"), "it is not at 0");
+    let id = find(&*store, &name).await.expect("it lives").channel_id;
+    assert!(store.advance_channel(&earlier, id, 0, 5).await.expect("advance"));
+    assert!(!store.advance_channel(&earlier, id, 0, 9).await.expect("advance"), "it is not at 0");
     assert_eq!(position().await, 5);
     store.reset_channel(&name, 2).await.expect("reset");
-    assert!(!store.advance_channel(&earlier, &name, 5, 6).await.expect("advance"), "it was set back");
+    assert!(!store.advance_channel(&earlier, id, 5, 6).await.expect("advance"), "it was set back");
     let later = hold(&*store, &lease, &instance("one")).await;
-    let late = store.advance_channel(&earlier, &name, 2, 7).await;
+    let late = store.advance_channel(&earlier, id, 2, 7).await;
     assert_refused!(late, StoreError::Fenced { .. }, "advancing under a lost lease");
     assert_eq!(position().await, 2);
-    assert!(store.advance_channel(&later, &name, 2, 3).await.expect("advance"));
+    assert!(store.advance_channel(&later, id, 2, 3).await.expect("advance"));
     store.remove_channel(&name, None, "not needed", moment(3)).await.expect("remove");
-    assert!(!store.advance_channel(&later, &name, 3, 4).await.expect("advance"), "a removed one stays");
+    assert!(!store.advance_channel(&later, id, 3, 4).await.expect("advance"), "a removed one stays");
+    add(&*store, &name).await.expect("another one of the same name");
+    assert!(!store.advance_channel(&later, id, 0, 4).await.expect("advance"), "the new one is another");
+    assert_eq!(position().await, 0);
+    store.remove_channel(&name, None, "not needed either", moment(4)).await.expect("remove");
     assert_refused!(
         store.reset_channel(&name, 1).await,
         StoreError::Missing { .. },

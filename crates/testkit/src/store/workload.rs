@@ -305,7 +305,7 @@ impl Workload {
             Err(error) => return Err(error),
         }
         let from = position(store, &name).await?.unwrap_or_default();
-        store.advance_channel(&lease, &name, from, store.head().await?).await.map(drop)
+        store.advance_channel(&lease, self.uuid("tracker"), from, store.head().await?).await.map(drop)
     }
 
     fn tracker(&self) -> ChannelName {

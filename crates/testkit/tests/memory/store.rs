@@ -1337,7 +1337,7 @@ impl Store for MemoryStore {
     async fn advance_channel(
         &self,
         lease: &LeaseGrant,
-        name: &ChannelName,
+        channel_id: Uuid,
         from: Position,
         to: Position,
     ) -> StoreResult<bool> {
@@ -1346,7 +1346,7 @@ impl Store for MemoryStore {
         if !self.has(Fault::PositionsAreNotFenced) {
             tables.check_lease(lease)?;
         }
-        let row = tables.channels.iter_mut().find(|row| row.name == *name && row.position == from);
+        let row = tables.channels.iter_mut().find(|row| row.channel_id == channel_id && row.position == from);
         Ok(row.map(|row| row.position = to).is_some())
     }
 
