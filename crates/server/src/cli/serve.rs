@@ -31,8 +31,9 @@ pub(crate) async fn serve(flags: ServeFlags) -> Result<(), Failure> {
     })?;
     let address = listener.local_addr().map_err(|error| Failure::unreachable(error.to_string()))?;
     output::note(&format!("towpath {} listens on http://{address}/", env!("CARGO_PKG_VERSION")));
-    let served =
-        axum::serve(listener, http::router(app.clone())).with_graceful_shutdown(told_to_stop()).await;
+    let served = axum::serve(listener, http::router(http::App { towpath: app.clone() }))
+        .with_graceful_shutdown(told_to_stop())
+        .await;
     app.stop().await;
     served.map_err(|error| Failure::unreachable(format!("the server ended: {error}")))
 }

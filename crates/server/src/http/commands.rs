@@ -6,14 +6,22 @@ use axum::extract::rejection::BytesRejection;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use towpath::ids::{AggregateKey, CommandId, CorrelationId};
 use towpath::lifecycle::CommandStatus;
 use towpath::{Payload, Towpath};
+use utoipa_axum::router::OpenApiRouter;
 
+use super::App;
 use super::problem::Problem;
+
+/// The paths of this part.
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new().route("/api/commands", post(send)).route("/api/commands/{id}", get(show))
+}
 
 /// What is asked.
 #[derive(Deserialize)]
@@ -29,7 +37,7 @@ struct Asked {
 }
 
 /// Sends a command.
-pub(super) async fn send(
+async fn send(
     State(app): State<Towpath>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
@@ -100,7 +108,7 @@ struct Shown<'a> {
 }
 
 /// Where a command is.
-pub(super) async fn show(State(app): State<Towpath>, Path(id): Path<String>) -> Result<Response, Problem> {
+async fn show(State(app): State<Towpath>, Path(id): Path<String>) -> Result<Response, Problem> {
     let id = CommandId::new(id).map_err(|error| Problem::malformed(error.to_string(), "Check the id."))?;
     let record = app.command(&id).await?;
     let record = record.ok_or_else(|| Problem::not_found(format!("there is no command {id}")))?;

@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::extract::{Path, Query, State};
 use axum::response::{IntoResponse, Response};
+use axum::routing::get;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use towpath::Payload;
@@ -10,15 +11,26 @@ use towpath::ids::{AggregateId, AggregateKey, AggregateKind, CausationId, Correl
 use towpath::name::EventName;
 use towpath::ports::store::Store as _;
 use towpath::{RecordedEvent, Towpath};
+use utoipa_axum::router::OpenApiRouter;
 
+use super::App;
 use super::problem::Problem;
+
+/// The paths of this part.
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .route("/api/events", get(events))
+        .route("/api/aggregates/{kind}/{id}", get(aggregate))
+        .route("/api/aggregates/{kind}/{id}/history", get(history))
+        .route("/api/aggregates/{kind}/{id}/events", get(events_of))
+}
 
 /// How many events an answer holds at most.
 const MOST: u32 = 1000;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Range {
+struct Range {
     #[serde(default)]
     after: u64,
     limit: Option<u32>,
@@ -31,7 +43,7 @@ impl Range {
 }
 
 /// Events behind a position.
-pub(super) async fn events(
+async fn events(
     State(app): State<Towpath>,
     range: Result<Query<Range>, axum::extract::rejection::QueryRejection>,
 ) -> Result<Response, Problem> {
@@ -46,7 +58,7 @@ pub(super) async fn events(
 }
 
 /// An aggregate as it is now.
-pub(super) async fn aggregate(
+async fn aggregate(
     State(app): State<Towpath>,
     Path((kind, id)): Path<(String, String)>,
 ) -> Result<Response, Problem> {
@@ -76,7 +88,7 @@ pub(super) async fn aggregate(
 }
 
 /// The state changes of an aggregate behind a version.
-pub(super) async fn history(
+async fn history(
     State(app): State<Towpath>,
     Path((kind, id)): Path<(String, String)>,
     range: Result<Query<Range>, axum::extract::rejection::QueryRejection>,
@@ -90,7 +102,7 @@ pub(super) async fn history(
 }
 
 /// The events of an aggregate behind a version.
-pub(super) async fn events_of(
+async fn events_of(
     State(app): State<Towpath>,
     Path((kind, id)): Path<(String, String)>,
     range: Result<Query<Range>, axum::extract::rejection::QueryRejection>,

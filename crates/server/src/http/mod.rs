@@ -5,30 +5,33 @@ mod facts;
 mod notifications;
 mod problem;
 
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::{DefaultBodyLimit, FromRef, State};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::get;
 use axum::{Json, Router};
 use serde_json::json;
 use towpath::Towpath;
+use utoipa_axum::router::OpenApiRouter;
 
-/// All paths.
-pub(crate) fn router(app: Towpath) -> Router {
-    Router::new()
-        .route("/", get(about))
-        .route("/healthz", get(healthz))
-        .route("/readyz", get(readyz))
-        .route("/notifications", get(notifications::current))
-        .route("/notifications/{id}", get(notifications::page))
-        .route("/api/events", get(facts::events))
-        .route("/api/aggregates/{kind}/{id}", get(facts::aggregate))
-        .route("/api/aggregates/{kind}/{id}/history", get(facts::history))
-        .route("/api/aggregates/{kind}/{id}/events", get(facts::events_of))
-        .route("/api/commands", post(commands::send))
-        .route("/api/commands/{id}", get(commands::show))
-        .fallback(nothing_here)
-        .layer(DefaultBodyLimit::max(LARGEST_BODY))
-        .with_state(app)
+/// What handlers share. Those that only need the library ask for `State<Towpath>`.
+#[derive(Clone, FromRef)]
+pub(crate) struct App {
+    pub(crate) towpath: Towpath,
+}
+
+/// All paths. Each part of the API brings its own.
+pub(crate) fn router(app: App) -> Router {
+    let (paths, _openapi) = OpenApiRouter::<App>::new()
+        .merge(about_this_server())
+        .merge(commands::routes())
+        .merge(facts::routes())
+        .merge(notifications::routes())
+        .split_for_parts();
+    paths.fallback(nothing_here).layer(DefaultBodyLimit::max(LARGEST_BODY)).with_state(app)
+}
+
+fn about_this_server() -> OpenApiRouter<App> {
+    OpenApiRouter::new().route("/", get(about)).route("/healthz", get(healthz)).route("/readyz", get(readyz))
 }
 
 /// How large a request may be: a payload of the largest size, and what is around it.

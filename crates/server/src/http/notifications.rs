@@ -4,24 +4,32 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use axum::routing::get;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use towpath::notifications::{PAGE_SIZE, Page, PageId};
 use towpath::ports::store::Store as _;
 use towpath::{EventEnvelope, Towpath};
+use utoipa_axum::router::OpenApiRouter;
 
+use super::App;
 use super::problem::Problem;
+
+/// The paths of this part.
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new().route("/notifications", get(current)).route("/notifications/{id}", get(page))
+}
 
 const MEDIA_TYPE: &str = "application/vnd.towpath.notifications+json";
 
 /// The current page.
-pub(super) async fn current(State(app): State<Towpath>, headers: HeaderMap) -> Result<Response, Problem> {
+async fn current(State(app): State<Towpath>, headers: HeaderMap) -> Result<Response, Problem> {
     let head = app.store().head().await?;
     page_response(&app, Page::current(head, PAGE_SIZE), &headers).await
 }
 
 /// A page by its id.
-pub(super) async fn page(
+async fn page(
     State(app): State<Towpath>,
     Path(id): Path<String>,
     headers: HeaderMap,
