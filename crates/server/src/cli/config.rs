@@ -1,12 +1,14 @@
 //! Configuration: flags win over the environment, the environment over the TOML file, the file over defaults.
 
 use std::net::SocketAddr;
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 
 use clap::Args;
 use serde::Deserialize;
 use towpath::Channels;
 use towpath::config::{ChannelEntry, TopologyEntry};
+use towpath::notifications::LARGEST_PAGE_SIZE;
 
 use super::Failure;
 
@@ -29,6 +31,10 @@ pub(crate) struct ServeFlags {
     #[arg(long, env = "TOWPATH_BROKER", value_name = "URL", hide_env_values = true)]
     broker: Option<String>,
 
+    /// How many notifications a page of the log has; fixed when the log is first opened [default: 20]
+    #[arg(long, env = "TOWPATH_LOG_PAGE_SIZE", value_name = "COUNT")]
+    log_page_size: Option<u64>,
+
     /// A TOML file with the same names as the flags, and with channels and topology
     #[arg(long, env = "TOWPATH_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
@@ -41,6 +47,7 @@ pub(crate) struct Config {
     pub(crate) store: String,
     pub(crate) broker: String,
     pub(crate) channels: Channels,
+    pub(crate) log_page_size: Option<NonZeroU64>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -50,9 +57,18 @@ struct File {
     store: Option<String>,
     broker: Option<String>,
     #[serde(default)]
+    log: LogFile,
+    #[serde(default)]
     channel: Vec<ChannelEntry>,
     #[serde(default)]
     topology: TopologyEntry,
+}
+
+/// The section `[log]`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LogFile {
+    page_size: Option<u64>,
 }
 
 impl ServeFlags {
@@ -76,6 +92,7 @@ impl ServeFlags {
         let channels = Channels::of_entries(file.channel, file.topology)
             .map_err(|error| Failure::usage(format!("{error} [{}]\n{}", error.code(), error.next_step())))?;
         Ok(Config {
+            log_page_size: self.log_page_size.or(file.log.page_size).map(page_size).transpose()?,
             channels,
             listen: listen.parse().map_err(|_| {
                 Failure::usage(format!(
@@ -86,6 +103,14 @@ impl ServeFlags {
             broker: self.broker.or(file.broker).unwrap_or_else(|| DEFAULT_BROKER.to_owned()),
         })
     }
+}
+
+fn page_size(count: u64) -> Result<NonZeroU64, Failure> {
+    NonZeroU64::new(count).filter(|size| *size <= LARGEST_PAGE_SIZE).ok_or_else(|| {
+        Failure::usage(format!(
+            "a page of the log cannot have {count} notifications; write 1 to {LARGEST_PAGE_SIZE}"
+        ))
+    })
 }
 
 #[cfg(test)]
@@ -119,6 +144,19 @@ mod tests {
         let (flags, _file) = flags(Some("127.0.0.1:2"), Some(text));
         let config = flags.config().ok().unwrap();
         assert_eq!((config.listen.port(), config.store.as_str()), (2, "sqlite://other.db"));
+    }
+
+    #[test]
+    fn the_page_size_of_the_log_is_within_bounds() {
+        let (of_the_file, _file) = flags(None, Some("[log]\npage_size = 50\n"));
+        let size = |flags: ServeFlags| flags.config().ok().unwrap().log_page_size.map(NonZeroU64::get);
+        assert_eq!(size(of_the_file.clone()), Some(50));
+        assert_eq!(size(ServeFlags { log_page_size: Some(7), ..of_the_file }), Some(7));
+        assert_eq!(size(ServeFlags::default()), None);
+        for wrong in [0, 1001] {
+            let flags = ServeFlags { log_page_size: Some(wrong), ..ServeFlags::default() };
+            assert!(flags.config().err().unwrap().message.contains("1 to 1000"));
+        }
     }
 
     #[test]

@@ -4,6 +4,8 @@
 
 mod bench;
 mod config;
+#[cfg(feature = "follow")]
+mod follow;
 mod migrate;
 mod output;
 mod serve;
@@ -31,6 +33,9 @@ enum Command {
     Serve(ServeFlags),
     /// Bring the database to this version's tables
     Migrate(ServeFlags),
+    /// Keep the facts of another Towpath in a store of its own
+    #[cfg(feature = "follow")]
+    Follow(follow::FollowFlags),
     /// Measure against the raw driver doing the same work, in the same run
     Bench {
         #[command(subcommand)]
@@ -45,6 +50,11 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
+    /// The answer is "no".
+    pub(crate) fn answered_no(message: impl Into<String>) -> Self {
+        Self { code: ExitCode::from(1), message: message.into() }
+    }
+
     /// The call itself is wrong.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Self { code: ExitCode::from(2), message: message.into() }
@@ -71,6 +81,8 @@ pub(crate) fn main() -> ExitCode {
             None => serve::serve(arguments.serve).await,
             Some(Command::Serve(flags)) => serve::serve(flags).await,
             Some(Command::Migrate(flags)) => migrate::migrate(flags).await,
+            #[cfg(feature = "follow")]
+            Some(Command::Follow(flags)) => follow::follow(flags).await,
             Some(Command::Bench { what }) => bench::run(what).await,
         }
     });

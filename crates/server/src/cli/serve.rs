@@ -25,20 +25,30 @@ pub(crate) async fn serve(flags: ServeFlags) -> Result<(), Failure> {
     let listener = tokio::net::TcpListener::bind(config.listen)
         .await
         .map_err(|error| Failure::unreachable(format!("cannot listen on {}: {error}", config.listen)))?;
-    let builder = Towpath::builder().store(&config.store).broker(&config.broker).channels(config.channels);
+    let mut builder =
+        Towpath::builder().store(&config.store).broker(&config.broker).channels(config.channels);
+    if let Some(size) = config.log_page_size {
+        builder = builder.page_size(size);
+    }
     let app = builder.start().await.map_err(|error| {
         Failure::unreachable(format!("{} [{}]\n{}", error.report(), error.code(), error.next_step()))
     })?;
     let address = listener.local_addr().map_err(|error| Failure::unreachable(error.to_string()))?;
     output::note(&format!("towpath {} listens on http://{address}/", env!("CARGO_PKG_VERSION")));
-    let served = axum::serve(listener, http::router(http::App { towpath: app.clone() }))
-        .with_graceful_shutdown(told_to_stop())
+    let feed = http::Feed::start(app.clone(), http::FeedOptions::default());
+    let listener = http::Patient { listener, patience: http::PATIENCE };
+    let served = axum::serve(listener, http::router(http::App { towpath: app.clone(), feed: feed.clone() }))
+        .with_graceful_shutdown(async move {
+            told_to_stop().await;
+            // Streams have no end of their own, and the server waits for all connections.
+            feed.stop();
+        })
         .await;
     app.stop().await;
     served.map_err(|error| Failure::unreachable(format!("the server ended: {error}")))
 }
 
-fn start_log() {
+pub(super) fn start_log() {
     use tracing_subscriber::EnvFilter;
     // lapin logs whole messages as warnings, and the login with its password when it traces: never more than errors.
     const QUIET: &str = "sqlx=warn,lapin=error,amq_protocol=error";
@@ -50,7 +60,7 @@ fn start_log() {
 }
 
 /// Waits for Ctrl-C or, on Unix, SIGTERM.
-async fn told_to_stop() {
+pub(super) async fn told_to_stop() {
     let interrupt = async {
         if tokio::signal::ctrl_c().await.is_err() {
             std::future::pending::<()>().await;

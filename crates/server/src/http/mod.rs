@@ -1,9 +1,12 @@
 //! The HTTP side of the server.
 
 mod commands;
+mod conditional;
 mod facts;
 mod notifications;
+mod patience;
 mod problem;
+mod stream;
 
 use axum::extract::{DefaultBodyLimit, FromRef, State};
 use axum::response::{IntoResponse, Response};
@@ -13,10 +16,15 @@ use serde_json::json;
 use towpath::Towpath;
 use utoipa_axum::router::OpenApiRouter;
 
+pub(crate) use patience::{PATIENCE, Patient};
+pub(crate) use stream::{Feed, FeedOptions};
+
 /// What handlers share. Those that only need the library ask for `State<Towpath>`.
 #[derive(Clone, FromRef)]
 pub(crate) struct App {
     pub(crate) towpath: Towpath,
+    /// Follows the log for all readers of the event stream.
+    pub(crate) feed: Feed,
 }
 
 /// All paths. Each part of the API brings its own.
@@ -26,6 +34,7 @@ pub(crate) fn router(app: App) -> Router {
         .merge(commands::routes())
         .merge(facts::routes())
         .merge(notifications::routes())
+        .merge(stream::routes())
         .split_for_parts();
     paths.fallback(nothing_here).layer(DefaultBodyLimit::max(LARGEST_BODY)).with_state(app)
 }
