@@ -19,6 +19,7 @@ fn every_error_code_has_its_section() {
         "crates/towpath/src/bus.rs",
         "crates/towpath/src/consumer/letters.rs",
         "crates/towpath/src/config.rs",
+        "crates/towpath/src/follow/mod.rs",
         "crates/towpath/src/tracker.rs",
         "crates/towpath/src/towpath.rs",
     ] {
@@ -36,6 +37,12 @@ fn every_error_code_has_its_section() {
         [("malformed", "BAD_REQUEST"), ("not-found", "NOT_FOUND"), ("too-large", "PAYLOAD_TOO_LARGE")]
     {
         assert!(http.contains(&format!("\"{code}\"")) && http.contains(at), "{code}");
+        codes.insert(code.to_owned());
+    }
+    let stream =
+        ["mod", "reader"].map(|file| read(&format!("crates/server/src/http/stream/{file}.rs"))).concat();
+    for code in ["too-many-readers", "position-ahead", "reader-too-slow"] {
+        assert!(stream.contains(&format!("\"{code}\"")), "{code}");
         codes.insert(code.to_owned());
     }
     assert!(codes.len() > 25, "the source was not read as it is written: {codes:?}");

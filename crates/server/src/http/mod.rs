@@ -6,7 +6,7 @@ mod facts;
 mod notifications;
 mod patience;
 mod problem;
-mod stream;
+pub(crate) mod stream;
 
 use axum::extract::{DefaultBodyLimit, FromRef, State};
 use axum::response::{IntoResponse, Response};

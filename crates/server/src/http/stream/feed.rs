@@ -132,6 +132,11 @@ impl Feed {
         self.0.options.most_readers - self.0.places.available_permits()
     }
 
+    #[cfg(test)]
+    pub(super) fn keeps_facts(&self) -> bool {
+        !self.0.recent.read().unwrap_or_else(PoisonError::into_inner).facts.is_empty()
+    }
+
     /// A place for one more reader, given back when it is dropped.
     pub(super) fn place(&self) -> Option<OwnedSemaphorePermit> {
         let place = Arc::clone(&self.0.places).try_acquire_owned().ok()?;
