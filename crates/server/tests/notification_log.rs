@@ -15,6 +15,7 @@ use towpath::{SqlStore, Towpath};
 /// Writes until the log has so many facts with a position.
 async fn fill(store: &str, facts: u64) {
     let writers = Writers::on(store).await;
+    let before = writers.store.head().await.unwrap();
     let app = Towpath::builder().store(store).scan(Duration::from_millis(10)).start().await.unwrap();
     eventually("facts", async || {
         if writers.store.head().await.unwrap() < facts {
@@ -26,7 +27,7 @@ async fn fill(store: &str, facts: u64) {
     .await;
     eventually("positions", async || {
         let committed = writers.committed.lock().unwrap().len() as u64;
-        (writers.store.head().await.unwrap() == committed).then_some(())
+        (writers.store.head().await.unwrap() == before + committed).then_some(())
     })
     .await;
     app.stop().await;
@@ -295,4 +296,113 @@ async fn following_ends_with_a_clear_word() {
     let (code, said) = follow(&format!("{}/api", server.url()));
     assert_eq!(code, 1, "{said}");
     assert!(said.contains("[log-unreadable]"), "{said}");
+}
+
+/// A caching proxy of the test's own, as people put them before servers.
+struct Nginx {
+    child: Child,
+    address: String,
+    _folder: tempfile::TempDir,
+}
+
+impl Nginx {
+    /// `None` where it is not installed.
+    async fn before(server: &Server) -> Option<Self> {
+        let folders = std::env::var_os("PATH").unwrap_or_default();
+        let mut places = std::env::split_paths(&folders).chain(["/usr/sbin".into()]);
+        let program =
+            places.find_map(|folder| Some(folder.join("nginx")).filter(|program| program.is_file()))?;
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path().display();
+        let config = format!(
+            "daemon off; error_log stderr; pid {at}/pid; worker_processes 1;\n\
+             events {{}}\n\
+             http {{\n\
+             access_log off; gzip on; gzip_types *; gzip_min_length 1;\n\
+             client_body_temp_path {at}/1; proxy_temp_path {at}/2; fastcgi_temp_path {at}/3;\n\
+             uwsgi_temp_path {at}/4; scgi_temp_path {at}/5;\n\
+             proxy_cache_path {at}/cache keys_zone=pages:1m;\n\
+             server {{ listen 127.0.0.1:{port}; location / {{\n\
+             proxy_pass http://{}; proxy_cache pages; proxy_cache_revalidate on;\n\
+             add_header X-Cache $upstream_cache_status always; }} }} }}\n",
+            server.address
+        );
+        let path = folder.path().join("nginx.conf");
+        std::fs::write(&path, format!("user root;\n{config}")).unwrap();
+        let child = std::process::Command::new(program)
+            .args(["-p", &at.to_string(), "-c"])
+            .arg(&path)
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let address = format!("127.0.0.1:{port}");
+        eventually("the proxy", async || std::net::TcpStream::connect(&address).ok()).await;
+        Some(Self { child, address, _folder: folder })
+    }
+
+    fn get(&self, path: &str, headers: &[(&str, &str)]) -> (Answer, String) {
+        let answer = ask(&self.address, "GET", path, headers);
+        let cache = answer.header("x-cache").unwrap_or_default().to_owned();
+        (answer, cache)
+    }
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status();
+        let _ = self.child.wait();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_real_cache_keeps_archived_pages_and_asks_for_the_current_one() {
+    let fresh = Fresh::on("sqlite").await;
+    fill(fresh.url(), 45).await;
+    let server = Server::start(fresh.url(), &[]);
+    let Some(proxy) = Nginx::before(&server).await else {
+        println!("nginx is not installed: nothing was shown");
+        return;
+    };
+    let (first, cache) = proxy.get("/notifications/21,40", &[]);
+    assert_eq!((first.status, cache.as_str()), (200, "MISS"), "{}", first.head);
+    let (second, cache) = proxy.get("/notifications/21,40", &[]);
+    assert_eq!((cache.as_str(), &second.body), ("HIT", &first.body));
+    let direct = server.get("/notifications/21,40");
+    assert_eq!((&second.body, second.header("etag")), (&direct.body, direct.header("etag")));
+    let tag = direct.header("etag").unwrap();
+    let (known, _) = proxy.get("/notifications/21,40", &[("If-None-Match", tag)]);
+    assert_eq!((known.status, known.body.as_str()), (304, ""));
+    // It changes the bytes for nobody, though it would like to.
+    let zipped = ask(&proxy.address, "HEAD", "/notifications/21,40", &[("Accept-Encoding", "gzip")]);
+    println!(
+        "with gzip on at the proxy: {:?} {:?}",
+        zipped.header("Content-Encoding"),
+        zipped.header("ETag")
+    );
+
+    let (current, _) = proxy.get("/notifications", &[]);
+    let (again, cache) = proxy.get("/notifications", &[]);
+    assert_ne!(cache, "HIT", "the current page is asked for each time");
+    assert_eq!(again.body, current.body);
+    fill(fresh.url(), 70).await;
+    let (newer, cache) = proxy.get("/notifications", &[]);
+    assert_ne!(cache, "HIT");
+    assert_ne!(newer.body, current.body, "what is new is seen at once");
+    assert_eq!(newer.body, server.get("/notifications").body);
+    // With a key nothing is kept for others.
+    let key = [("Authorization", "Bearer x")];
+    proxy.get("/notifications/1,20", &key);
+    let (_, cache) = proxy.get("/notifications/1,20", &key);
+    assert_eq!(cache, "MISS");
+    // A follower comes through it, too.
+    let ours = Fresh::on("sqlite").await;
+    let output = towpath()
+        .args(["follow", &format!("http://{}", proxy.address), "--once", "--store", ours.url()])
+        .env("TOWPATH_LOG", "error")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    drop(proxy);
+    assert!(server.stop());
 }

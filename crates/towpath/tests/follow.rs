@@ -322,7 +322,7 @@ fn child_that_is_killed() {
 async fn what_is_no_log_is_told_and_nothing_of_it_is_applied() {
     let fresh = Fresh::on("sqlite").await;
     let app = app(&fresh).await;
-    let changed = |change: fn(&str, &mut serde_json::Value)| Mood::Changed(Arc::new(change));
+    let changed = |change: fn(&str, &mut serde_json::Value)| Mood::Changed(change);
     let moods: Vec<(&str, Mood, &str)> = vec![
         ("a web page", Mood::Type("text/html"), "log-unreadable"),
         ("plain JSON", Mood::Type("application/json"), "log-unreadable"),

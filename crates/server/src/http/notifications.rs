@@ -70,7 +70,8 @@ async fn page_response(app: &Towpath, page: Page, asked: &HeaderMap) -> Result<R
 /// How caches may treat a page. What is archived never changes. What was asked for with credentials is for who has them:
 /// a cache that others share must not keep it. Nobody on the way may change the bytes, because the tag is theirs.
 fn cache_control(page: Page, asked: &HeaderMap) -> &'static str {
-    let with_credentials = asked.contains_key(header::AUTHORIZATION) || asked.contains_key(header::COOKIE);
+    let with_credentials =
+        ["authorization", "x-api-key", "cookie"].iter().any(|name| asked.contains_key(*name));
     match (page.archived, with_credentials) {
         (true, false) => "public, max-age=31536000, immutable, no-transform",
         (true, true) => "private, max-age=31536000, immutable, no-transform",

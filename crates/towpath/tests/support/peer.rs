@@ -32,7 +32,7 @@ pub enum Mood {
     /// Another media type.
     Type(&'static str),
     /// Whatever it has, changed.
-    Changed(Arc<dyn Fn(&str, &mut Value) + Send + Sync>),
+    Changed(fn(&str, &mut Value)),
     /// A page that does not end.
     Endless,
     /// Ends in the middle of an answer.
@@ -116,11 +116,11 @@ async fn answer(mut connection: TcpStream, world: Arc<Mutex<World>>) {
     if connection.write_all(&response).await.is_err() {
         return;
     }
-    while endless {
-        if connection.write_all(&[b' '; 4096]).await.is_err() {
-            return;
+    if endless {
+        while connection.write_all(&[b' '; 4096]).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        return;
     }
     let _ = connection.shutdown().await;
 }

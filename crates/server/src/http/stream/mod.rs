@@ -14,10 +14,10 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
 use towpath::Glob;
 use towpath::ids::{AggregateKey, Position};
 use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 pub(crate) use feed::{Feed, FeedOptions};
 use reader::{Filter, Reader};
@@ -27,10 +27,30 @@ use super::problem::Problem;
 
 /// The paths of this part.
 pub(super) fn routes() -> OpenApiRouter<App> {
-    OpenApiRouter::new().route("/api/events/stream", get(stream))
+    OpenApiRouter::new().routes(routes!(stream))
 }
 
-/// Facts as they get their positions, from a position on or from now on.
+/// Facts as they happen
+///
+/// Server-sent events of the same objects as in `/api/events`, in position order, with the position as `id`. They begin
+/// from now on, or behind a position. A reader that is too slow gets a last event `dropped` that says where to go on.
+#[utoipa::path(
+    get,
+    path = "/api/events/stream",
+    tag = "facts",
+    operation_id = "streamEvents",
+    params(
+        ("after" = Option<u64>, Query, description = "Behind which position; 0 is from the first fact on."),
+        ("type" = Option<Vec<String>>, Query, description = "Patterns of event types: `*` stands for anything."),
+        ("aggregate" = Option<Vec<String>>, Query, description = "Aggregates as `kind/id`."),
+        ("Last-Event-ID" = Option<u64>, Header, description = "As `after`, and it wins: what browsers send when they come back."),
+    ),
+    responses(
+        (status = 200, description = "A stream without end.", body = String, content_type = "text/event-stream"),
+        (status = 409, description = "The position was never given."),
+        (status = 503, description = "There are too many readers."),
+    )
+)]
 async fn stream(
     State(feed): State<Feed>,
     asked: Result<Query<Vec<(String, String)>>, QueryRejection>,
