@@ -1,6 +1,7 @@
 //! The notification log from the outside: what caches and followers rely on.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
+#![allow(clippy::print_stdout, reason = "how much was shown is worth a line")]
 
 mod logs;
 

@@ -198,7 +198,7 @@ struct Open {
 async fn write(store: SqlStore, committed: Arc<Mutex<BTreeSet<EventId>>>, writer: u64, until: Instant) {
     let late = store.promises().concurrent_writers;
     let mut random = Random(0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(writer + 1));
-    let mut versions = vec![0_u64; 12];
+    let mut versions = [0_u64; 12];
     let run = Uuid::now_v7().simple().to_string();
     let mut open: Vec<Open> = Vec::new();
     while Instant::now() < until || !open.is_empty() {

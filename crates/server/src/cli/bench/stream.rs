@@ -197,6 +197,9 @@ pub(crate) async fn read(flags: ReaderFlags) -> Result<(), Failure> {
     for _ in 0..flags.readers {
         let mut reader =
             StreamClient::open(&flags.address, "/api/events/stream", "").await.map_err(broken)?;
+        if !reader.head.contains(" 200 ") {
+            return Err(Failure::unreachable(format!("a reader was refused: {}", reader.head)));
+        }
         reader.next().await.map_err(broken)?;
         readers.push(reader);
     }

@@ -188,12 +188,8 @@ impl Feed {
         let Ok(_turn) = self.0.old_facts.acquire().await else { return Ok(Vec::new()) };
         let (low, high) = (position.saturating_add(1), position.saturating_add(most));
         let events = self.0.towpath.store().events_between(low, high.min(i64::MAX as u64)).await?;
-        let mut next = low;
-        for event in &events {
-            if event.position != Some(next) {
-                return Err(out_of_order(next));
-            }
-            next += 1;
+        if let Some((missing, _)) = (low..).zip(&events).find(|(next, event)| event.position != Some(*next)) {
+            return Err(out_of_order(missing));
         }
         events.iter().map(written).collect()
     }
