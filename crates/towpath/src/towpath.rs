@@ -24,6 +24,7 @@ use towpath_store::{SqlStore, StoreOptions, StoreUrl};
 use uuid::Uuid;
 
 use crate::bus::{Bus, FoldError, SendError};
+use crate::circumstances::Circumstances;
 use crate::cleaner::{self, Keeping};
 use crate::clock::SystemClock;
 use crate::config::{BadChannels, Channels};
@@ -324,7 +325,8 @@ impl Towpath {
     /// The dead letters of all consumers, and what the broker gave up.
     pub fn dead_letters(&self) -> Letters<'_> {
         let (store, broker, clock) = (&self.store, &self.broker, &self.bus.clock);
-        Letters { store, broker, clock, horizon: self.horizon, by: None }
+        let by = Circumstances::current().actor_id;
+        Letters { store, broker, clock, horizon: self.horizon, by }
     }
 
     /// What was registered.
