@@ -70,6 +70,41 @@ fn with_a_viewers_key_nothing_can_be_changed() {
 }
 
 #[test]
+fn every_change_takes_an_idempotency_key_and_is_recorded() {
+    let admin = new_key("ann", "admin");
+    let server = Server::start(&[], &admin.toml);
+    let by = ("X-Api-Key", admin.key.as_str());
+    let json = ("Content-Type", "application/json");
+    let changes: Vec<_> = paths(&server, &[by])
+        .into_iter()
+        .filter(|(method, path)| is_change(method) && path != "/api/commands")
+        .collect();
+    for (number, (method, path)) in changes.iter().enumerate() {
+        let key = format!("key-{number}");
+        let ask = |body: &str| server.ask(method, path, &[by, json, ("Idempotency-Key", &key)], body);
+        let (first, again) = (ask("{}"), ask("{}"));
+        assert!(first.status < 500 && first.status != 405, "{method} {path}: {first:?}");
+        assert_eq!((again.status, &again.body), (first.status, &first.body), "{method} {path}");
+        assert_eq!(again.header("idempotency-replayed"), "true", "{method} {path}");
+        assert!(!first.headers.contains_key("idempotency-replayed"));
+        assert_eq!(ask("{\"other\":1}").code(), "key-reused", "{method} {path}");
+    }
+    let facts = eventually("each is a fact", || {
+        let page = server.get("/api/events?after=0&limit=1000", &[by]).json();
+        let facts = page["events"].as_array().unwrap().clone();
+        let facts: Vec<_> = facts.into_iter().filter(|fact| fact["aggregateKind"] == "operation").collect();
+        (facts.len() >= changes.len()).then_some(facts)
+    });
+    assert_eq!(facts.len(), changes.len());
+    for (fact, (method, path)) in facts.iter().zip(&changes) {
+        assert_eq!(fact["type"], "towpath.operation.performed");
+        assert_eq!((&fact["payload"]["actor"], &fact["payload"]["role"]), (&"ann".into(), &"admin".into()));
+        assert_eq!(fact["payload"]["target"].as_str(), Some(path.as_str()));
+        assert!(fact["payload"]["action"].as_str().unwrap().starts_with(&format!("{method} ")));
+    }
+}
+
+#[test]
 fn without_a_key_nothing_can_be_read_beyond_loopback() {
     let refused = run(&["--listen", "0.0.0.0:0"]);
     assert_eq!(refused.status.code(), Some(2));

@@ -1,6 +1,7 @@
 //! Commands over HTTP, sent to a server that has an aggregate of a test in it: who asked, in which trace, and once.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
+#![allow(clippy::print_stdout, reason = "a test tells what it measured")]
 
 mod driver;
 

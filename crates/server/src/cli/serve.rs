@@ -47,7 +47,7 @@ pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Bui
 /// How callers are known. Nobody but this machine is served without keys.
 fn access(config: &Config) -> Result<Access, Failure> {
     let tokens = match config.jwt.clone() {
-        Some(settings) => Some(Tokens::new(settings).map_err(Failure::usage)?),
+        Some(settings) => Some(Box::new(Tokens::new(settings).map_err(Failure::usage)?)),
         None => None,
     };
     if !config.keys.is_empty() || tokens.is_some() {

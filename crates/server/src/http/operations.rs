@@ -3,6 +3,7 @@
 //! This is a layer around all paths, so a new one has both without being asked. Commands are left out: their own record
 //! says who sent them, and their id is their key.
 
+use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -10,6 +11,7 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt as _;
 use http_body_util::BodyExt as _;
 use sha2::{Digest as _, Sha256};
 use towpath::ids::OperationName;
@@ -69,15 +71,18 @@ pub(super) async fn once_and_recorded(State(app): State<App>, request: Request, 
         Ok(response) => response,
         Err(error) => {
             tracing::error!(%error, "a request ended badly");
-            Problem::new(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "internal",
-                "something broke in the server",
-                "Whether it was done is not known. Ask again with the same Idempotency-Key.",
-            )
-            .into_response()
+            broken().into_response()
         }
     }
+}
+
+fn broken() -> Problem {
+    Problem::new(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        "internal",
+        "something broke in the server",
+        "Whether it was done is not known. Ask again with the same Idempotency-Key.",
+    )
 }
 
 /// Whether a request is a command, which has its own record and its own key.
@@ -149,8 +154,10 @@ impl Asked {
             Err(error) => return Problem::from(error).into_response(),
         };
         // Cut off before the claim runs out: nobody else may begin it while it still runs here.
+        let run = AssertUnwindSafe(run).catch_unwind();
         match tokio::time::timeout(for_.saturating_sub(MARGIN / 2), run).await {
-            Ok(response) => self.end(app, &claim, response).await,
+            Ok(Ok(response)) => self.end(app, &claim, response).await,
+            Ok(Err(_)) => self.end(app, &claim, broken().into_response()).await,
             Err(_) => {
                 let end = OperationEnd::Forgotten;
                 let ended = app.operations().end(&self.operation, &claim, end, Outcome::Unknown, None).await;

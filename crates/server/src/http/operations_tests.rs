@@ -9,7 +9,7 @@ use axum::body::Body;
 use axum::extract::{Path, Request};
 use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse, Response};
-use axum::routing::post;
+use axum::routing::{get, post};
 use http_body_util::BodyExt as _;
 use tokio::sync::Notify;
 use tower::ServiceExt as _;
@@ -41,6 +41,10 @@ struct Answer {
 
 impl Bench {
     async fn new(request_timeout: Duration) -> Self {
+        Self::with(request_timeout, 100).await
+    }
+
+    async fn with(request_timeout: Duration, concurrent_requests: usize) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let url = format!("sqlite://{}", folder.path().join("towpath.db").display());
         let towpath = Towpath::builder().store(&url).lease(Duration::from_secs(3600)).start().await.unwrap();
@@ -55,7 +59,7 @@ impl Bench {
             header_timeout: Duration::from_secs(5),
             request_timeout,
             connections: 10,
-            concurrent_requests: 100,
+            concurrent_requests,
             requests_per_second: 0,
             burst: 0,
         };
@@ -85,7 +89,9 @@ impl Bench {
         let paths = Router::new()
             .route("/api/things/{id}", post(things))
             .route("/api/slow", post(slow))
-            .route("/api/breaks", post(breaks));
+            .route("/api/breaks", post(breaks))
+            .route("/api/panics", get(panics).post(panics))
+            .route("/api/cached", get(|| async { [("cache-control", "public, max-age=60, immutable")] }));
         let router = around(paths, &app).with_state(app);
         let keys = made.map(|made| made.key);
         Self { towpath, router, effects, gate, keys, _folder: folder }
@@ -128,6 +134,10 @@ impl Bench {
         });
         facts.collect()
     }
+}
+
+async fn panics() {
+    panic!("a bug of a handler");
 }
 
 async fn read(response: Response) -> Answer {
@@ -298,5 +308,46 @@ async fn what_is_no_operation_is_not_recorded() {
     assert_eq!(bench.ask("/api/things/7", 0, None, &"x".repeat(1001)).await.status, 413);
     bench.ask("/api/things/7", 0, None, "1").await;
     assert_eq!(bench.facts(1).await.len(), 1);
+    bench.towpath.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_requests_than_can_run_are_told_to_come_again() {
+    let bench = Arc::new(Bench::with(LONG, 1).await);
+    let slow = Arc::clone(&bench);
+    let slow = tokio::spawn(async move { slow.ask("/api/slow", 0, None, "").await });
+    let deadline = tokio::time::Instant::now() + LONG;
+    loop {
+        let refused = bench.ask("/api/things/7", 0, None, "1").await;
+        if refused.status == 503 {
+            assert!(refused.body.contains("overloaded"), "{}", refused.body);
+            break;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "the slow one takes the only place");
+    }
+    bench.gate.notify_one();
+    assert_eq!(slow.await.unwrap().status, 200);
+    assert_eq!(bench.ask("/api/things/7", 0, None, "1").await.status, 201);
+    bench.towpath.stop().await;
+}
+
+#[tokio::test]
+async fn a_handler_that_panics_is_answered_and_recorded() {
+    let bench = Bench::new(LONG).await;
+    let read_only = Request::builder().uri("/api/panics").header("x-api-key", &bench.keys[0]);
+    let response = bench.router.clone().oneshot(read_only.body(Body::empty()).unwrap()).await.unwrap();
+    assert_eq!(response.status(), 500);
+    let changing = bench.ask("/api/panics", 0, Some("k"), "").await;
+    assert_eq!((changing.status, changing.body.contains("\"internal\"")), (500, true));
+    assert_eq!(bench.facts(1).await[0].2, "failed");
+    bench.towpath.stop().await;
+}
+
+#[tokio::test]
+async fn what_needs_a_key_is_kept_from_shared_caches() {
+    let bench = Bench::new(LONG).await;
+    let request = Request::builder().uri("/api/cached").header("x-api-key", &bench.keys[0]);
+    let response = bench.router.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+    assert_eq!(response.headers()["cache-control"], "private, max-age=60, immutable");
     bench.towpath.stop().await;
 }

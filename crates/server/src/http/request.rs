@@ -1,12 +1,14 @@
 //! What every request has: an id, a trace, a line in the log; and every error of it is a problem.
 
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::time::Instant;
 
 use axum::extract::{MatchedPath, Request};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt as _;
 use towpath::Circumstances;
 use towpath::ids::{RequestId, TraceId};
 use tracing::Instrument as _;
@@ -115,7 +117,13 @@ pub(super) async fn identify(mut request: Request, next: Next) -> Response {
     let method = request.method().clone();
     let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     request.extensions_mut().insert(identity.clone());
-    let work = async { as_problem(next.run(request).await) };
+    let work = async {
+        // A handler that panics is a bug; its client is answered all the same.
+        match AssertUnwindSafe(next.run(request)).catch_unwind().await {
+            Ok(response) => as_problem(response),
+            Err(_) => as_problem(StatusCode::INTERNAL_SERVER_ERROR.into_response()),
+        }
+    };
     let mut response = identity.clone().during(work).await;
     let headers = response.headers_mut();
     if let Ok(id) = HeaderValue::from_str(identity.request_id.as_str()) {

@@ -73,7 +73,7 @@ pub(crate) enum Access {
         /// The keys.
         keys: Vec<ApiKey>,
         /// The issuer of tokens.
-        tokens: Option<Tokens>,
+        tokens: Option<Box<Tokens>>,
     },
 }
 
@@ -145,9 +145,21 @@ pub(super) async fn guard(State(app): State<App>, mut request: Request, next: Ne
         request.extensions_mut().insert(caller.clone());
         next.run(request).await
     };
+    if matches!(*app.access, Access::Checked { .. }) {
+        keep_from_shared_caches(response.headers_mut());
+    }
     // For the line in the log.
     response.extensions_mut().insert(caller);
     response
+}
+
+/// What may be cached by everybody may be so only where everybody may read it: a proxy would give it to who has no key.
+fn keep_from_shared_caches(headers: &mut HeaderMap) {
+    let Some(Ok(rules)) = headers.get(header::CACHE_CONTROL).map(HeaderValue::to_str) else { return };
+    let private = rules.replace("public", "private");
+    if let Ok(private) = HeaderValue::try_from(private) {
+        headers.insert(header::CACHE_CONTROL, private);
+    }
 }
 
 /// The key or token that was sent.
