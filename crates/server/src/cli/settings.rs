@@ -223,6 +223,17 @@ impl Settings {
         }
     }
 
+    /// A duration that something is waited for: some time, and not for ever.
+    pub(crate) fn patience(&self, key: &'static str) -> Result<Duration, Failure> {
+        const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+        match self.duration(key)? {
+            duration if duration.is_zero() || duration > LONGEST => {
+                Err(Failure::usage(format!("{key} must be more than nothing and at most 1d")))
+            }
+            duration => Ok(duration),
+        }
+    }
+
     /// A duration.
     pub(crate) fn duration(&self, key: &'static str) -> Result<Duration, Failure> {
         let text = self.text(key).unwrap_or_default();
@@ -287,6 +298,15 @@ mod tests {
             let file: toml::Table = toml::from_str(text).unwrap();
             let failure = Settings::resolve(&SettingFlags::default(), &file).err().unwrap();
             assert!(failure.message.contains(name), "{}", failure.message);
+        }
+    }
+
+    #[test]
+    fn nothing_is_waited_for_not_at_all_or_for_ever() {
+        for wrong in ["0s", "2d", "99999999999999d", "soon"] {
+            let flags = parsed(&["towpath", "--limits-request-timeout", wrong]);
+            let settings = Settings::resolve(&flags, &toml::Table::new()).ok().unwrap();
+            assert!(settings.patience("limits.request-timeout").is_err(), "{wrong}");
         }
     }
 

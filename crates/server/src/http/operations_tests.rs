@@ -28,6 +28,8 @@ struct Bench {
     router: Router,
     effects: Arc<AtomicU32>,
     gate: Arc<Notify>,
+    /// Somebody waits at the gate.
+    arrived: Arc<Notify>,
     keys: [String; 2],
     _folder: tempfile::TempDir,
 }
@@ -70,13 +72,15 @@ impl Bench {
         };
         let (effects, gate) = (Arc::new(AtomicU32::new(0)), Arc::new(Notify::new()));
         let (counted, held, broken) = (Arc::clone(&effects), Arc::clone(&effects), Arc::clone(&effects));
-        let opened = Arc::clone(&gate);
+        let (opened, arrived) = (Arc::clone(&gate), Arc::new(Notify::new()));
+        let arrives = Arc::clone(&arrived);
         let things = move |Path(id): Path<String>, body: String| async move {
             let number = counted.fetch_add(1, Ordering::SeqCst) + 1;
             let location = [("location", format!("/api/things/{id}"))];
             (StatusCode::CREATED, location, format!("{{\"number\":{number},\"given\":{body}}}"))
         };
         let slow = move || async move {
+            arrives.notify_one();
             opened.notified().await;
             held.fetch_add(1, Ordering::SeqCst).to_string()
         };
@@ -94,7 +98,7 @@ impl Bench {
             .route("/api/cached", get(|| async { [("cache-control", "public, max-age=60, immutable")] }));
         let router = around(paths, &app).with_state(app);
         let keys = made.map(|made| made.key);
-        Self { towpath, router, effects, gate, keys, _folder: folder }
+        Self { towpath, router, effects, gate, arrived, keys, _folder: folder }
     }
 
     fn request(&self, path: &str, who: usize, key: Option<&str>, body: &str) -> Request {
@@ -224,15 +228,9 @@ async fn what_broke_may_be_tried_again_with_the_same_key() {
 async fn a_client_that_goes_away_leaves_a_whole_operation_behind() {
     let bench = Bench::new(LONG).await;
     let mut asking = Box::pin(bench.ask("/api/slow", 0, Some("k"), ""));
-    let deadline = tokio::time::Instant::now() + LONG;
-    // Until it has begun, which a twin is told.
-    loop {
-        let waited = tokio::time::timeout(Duration::from_millis(20), &mut asking).await;
-        assert!(waited.is_err(), "it waits for its gate");
-        if bench.ask("/api/slow", 0, Some("k"), "").await.status == 409 {
-            break;
-        }
-        assert!(tokio::time::Instant::now() < deadline);
+    tokio::select! {
+        _ = &mut asking => panic!("it waits for its gate"),
+        () = bench.arrived.notified() => {}
     }
     drop(asking);
     bench.gate.notify_one();
@@ -316,15 +314,9 @@ async fn more_requests_than_can_run_are_told_to_come_again() {
     let bench = Arc::new(Bench::with(LONG, 1).await);
     let slow = Arc::clone(&bench);
     let slow = tokio::spawn(async move { slow.ask("/api/slow", 0, None, "").await });
-    let deadline = tokio::time::Instant::now() + LONG;
-    loop {
-        let refused = bench.ask("/api/things/7", 0, None, "1").await;
-        if refused.status == 503 {
-            assert!(refused.body.contains("overloaded"), "{}", refused.body);
-            break;
-        }
-        assert!(tokio::time::Instant::now() < deadline, "the slow one takes the only place");
-    }
+    bench.arrived.notified().await;
+    let refused = bench.ask("/api/things/7", 0, None, "1").await;
+    assert_eq!((refused.status, refused.body.contains("overloaded")), (503, true));
     bench.gate.notify_one();
     assert_eq!(slow.await.unwrap().status, 200);
     assert_eq!(bench.ask("/api/things/7", 0, None, "1").await.status, 201);
