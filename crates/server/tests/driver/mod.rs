@@ -179,8 +179,9 @@ pub(crate) fn ask(
         format!("Host: {address}\r\n")
     };
     let length = body.len();
+    let kind = if body.is_empty() { "" } else { "Content-Type: application/json\r\n" };
     let head = format!(
-        "{method} {path} HTTP/1.1\r\n{host}Connection: close\r\nContent-Length: {length}\r\n{headers}\r\n"
+        "{method} {path} HTTP/1.1\r\n{host}Connection: close\r\n{kind}Content-Length: {length}\r\n{headers}\r\n"
     );
     // A server that has answered early does not read the rest.
     let _ = stream.write_all(format!("{head}{body}").as_bytes());
