@@ -40,7 +40,7 @@ pub(crate) struct FollowFlags {
 /// Follows until it is told to stop, or cannot go on.
 pub(crate) async fn follow(flags: FollowFlags) -> Result<(), Failure> {
     let config = flags.serve.config()?;
-    start_log();
+    start_log(&config.log);
     let name = flags.name.unwrap_or_else(|| name_of(&flags.url));
     let policy =
         FollowPolicy { poll: std::time::Duration::from_millis(flags.poll.max(1)), ..FollowPolicy::default() };

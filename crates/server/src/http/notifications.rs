@@ -56,7 +56,7 @@ async fn page_response(app: &Towpath, page: Page, asked: &HeaderMap) -> Result<R
     let headers = response.headers_mut();
     for (name, value) in [
         (header::ETAG, etag),
-        (header::CACHE_CONTROL, cache_control(page, asked).to_owned()),
+        (header::CACHE_CONTROL, cache_control(page).to_owned()),
         (header::LINK, links.join(", ")),
     ] {
         // Digits, commas and constants: always a header.
@@ -67,17 +67,10 @@ async fn page_response(app: &Towpath, page: Page, asked: &HeaderMap) -> Result<R
     Ok(response)
 }
 
-/// How caches may treat a page. What is archived never changes. What was asked for with credentials is for who has them:
-/// a cache that others share must not keep it. Nobody on the way may change the bytes, because the tag is theirs.
-fn cache_control(page: Page, asked: &HeaderMap) -> &'static str {
-    let with_credentials =
-        ["authorization", "x-api-key", "cookie"].iter().any(|name| asked.contains_key(*name));
-    match (page.archived, with_credentials) {
-        (true, false) => "public, max-age=31536000, immutable, no-transform",
-        (true, true) => "private, max-age=31536000, immutable, no-transform",
-        (false, false) => "no-cache, no-transform",
-        (false, true) => "private, no-cache, no-transform",
-    }
+/// How caches may treat a page. What is archived never changes. Nobody on the way may change the bytes, because the tag is
+/// theirs. Where a key is needed, `access` keeps pages from caches that others share.
+fn cache_control(page: Page) -> &'static str {
+    if page.archived { "public, max-age=31536000, immutable, no-transform" } else { "no-cache, no-transform" }
 }
 
 /// A page as it is sent.

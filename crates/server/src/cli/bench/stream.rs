@@ -5,6 +5,7 @@
 //! there is one more that never reads.
 
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
@@ -15,11 +16,14 @@ use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
 use towpath::{Scratch, Towpath};
 
+use super::super::config::ServeFlags;
 use super::super::{Failure, output};
 use super::write::{Account, AccountCommand};
 use super::{failed, median};
+use crate::http::access::Access;
+use crate::http::limits::{LimitSettings, Limits};
 use crate::http::stream::client::StreamClient;
-use crate::http::{App, Feed, FeedOptions, PATIENCE, Patient, router};
+use crate::http::{App, Feed, FeedOptions, PATIENCE, Patient, connections, router};
 
 /// The flags of `towpath bench stream`.
 #[derive(Args)]
@@ -101,9 +105,17 @@ async fn measure(scratch: &Scratch, flags: &StreamFlags) -> Result<Report, Failu
     let feed = Feed::start(app.clone(), FeedOptions::default());
     let listener = TcpListener::bind("127.0.0.1:0").await.map_err(broken)?;
     let address = listener.local_addr().map_err(broken)?.to_string();
-    let served = router(App { towpath: app.clone(), feed: feed.clone() });
-    let server =
-        tokio::spawn(async move { axum::serve(Patient { listener, patience: PATIENCE }, served).await });
+    let limits = LimitSettings { requests_per_second: 0, ..ServeFlags::default().config()?.limits };
+    let state = App {
+        towpath: app.clone(),
+        access: Arc::new(Access::Local),
+        limits: Arc::new(Limits::new(limits.clone())),
+        feed: feed.clone(),
+    };
+    let listener = Patient { listener, patience: PATIENCE };
+    let server = tokio::spawn(async move {
+        connections::serve(listener, router(state), &limits, Duration::ZERO, std::future::pending()).await;
+    });
     // Connections are made and statements are prepared before anything is measured.
     turn(&app, &feed, &address, flags, 1, 0).await?;
     let (mut one, mut many, mut idle, mut at_the_end) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());

@@ -1,6 +1,7 @@
 //! The stream over real sockets, with limits that a test can reach.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -11,7 +12,9 @@ use towpath::{Aggregate, Context, Towpath};
 
 use super::client::{Message, StreamClient};
 use super::{Feed, FeedOptions};
-use crate::http::{App, Patient, router};
+use crate::http::access::Access;
+use crate::http::limits::{LimitSettings, Limits};
+use crate::http::{App, Patient, connections, router};
 
 #[derive(Default, Serialize, Deserialize)]
 struct Note;
@@ -71,14 +74,25 @@ impl Stage {
         let (stop, stopped) = tokio::sync::oneshot::channel();
         let (served, ended) = (feed.clone(), feed.clone());
         let towpath = app.clone();
+        let limits = LimitSettings {
+            body_bytes: 1 << 20,
+            header_bytes: 16 << 10,
+            headers: 64,
+            header_timeout: LONG,
+            request_timeout: LONG,
+            connections: 1000,
+            concurrent_requests: 1000,
+            requests_per_second: 0,
+            burst: 0,
+        };
         let server = tokio::spawn(async move {
-            axum::serve(Patient { listener, patience }, router(App { towpath, feed: served }))
-                .with_graceful_shutdown(async move {
-                    let _ = stopped.await;
-                    ended.stop();
-                })
-                .await
-                .unwrap();
+            let (access, limited) = (Arc::new(Access::Local), Arc::new(Limits::new(limits.clone())));
+            let router = router(App { towpath, access, limits: limited, feed: served });
+            let told_to_stop = async move {
+                let _ = stopped.await;
+                ended.stop();
+            };
+            connections::serve(Patient { listener, patience }, router, &limits, LONG, told_to_stop).await;
         });
         Self { app, feed, address, stop, server, _folder: folder }
     }
