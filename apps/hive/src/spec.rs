@@ -97,11 +97,8 @@ impl ServiceSpec {
             field("env-name", name);
             field("env-value", value);
         }
-        let numbers = [
-            ("min-scale", self.min_scale),
-            ("max-scale", self.max_scale),
-            ("concurrency", self.concurrency),
-        ];
+        let numbers =
+            [("min-scale", self.min_scale), ("max-scale", self.max_scale), ("concurrency", self.concurrency)];
         for (name, number) in numbers {
             if let Some(number) = number {
                 field(name, &number.to_string());

@@ -19,8 +19,8 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use futures_util::stream::{self, BoxStream, StreamExt as _};
 
-use self::fate::chance;
 pub use self::fate::Fates;
+use self::fate::chance;
 use self::journal::Journal;
 use self::world::{Entry, World};
 use super::{Applied, Apply, Deletion, GatewayError, Observed, ServingGateway};
@@ -175,9 +175,8 @@ impl SimulatedCluster {
         if !delay.is_zero() {
             tokio::time::sleep(delay).await;
         }
-        let unlucky =
-            chance(shared.settings.seed, &["call", &number.to_string()]) * 100.0
-                < f64::from(shared.settings.unavailable_percent);
+        let unlucky = chance(shared.settings.seed, &["call", &number.to_string()]) * 100.0
+            < f64::from(shared.settings.unavailable_percent);
         if shared.down.load(Ordering::SeqCst) || unlucky {
             return Err(GatewayError::Unavailable { message: "the simulated cluster is away".to_owned() });
         }

@@ -50,7 +50,8 @@ async fn the_same_seed_gives_the_same_fate() {
         let mut seen = Vec::new();
         for number in 0..40 {
             let resource = ResourceName::new("shop", format!("cart-{number}"));
-            let refused = cluster.apply(&Apply { resource: resource.clone(), ..apply_of("a") }).await.is_err();
+            let refused =
+                cluster.apply(&Apply { resource: resource.clone(), ..apply_of("a") }).await.is_err();
             let ready = match cluster.look(&resource).unwrap() {
                 Observed::Found(found) => Some(found.readiness() == ConditionStatus::True),
                 Observed::NotFound => None,
@@ -69,7 +70,8 @@ async fn a_file_outlives_its_process_and_is_shared() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("cluster.jsonl");
     let settings = || SimulatedSettings { file: Some(file.clone()), ..at_once() };
-    let (one, other) = (SimulatedCluster::new(settings()).unwrap(), SimulatedCluster::new(settings()).unwrap());
+    let (one, other) =
+        (SimulatedCluster::new(settings()).unwrap(), SimulatedCluster::new(settings()).unwrap());
     one.apply(&apply_of("a")).await.unwrap();
     assert_eq!(other.look(&resource()).unwrap(), one.look(&resource()).unwrap());
     other.apply(&apply_of("b")).await.unwrap();

@@ -16,11 +16,25 @@ use crate::spec::{ResourceName, ServiceSpec, SpecHash};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "change", rename_all = "camelCase")]
 pub(super) enum Entry {
-    Applied { at: DateTime<Utc>, resource: ResourceName, spec: ServiceSpec },
-    Deleted { at: DateTime<Utc>, resource: ResourceName },
+    Applied {
+        at: DateTime<Utc>,
+        resource: ResourceName,
+        spec: ServiceSpec,
+    },
+    Deleted {
+        at: DateTime<Utc>,
+        resource: ResourceName,
+    },
     /// By hand: not by us, and at once.
-    Edited { at: DateTime<Utc>, resource: ResourceName, spec: ServiceSpec },
-    Vanished { at: DateTime<Utc>, resource: ResourceName },
+    Edited {
+        at: DateTime<Utc>,
+        resource: ResourceName,
+        spec: ServiceSpec,
+    },
+    Vanished {
+        at: DateTime<Utc>,
+        resource: ResourceName,
+    },
 }
 
 /// All resources.
@@ -131,8 +145,7 @@ impl World {
             }
         }
         let generation = self.generations.get(&apply.resource).copied().unwrap_or_default() + 1;
-        let entry =
-            Entry::Applied { at: now, resource: apply.resource.clone(), spec: apply.spec.clone() };
+        let entry = Entry::Applied { at: now, resource: apply.resource.clone(), spec: apply.spec.clone() };
         Ok((Applied { generation, changed: true }, Some(entry)))
     }
 
@@ -191,12 +204,7 @@ impl Resource {
         };
         let traffic: Vec<RouteTarget> = ready_revision
             .iter()
-            .map(|revision| RouteTarget {
-                revision: revision.clone(),
-                percent: 100,
-                latest: true,
-                tag: None,
-            })
+            .map(|revision| RouteTarget { revision: revision.clone(), percent: 100, latest: true, tag: None })
             .collect();
         let routes_ready = Condition::of(status);
         let spec_hash: Option<SpecHash> = Some(self.spec.hash());
@@ -204,7 +212,11 @@ impl Resource {
             spec_hash,
             generation: self.generation,
             observed_generation: self.generation,
-            conditions: Conditions { ready: configurations_ready.clone(), configurations_ready, routes_ready },
+            conditions: Conditions {
+                ready: configurations_ready.clone(),
+                configurations_ready,
+                routes_ready,
+            },
             latest_created_revision: self.revisions.last().map(|revision| revision.seen.name.clone()),
             url: ready_revision
                 .is_some()
