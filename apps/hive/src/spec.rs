@@ -57,6 +57,9 @@ pub struct ServiceSpec {
 /// The annotation of the resource that keeps the hash of what was applied.
 pub const SPEC_HASH_ANNOTATION: &str = "towpath.dev/spec-hash";
 
+/// The label of the resource that names the service of ours it belongs to.
+pub const SERVICE_ID_LABEL: &str = "towpath.dev/service-id";
+
 /// The annotation of the revision template that keeps the mark of a forced replacement.
 pub const REPLACEMENT_ANNOTATION: &str = "towpath.dev/replacement";
 

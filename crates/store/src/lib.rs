@@ -22,6 +22,7 @@ mod migrate;
 mod migrations;
 mod notices;
 mod ops;
+mod own_tables;
 mod rows;
 mod schema;
 mod scratch;
@@ -32,7 +33,10 @@ mod url;
 
 pub use notices::{Heard, Notices};
 pub use ops::inbox::FirstDelivery;
+pub use own_tables::{OwnTables, Record};
+pub use schema::{Column, ColumnKind, Index, Table};
 pub use scratch::Scratch;
+pub use sql::Value;
 pub use sqlx;
 pub use store::{SqlStore, StoreOptions};
 pub use transaction::{JoinTransaction, SqlTransaction};

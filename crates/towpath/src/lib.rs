@@ -87,6 +87,7 @@ pub mod config;
 mod consumer;
 mod leases;
 mod notices;
+pub mod observer;
 mod outbox;
 mod publishing;
 mod registry;
@@ -138,6 +139,10 @@ pub use towpath_core::ports;
 pub use towpath_core::retry;
 pub use towpath_core::route::Glob;
 pub use towpath_store::{JoinTransaction, Scratch, SqlStore, StoreOptions, StoreUrl, sqlx};
+/// Tables of an application's own, declared as data and used on any of the databases.
+pub mod tables {
+    pub use towpath_store::{Column, ColumnKind, Index, OwnTables, Record, SqlTransaction, Table, Value};
+}
 
 /// The README's programs are run as tests.
 #[cfg(doctest)]

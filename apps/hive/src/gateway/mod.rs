@@ -24,14 +24,16 @@ use crate::spec::{ResourceName, ServiceSpec, SpecHash};
 #[async_trait]
 pub trait ServingGateway: Send + Sync + 'static {
     /// Brings the resource to this specification, creating it if it is not there. One that carries `apply.spec_hash`
-    /// already, and is not being deleted, is left alone.
+    /// already, and is not being deleted, is left alone. One that carries the label of another service of ours is a
+    /// [`GatewayError::Conflict`], forced or not.
     async fn apply(&self, apply: &Apply) -> Result<Applied, GatewayError>;
 
     /// Looks at the resource. One that is not there is an answer ([`Observed::NotFound`]) and no error.
     async fn observe(&self, resource: &ResourceName) -> Result<Observed, GatewayError>;
 
-    /// Asks for the deletion. One that is not there is an answer, too.
-    async fn delete(&self, resource: &ResourceName) -> Result<Deletion, GatewayError>;
+    /// Asks for the deletion. One that is not there is an answer, too. A resource that carries the label of another service
+    /// of ours is not this service's, and counts as not there.
+    async fn delete(&self, service_id: &str, resource: &ResourceName) -> Result<Deletion, GatewayError>;
 
     /// Whether there is such a namespace.
     async fn namespace_exists(&self, namespace: &str) -> Result<bool, GatewayError>;
@@ -47,7 +49,7 @@ pub trait ServingGateway: Send + Sync + 'static {
 /// What is to be applied.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Apply {
-    /// Which service of ours: kept on the resource as a label.
+    /// Which service of ours: kept on the resource as a label ([`SERVICE_ID_LABEL`](crate::spec::SERVICE_ID_LABEL)).
     pub service_id: String,
     /// Where.
     pub resource: ResourceName,
@@ -91,6 +93,8 @@ pub enum Observed {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FoundService {
+    /// Which service of ours it belongs to, by its label.
+    pub service_id: Option<String>,
     /// The hash of what is really there. An adapter computes it from the fields of the resource, so that an edit by hand
     /// shows, also when the annotation still names what was applied. `None` if the resource cannot be read as a
     /// [`ServiceSpec`] at all.

@@ -249,9 +249,9 @@ impl ServingGateway for SimulatedCluster {
         self.look(resource)
     }
 
-    async fn delete(&self, resource: &ResourceName) -> Result<Deletion, GatewayError> {
+    async fn delete(&self, service_id: &str, resource: &ResourceName) -> Result<Deletion, GatewayError> {
         self.call(Some(resource)).await?;
-        self.act(|world, now| Ok(world.delete(resource, now)))
+        self.act(|world, now| Ok(world.delete(service_id, resource, now)))
     }
 
     async fn namespace_exists(&self, namespace: &str) -> Result<bool, GatewayError> {

@@ -35,9 +35,9 @@ async fn what_is_applied_becomes_ready_and_what_is_deleted_is_gone() {
     assert_eq!(found.readiness(), ConditionStatus::True);
     assert_eq!(found.spec_hash, Some(apply_of("a").spec_hash));
     assert_eq!(found.traffic[0].revision, found.latest_ready_revision.clone().unwrap());
-    assert_eq!(cluster.delete(&resource()).await, Ok(Deletion::Accepted));
+    assert_eq!(cluster.delete("cart", &resource()).await, Ok(Deletion::Accepted));
     assert_eq!(cluster.observe(&resource()).await, Ok(Observed::NotFound));
-    assert_eq!(cluster.delete(&resource()).await, Ok(Deletion::NotFound));
+    assert_eq!(cluster.delete("cart", &resource()).await, Ok(Deletion::NotFound));
 }
 
 #[tokio::test]
@@ -80,7 +80,7 @@ async fn a_file_outlives_its_process_and_is_shared() {
     std::io::Write::write_all(&mut half, b"{\"change\":\"dele").unwrap();
     let later = SimulatedCluster::new(settings()).unwrap();
     assert_eq!(later.look(&resource()).unwrap(), one.look(&resource()).unwrap());
-    one.delete(&resource()).await.unwrap();
+    one.delete("cart", &resource()).await.unwrap();
     for cluster in [&one, &other, &later] {
         assert_eq!(cluster.look(&resource()).unwrap(), Observed::NotFound);
     }
@@ -99,6 +99,17 @@ async fn what_a_hand_has_changed_is_only_taken_over_by_force() {
     cluster.apply(&Apply { force: true, ..apply_of("b") }).await.unwrap();
     cluster.delete_by_hand(&resource()).unwrap();
     assert_eq!(cluster.look(&resource()).unwrap(), Observed::NotFound);
+}
+
+#[tokio::test]
+async fn what_belongs_to_another_service_is_left_alone() {
+    let cluster = SimulatedCluster::new(at_once()).unwrap();
+    cluster.apply(&apply_of("a")).await.unwrap();
+    let other = Apply { service_id: "other".to_owned(), force: true, ..apply_of("b") };
+    assert_eq!(cluster.apply(&other).await.unwrap_err().code(), "gateway-conflict");
+    assert_eq!(cluster.delete("other", &resource()).await, Ok(Deletion::NotFound));
+    let Observed::Found(found) = cluster.look(&resource()).unwrap() else { panic!("it is there") };
+    assert_eq!((found.service_id.as_deref(), found.deleting), (Some("cart"), false));
 }
 
 #[tokio::test]

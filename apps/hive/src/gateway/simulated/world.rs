@@ -16,8 +16,10 @@ use crate::spec::{ResourceName, ServiceSpec, SpecHash};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "change", rename_all = "camelCase")]
 pub(super) enum Entry {
+    #[serde(rename_all = "camelCase")]
     Applied {
         at: DateTime<Utc>,
+        service_id: String,
         resource: ResourceName,
         spec: ServiceSpec,
     },
@@ -49,6 +51,7 @@ pub(super) struct World {
 }
 
 struct Resource {
+    service_id: Option<String>,
     spec: ServiceSpec,
     generation: i64,
     fate: Fate,
@@ -78,8 +81,10 @@ impl World {
     /// Takes in a change.
     pub(super) fn take_in(&mut self, entry: Entry) {
         match entry {
-            Entry::Applied { at, resource, spec } => self.put(at, resource, spec, false),
-            Entry::Edited { at, resource, spec } => self.put(at, resource, spec, true),
+            Entry::Applied { at, service_id, resource, spec } => {
+                self.put(at, resource, spec, Some(service_id))
+            }
+            Entry::Edited { at, resource, spec } => self.put(at, resource, spec, None),
             Entry::Deleted { at, resource } => {
                 let gone_at = later(at, self.fates.deleted_after);
                 if let Some(found) = self.resources.get_mut(&resource) {
@@ -94,7 +99,13 @@ impl World {
         }
     }
 
-    fn put(&mut self, at: DateTime<Utc>, resource: ResourceName, spec: ServiceSpec, edited: bool) {
+    fn put(
+        &mut self,
+        at: DateTime<Utc>,
+        resource: ResourceName,
+        spec: ServiceSpec,
+        applied_by: Option<String>,
+    ) {
         let generation = self.generations.entry(resource.clone()).or_default();
         *generation += 1;
         let generation = *generation;
@@ -103,12 +114,15 @@ impl World {
         let seen = RevisionSeen { name, image: Some(spec.image.clone()), created_at: Some(at) };
         let revision = Revision { seen, settles_at: fate.settles_at, fails: fate.fails };
         let earlier = self.resources.remove(&resource).filter(|earlier| earlier.is_there(at));
+        let edited = applied_by.is_none();
+        let service_id =
+            applied_by.or_else(|| earlier.as_ref().and_then(|earlier| earlier.service_id.clone()));
         let mut revisions = earlier.map_or_else(Vec::new, |earlier| earlier.revisions);
         revisions.push(revision);
         self.changes.insert((at, resource.clone()));
         self.changes.insert((fate.settles_at, resource.clone()));
         self.changes.extend(fate.vanishes_at.map(|at| (at, resource.clone())));
-        let made = Resource { spec, generation, fate, revisions, deleted_at: None, edited };
+        let made = Resource { service_id, spec, generation, fate, revisions, deleted_at: None, edited };
         self.resources.insert(resource, made);
     }
 
@@ -134,6 +148,10 @@ impl World {
                 let message = format!("{name} is still being deleted");
                 return Err(GatewayError::Unavailable { message });
             }
+            if let Some(other) = found.service_id.as_ref().filter(|owner| **owner != apply.service_id) {
+                let by = format!("service {other}");
+                return Err(GatewayError::Conflict { resource: apply.resource.clone(), by });
+            }
             if found.edited && !apply.force {
                 return Err(GatewayError::Conflict {
                     resource: apply.resource.clone(),
@@ -149,8 +167,14 @@ impl World {
         Ok((Applied { generation, changed: true }, Some(entry)))
     }
 
-    pub(super) fn delete(&self, resource: &ResourceName, now: DateTime<Utc>) -> (Deletion, Option<Entry>) {
-        match self.resources.get(resource).filter(|found| found.is_there(now)) {
+    pub(super) fn delete(
+        &self,
+        service_id: &str,
+        resource: &ResourceName,
+        now: DateTime<Utc>,
+    ) -> (Deletion, Option<Entry>) {
+        let is_ours = |found: &&Resource| found.service_id.as_deref().is_none_or(|owner| owner == service_id);
+        match self.resources.get(resource).filter(|found| found.is_there(now)).filter(is_ours) {
             None => (Deletion::NotFound, None),
             Some(found) if found.deleted_at.is_some() => (Deletion::Accepted, None),
             Some(_) => (Deletion::Accepted, Some(Entry::Deleted { at: now, resource: resource.clone() })),
@@ -209,6 +233,7 @@ impl Resource {
         let routes_ready = Condition::of(status);
         let spec_hash: Option<SpecHash> = Some(self.spec.hash());
         FoundService {
+            service_id: self.service_id.clone(),
             spec_hash,
             generation: self.generation,
             observed_generation: self.generation,
