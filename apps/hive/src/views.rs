@@ -15,11 +15,11 @@ use crate::record::{ServiceAudited, ServicePersisted, ServiceRecord};
 use crate::service::{Service, ServiceEvent, ServiceStatus};
 use crate::spec::ResourceName;
 
-/// Further away than anybody looks.
-const NEVER: DateTime<Utc> = match DateTime::<Utc>::from_timestamp(32_503_680_000, 0) {
-    Some(moment) => moment,
-    None => DateTime::UNIX_EPOCH,
-};
+/// The longest that a look is put off: nobody means longer, and not every database can write a far moment down.
+const LONGEST: Duration = Duration::from_secs(3600 * 24 * 365);
+
+/// For how long a service is left alone of which more facts are on their way.
+const UNFINISHED: Duration = Duration::from_secs(3600);
 
 /// Rows as facts have made them.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -374,7 +374,7 @@ impl ServiceRow {
             snapshot.map(serde_json::to_string).transpose()?.into(),
             u32::from(missing).into(),
             snapshot.map(|snapshot| snapshot.observed_at).into(),
-            if unfinished { NEVER } else { self.due_at(urgent, missing, stale) }.into(),
+            self.due_at(urgent, unfinished, missing, stale).into(),
         ])
     }
 
@@ -384,20 +384,24 @@ impl ServiceRow {
 
     /// When it is to be looked at (H14): a READY service from which nothing is missing when what is known is stale, all
     /// others at the next scan.
-    fn due_at(&self, urgent: bool, missing: bool, stale: Duration) -> DateTime<Utc> {
+    fn due_at(&self, urgent: bool, unfinished: bool, missing: bool, stale: Duration) -> DateTime<Utc> {
         let now = self.updated_at;
         match self.service.status {
+            _ if unfinished => later(now, UNFINISHED),
             _ if urgent => now,
             Some(ServiceStatus::Ready) if !missing => {
                 let seen_at = self.service.snapshot.as_ref().map_or(now, |snapshot| snapshot.observed_at);
-                chrono::TimeDelta::from_std(stale)
-                    .ok()
-                    .and_then(|stale| seen_at.checked_add_signed(stale))
-                    .unwrap_or(NEVER)
+                later(seen_at, stale)
             }
             _ => now,
         }
     }
+}
+
+/// So much later.
+pub(crate) fn later(moment: DateTime<Utc>, by: Duration) -> DateTime<Utc> {
+    let by = chrono::TimeDelta::from_std(by.min(LONGEST)).unwrap_or_default();
+    moment.checked_add_signed(by).unwrap_or(moment)
 }
 
 /// What a look is called by, and what hints name.

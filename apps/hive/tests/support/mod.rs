@@ -1,6 +1,6 @@
 //! What hive's tests share: a database, a broker and a simulated cluster of the test's own.
 
-#![allow(dead_code, reason = "not every test uses all of it")]
+#![allow(dead_code, unreachable_pub, reason = "not every test uses all of it")]
 
 use std::sync::Arc;
 use std::time::Duration;
