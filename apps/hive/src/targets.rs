@@ -160,7 +160,9 @@ impl ExternalResources for Targets {
     async fn named(&self, store: &SqlStore, hints: &[String]) -> StoreResult<Vec<Target>> {
         let mut values = Vec::new();
         let chosen = OwnTables::one_of("resource", hints, &mut values);
-        let sql = format!("SELECT {COLUMNS} FROM hive_targets WHERE {chosen}");
+        let sql = format!(
+            "SELECT {COLUMNS} FROM hive_targets WHERE {chosen} AND (wanted IS NULL OR wanted <> 'facts')"
+        );
         store.own_rows("hive.named", &sql, values).await?.iter().map(Target::read).collect()
     }
 

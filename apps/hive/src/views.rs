@@ -33,8 +33,6 @@ pub struct Pages {
     namespaces: BTreeMap<String, (u64, NamespaceValidated)>,
     /// Services that want to be looked at now.
     pub urgent: BTreeSet<String>,
-    /// Services of which more facts are on their way: a look would see half of a change.
-    unfinished: BTreeSet<String>,
 }
 
 /// A service in the status view.
@@ -61,6 +59,8 @@ pub struct ServiceRow {
 /// What is to be done on the platform.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
+    /// Nothing yet: more facts of the same change are on their way, and a look would see half of it.
+    Facts,
     /// The specification is to be applied.
     Apply,
     /// The resource is to be deleted.
@@ -80,6 +80,7 @@ impl Wanted {
     /// As it is stored.
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::Facts => "facts",
             Self::Apply => "apply",
             Self::Delete => "delete",
         }
@@ -87,7 +88,7 @@ impl Wanted {
 
     /// From what is stored.
     pub fn from_stored(text: &str) -> Option<Self> {
-        [Self::Apply, Self::Delete].into_iter().find(|wanted| wanted.as_str() == text)
+        [Self::Facts, Self::Apply, Self::Delete].into_iter().find(|wanted| wanted.as_str() == text)
     }
 }
 
@@ -170,16 +171,12 @@ impl Pages {
         match &fact {
             ServiceEvent::CreationRequested(_)
             | ServiceEvent::UpdateRequested(_)
-            | ServiceEvent::DeletionRequested(_) => {
-                self.unfinished.insert(id);
-            }
+            | ServiceEvent::DeletionRequested(_) => row.wanted = Some(Wanted::Facts),
             ServiceEvent::SpecApplyStarted(_) => {
-                self.unfinished.remove(&id);
                 (row.wanted, row.cause) = (Some(Wanted::Apply), Some(cause()));
                 self.urgent.insert(id);
             }
             ServiceEvent::DeletionMarked(_) => {
-                self.unfinished.remove(&id);
                 (row.wanted, row.cause) = (Some(Wanted::Delete), Some(cause()));
                 self.urgent.insert(id);
             }
@@ -208,12 +205,7 @@ impl Pages {
     /// The rows of `hive_targets`.
     pub fn target_rows(&self, stale: Duration) -> Result<Vec<Vec<Value<'static>>>, HandlerError> {
         let living = self.services.values().filter(|row| row.service.status != Some(ServiceStatus::Deleted));
-        let target = |row: &ServiceRow| {
-            let (urgent, unfinished) =
-                (self.urgent.contains(&row.service_id), self.unfinished.contains(&row.service_id));
-            row.target(urgent, unfinished, stale)
-        };
-        living.map(target).collect()
+        living.map(|row| row.target(self.urgent.contains(&row.service_id), stale)).collect()
     }
 
     /// Services that are not looked at any more.
@@ -349,12 +341,7 @@ impl ServiceRow {
         ])
     }
 
-    fn target(
-        &self,
-        urgent: bool,
-        unfinished: bool,
-        stale: Duration,
-    ) -> Result<Vec<Value<'static>>, HandlerError> {
+    fn target(&self, urgent: bool, stale: Duration) -> Result<Vec<Value<'static>>, HandlerError> {
         let service = &self.service;
         let snapshot = service.snapshot.as_ref();
         let missing = snapshot.is_some_and(|snapshot| !snapshot.present);
@@ -374,7 +361,7 @@ impl ServiceRow {
             snapshot.map(serde_json::to_string).transpose()?.into(),
             u32::from(missing).into(),
             snapshot.map(|snapshot| snapshot.observed_at).into(),
-            self.due_at(urgent, unfinished, missing, stale).into(),
+            self.due_at(urgent, missing, stale).into(),
         ])
     }
 
@@ -384,10 +371,10 @@ impl ServiceRow {
 
     /// When it is to be looked at (H14): a READY service from which nothing is missing when what is known is stale, all
     /// others at the next scan.
-    fn due_at(&self, urgent: bool, unfinished: bool, missing: bool, stale: Duration) -> DateTime<Utc> {
+    fn due_at(&self, urgent: bool, missing: bool, stale: Duration) -> DateTime<Utc> {
         let now = self.updated_at;
         match self.service.status {
-            _ if unfinished => later(now, UNFINISHED),
+            _ if self.wanted == Some(Wanted::Facts) => later(now, UNFINISHED),
             _ if urgent => now,
             Some(ServiceStatus::Ready) if !missing => {
                 let seen_at = self.service.snapshot.as_ref().map_or(now, |snapshot| snapshot.observed_at);

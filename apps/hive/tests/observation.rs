@@ -1,5 +1,7 @@
 //! Looking at the platform: what it costs, what it changes, and what it does not.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
+
 mod support;
 
 use std::sync::Arc;
@@ -12,7 +14,7 @@ use towpath_hive::gateway::simulated::{Fates, SimulatedSettings};
 use towpath_hive::service::{Service, ServiceCommand, ServiceStatus};
 use towpath_hive::tables::{SERVICES, TARGETS};
 use towpath_hive::{HiveSettings, OBSERVER};
-use towpath_testkit::probe::CountingProbe;
+use towpath_testkit::CountingProbe;
 
 use support::{Running, at_once, eventually, resource, settings, update};
 

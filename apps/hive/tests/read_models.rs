@@ -1,5 +1,7 @@
 //! The read models: written by facts alone, and equal after a rebuild.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
+
 mod support;
 
 use std::collections::BTreeMap;
