@@ -95,15 +95,23 @@ fn service(name: &str, image: &str, wait: bool) -> Value {
 #[test]
 fn a_service_is_asked_for_over_http_and_lives_its_life() {
     let folder = tempfile::tempdir().unwrap();
-    let config = "[hive.simulated]\nsettles-after = \"300ms\"\nsettles-within = \"400ms\"\ndeleted-after = \"50ms\"\n";
+    let config =
+        "[hive.simulated]\nsettles-after = \"300ms\"\nsettles-within = \"400ms\"\ndeleted-after = \"50ms\"\n";
     std::fs::write(folder.path().join("towpath.toml"), config).unwrap();
     let server = Server::start(folder.path());
     let services = "/api/hive/services";
 
     // With `wait` the answer comes when the outcome is known; the same key gives the same service.
     let (status, created) = server.ask("POST", services, Some("key-1"), &service("cart", "cart:1", true));
-    assert_eq!((status, &created["status"], &created["ready"]), (201, &json!("READY"), &json!(true)), "{created}");
-    assert_eq!((&created["id"], &created["observedSpecHash"]), (&json!("shop.cart"), &created["desiredSpecHash"]));
+    assert_eq!(
+        (status, &created["status"], &created["ready"]),
+        (201, &json!("READY"), &json!(true)),
+        "{created}"
+    );
+    assert_eq!(
+        (&created["id"], &created["observedSpecHash"]),
+        (&json!("shop.cart"), &created["desiredSpecHash"])
+    );
     let (status, again) = server.ask("POST", services, Some("key-1"), &service("cart", "cart:1", true));
     assert_eq!((status, &again["id"], &again["version"]), (200, &created["id"], &created["version"]));
 
@@ -142,7 +150,11 @@ fn a_service_is_asked_for_over_http_and_lives_its_life() {
 
     // The name can be used again, under another id.
     let (status, next) = server.ask("POST", services, None, &service("desk", "desk:2", true));
-    assert_eq!((status, &next["id"], &next["status"]), (201, &json!("shop.desk.2"), &json!("READY")), "{next}");
+    assert_eq!(
+        (status, &next["id"], &next["status"]),
+        (201, &json!("shop.desk.2"), &json!("READY")),
+        "{next}"
+    );
 
     // What is around: revisions, routes, history, types, the observer, the list.
     let revisions = server.get("/api/hive/services/shop.cart/revisions");
@@ -173,7 +185,8 @@ fn a_service_is_asked_for_over_http_and_lives_its_life() {
     assert!(!names.contains("service.external.purged"), "{names}");
 
     // The read models are made anew while the server runs.
-    let output = towpath(folder.path()).args(["hive", "rebuild", "--config", "towpath.toml"]).output().unwrap();
+    let output =
+        towpath(folder.path()).args(["hive", "rebuild", "--config", "towpath.toml"]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && said.contains("4 services"), "{said} {output:?}");
     assert_eq!(server.get("/api/hive/services")["services"].as_array().unwrap().len(), 4);
