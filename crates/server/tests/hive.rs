@@ -81,6 +81,14 @@ impl Server {
     }
 }
 
+impl Server {
+    /// Tells it to stop, as a service manager does, and waits until it has given back what it held.
+    fn stop(mut self) {
+        let told = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap();
+        assert!(told.success() && self.child.wait().unwrap().success());
+    }
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.child.kill();
@@ -174,7 +182,7 @@ fn a_service_is_asked_for_over_http_and_lives_its_life() {
     assert_eq!(ids, ["shop.cart", "shop.desk.2", "shop.till"], "{listed}");
 
     // A restart finds the cluster as it was: nothing is purged.
-    drop(server);
+    server.stop();
     let server = Server::start(folder.path());
     let (status, _) = server.ask("POST", "/api/hive/services/shop.cart/refresh", None, &Value::Null);
     assert_eq!(status, 200);
