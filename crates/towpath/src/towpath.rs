@@ -66,8 +66,8 @@ pub struct Towpath {
     pub(crate) wake: Wake,
     pub(crate) trackers: Trackers,
     horizon: Duration,
-    page_size: NonZeroU64,
     observers: Standings,
+    page_size: NonZeroU64,
     services: Arc<Mutex<Vec<Service>>>,
     /// What follows the logs of others here.
     #[cfg(feature = "follow")]
@@ -710,10 +710,10 @@ impl Builder {
             wake,
             trackers,
             horizon: self.keeping.handled,
+            observers,
             page_size,
             #[cfg(feature = "follow")]
             followers: crate::follow::Followers::default(),
-            observers,
             services: Arc::new(Mutex::new(services)),
             keeper: Arc::new(Mutex::new(keepers)),
         })

@@ -39,14 +39,14 @@ enum Command {
     Serve(ServeFlags),
     /// Bring the database to this version's tables
     Migrate(ServeFlags),
-    /// Keep the facts of another Towpath in a store of its own
-    #[cfg(feature = "follow")]
-    Follow(follow::FollowFlags),
     /// What hive keeps beside its facts
     Hive {
         #[command(subcommand)]
         what: hive::HiveCommand,
     },
+    /// Keep the facts of another Towpath in a store of its own
+    #[cfg(feature = "follow")]
+    Follow(follow::FollowFlags),
     /// Show what the server would run with, and where each value comes from
     Config(ServeFlags),
     /// Make API keys
@@ -102,9 +102,9 @@ pub(crate) fn main(
             None => serve::serve(arguments.serve, extend).await,
             Some(Command::Serve(flags)) => serve::serve(flags, extend).await,
             Some(Command::Migrate(flags)) => migrate::migrate(flags).await,
+            Some(Command::Hive { what }) => hive::run(what).await,
             #[cfg(feature = "follow")]
             Some(Command::Follow(flags)) => follow::follow(flags).await,
-            Some(Command::Hive { what }) => hive::run(what).await,
             Some(Command::Config(flags)) => shown_config::show(flags),
             Some(Command::Keys { what }) => keys::run(what),
             Some(Command::Bench { what }) => bench::run(what).await,
