@@ -15,6 +15,7 @@
 //! # Ok(()) }
 //! ```
 
+mod backlog;
 mod deliveries;
 mod dialect;
 mod floors;
@@ -30,6 +31,9 @@ mod store;
 mod transaction;
 mod url;
 
+pub use backlog::{
+    Backlog, CommandBacklog, Connections, LetterCount, LogBacklog, OutboxBacklog, TimerBacklog,
+};
 pub use notices::{Heard, Notices};
 pub use ops::inbox::FirstDelivery;
 pub use scratch::Scratch;

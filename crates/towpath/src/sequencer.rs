@@ -52,6 +52,7 @@ async fn drain(bus: &Bus, held: &watch::Receiver<Held>, stopping: &Stopping) -> 
     while !stopping.is_asked() {
         let count = bus.store.sequence(&grant, BATCH).await?.count;
         if count > 0 {
+            bus.meters.positioned.increment(count);
             bus.trackers.wake_all();
         }
         if count < u64::from(BATCH) {

@@ -29,6 +29,7 @@ use crate::clock::SystemClock;
 use crate::config::{BadChannels, Channels};
 use crate::consumer::{self, Consumer, Letters, Wired, wire};
 use crate::leases::{self, InFlight};
+use crate::metrics::{Gauges, Meters};
 use crate::outbox::Outbox;
 use crate::registry::Registry;
 use crate::relay::{self, RelayWakes, Surroundings};
@@ -62,6 +63,7 @@ pub struct Towpath {
     wake: Wake,
     pub(crate) trackers: Trackers,
     horizon: Duration,
+    pub(crate) gauges: Arc<Gauges>,
     services: Arc<Mutex<Vec<Service>>>,
     /// Keeps the leases that the services work under: stopped after them.
     keeper: Arc<Mutex<Vec<Service>>>,
@@ -549,8 +551,13 @@ impl Builder {
             broker.promises(),
         )?;
         broker.declare(&self.topology).await?;
+        let queues = self.topology.queues.iter().map(|queue| &queue.name);
+        let queues = queues.chain(consumers.iter().map(|wired| &wired.queue)).chain(&self.dead_letter_queues);
+        let queues: BTreeSet<String> = queues.cloned().collect();
+        let handlers: BTreeSet<String> = consumers.iter().map(|wired| wired.handler.to_string()).collect();
         let (tracked, relayed): (Vec<_>, Vec<_>) =
             self.channels.into_iter().partition(|channel| channel.tracking.is_some());
+        let with_rows: Vec<_> = relayed.iter().map(|channel| channel.name.clone()).collect();
         let targets = relayed.into_iter().filter_map(|channel| {
             let target = channel.target.clone()?;
             Some((channel, target))
@@ -559,6 +566,7 @@ impl Builder {
         let wakes = RelayWakes::new(publishing.iter().map(|(channel, _)| channel));
         let bus = Bus {
             store: Arc::new(store.clone()),
+            meters: Arc::new(Meters::of(&self.registry)),
             registry: Arc::new(self.registry),
             clock: self.clock,
             retries: self.retries,
@@ -570,6 +578,7 @@ impl Builder {
         };
         let wake = Wake::default();
         let (mut services, mut keepers) = (Vec::new(), Vec::new());
+        let mut holding = None;
         let notifies = store.promises().notifies;
         if notifies {
             services.push(notices::tell(bus.clone(), store.clone(), instance.clone()));
@@ -580,6 +589,7 @@ impl Builder {
             let (keeper, held) =
                 leases::start(bus.clone(), instance.clone(), relayed, in_flight.clone(), self.lease).await?;
             keepers.push(keeper);
+            holding = Some(held.clone());
             let pace = runner::Pace { lease: self.lease, scan: self.scan };
             services.push(runner::start(bus.clone(), held.clone(), wake.clone(), pace));
             if notifies {
@@ -615,6 +625,15 @@ impl Builder {
         for channel in tracked {
             trackers.follow(channel).await?;
         }
+        let gauges = Gauges::new(
+            store.clone(),
+            broker.clone(),
+            bus.clock.clone(),
+            holding,
+            with_rows,
+            queues,
+            handlers,
+        );
         tracing::info!(store = %url, broker = %broker_url, %instance, "towpath started");
         Ok(Towpath {
             bus,
@@ -625,6 +644,7 @@ impl Builder {
             wake,
             trackers,
             horizon: self.keeping.handled,
+            gauges: Arc::new(gauges),
             services: Arc::new(Mutex::new(services)),
             keeper: Arc::new(Mutex::new(keepers)),
         })

@@ -25,13 +25,15 @@ pub(crate) async fn serve(flags: ServeFlags) -> Result<(), Failure> {
     let listener = tokio::net::TcpListener::bind(config.listen)
         .await
         .map_err(|error| Failure::unreachable(format!("cannot listen on {}: {error}", config.listen)))?;
+    let measurements = http::metrics::Measurements::install()
+        .map_err(|error| Failure::unreachable(format!("nothing can be measured: {error}")))?;
     let builder = Towpath::builder().store(&config.store).broker(&config.broker).channels(config.channels);
     let app = builder.start().await.map_err(|error| {
         Failure::unreachable(format!("{} [{}]\n{}", error.report(), error.code(), error.next_step()))
     })?;
     let address = listener.local_addr().map_err(|error| Failure::unreachable(error.to_string()))?;
     output::note(&format!("towpath {} listens on http://{address}/", env!("CARGO_PKG_VERSION")));
-    let served = axum::serve(listener, http::router(http::App { towpath: app.clone() }))
+    let served = axum::serve(listener, http::router(http::App { towpath: app.clone(), measurements }))
         .with_graceful_shutdown(told_to_stop())
         .await;
     app.stop().await;

@@ -2,6 +2,7 @@
 
 mod commands;
 mod facts;
+pub(crate) mod metrics;
 mod notifications;
 mod problem;
 
@@ -17,6 +18,7 @@ use utoipa_axum::router::OpenApiRouter;
 #[derive(Clone, FromRef)]
 pub(crate) struct App {
     pub(crate) towpath: Towpath,
+    pub(crate) measurements: metrics::Measurements,
 }
 
 /// All paths. Each part of the API brings its own.
@@ -25,8 +27,10 @@ pub(crate) fn router(app: App) -> Router {
         .merge(about_this_server())
         .merge(commands::routes())
         .merge(facts::routes())
+        .merge(metrics::routes())
         .merge(notifications::routes())
         .split_for_parts();
+    let paths = paths.route_layer(axum::middleware::from_fn(metrics::count_requests));
     paths.fallback(nothing_here).layer(DefaultBodyLimit::max(LARGEST_BODY)).with_state(app)
 }
 
