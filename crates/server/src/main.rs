@@ -2,6 +2,8 @@
 
 mod cli;
 mod http;
+#[cfg(feature = "otel")]
+mod otel;
 
 use std::process::ExitCode;
 

@@ -414,7 +414,7 @@ impl Relay {
                     queue = queue(),
                     channel,
                     reason,
-                    message,
+                    cause = message,
                     "an event was not published; trying again"
                 );
                 OutboxOutcome::Retry { at, reason: reason.to_owned(), message, park }
@@ -427,7 +427,7 @@ impl Relay {
                     queue = queue(),
                     channel,
                     reason,
-                    message,
+                    cause = message,
                     "an event was given up"
                 );
                 OutboxOutcome::Failed { reason: reason.to_owned(), message, park }

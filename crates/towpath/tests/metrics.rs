@@ -14,9 +14,9 @@ use std::time::Duration;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use support::delivery::{Broker, Stage};
 use support::{Fresh, Order, OrderCommand, eventually};
-use towpath::ports::store::Store as _;
+use towpath::ports::broker::{Exchange, ExchangeKind, Topology};
 use towpath::{Consumer, Delivery, HandlerError, Next, StoreOptions, Towpath};
-use towpath_testkit::probe::CountingProbe;
+use towpath_testkit::CountingProbe;
 
 on_every_pair!(what_happens_is_counted_and_what_waits_is_measured);
 
@@ -288,8 +288,12 @@ async fn log_lines_of_consumers_and_relay_say_which_event_trace_queue_and_consum
     let placed = Consumer::of(stage.channel()).only(["order.placed"]).each("broken", broken);
     let app = stage.app([placed]).await;
     // Nobody takes what this one publishes.
-    let lost = towpath::Channel::named("lost", ["order.noted"]).unwrap().to(stage.channel(), "nowhere");
-    let other = stage.builder().channel(Ok(lost.with(support::place::Place::policy())));
+    let lost = towpath::Channel::named("lost", ["order.noted"]).unwrap().to("nobody", "nowhere");
+    let nobody = Exchange { name: "nobody".to_owned(), kind: ExchangeKind::Topic };
+    let other = stage
+        .builder()
+        .topology(Topology { exchanges: vec![nobody], ..Topology::default() })
+        .channel(Ok(lost.with(support::place::Place::policy())));
     let other = other.start().await.unwrap();
     let placing = other.send::<Order>("order-1", OrderCommand::Place { sku: "book".into() });
     let placed = placing.traced("trace-of-placing").await.unwrap().events.remove(0);
@@ -310,8 +314,47 @@ async fn log_lines_of_consumers_and_relay_say_which_event_trace_queue_and_consum
     let given_up = line("an event was given up").await;
     assert_eq!(given_up["eventId"], noted.event_id.to_string(), "{given_up}");
     assert_eq!(given_up["traceId"], "trace-of-noting", "{given_up}");
-    assert_eq!(given_up["queue"], format!("{}:nowhere", stage.channel()), "{given_up}");
+    assert_eq!(given_up["queue"], "nobody:nowhere", "{given_up}");
     assert_eq!(given_up["channel"], "lost", "{given_up}");
     other.stop().await;
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn commands_publishing_and_consuming_are_spans_for_traces() {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    tracing_subscriber::fmt()
+        .json()
+        .with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG)
+        .with_span_events(tracing_subscriber::fmt::format::FmtSpan::CLOSE)
+        .with_writer(move || writer.clone())
+        .init();
+    let stage = Stage::new("sqlite", Broker::Local).await;
+    let app = stage.app([Consumer::of(stage.channel()).each("record", record)]).await;
+    let placing = app.send::<Order>("order-1", OrderCommand::Place { sku: "book".into() });
+    let receipt = placing.traced("trace-1").await.unwrap();
+    let event_id = receipt.events[0].event_id.to_string();
+    let ended = |name: &'static str| {
+        let lines = lines.clone();
+        async move {
+            eventually(name, || async {
+                let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+                let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+                lines.map(|line| line["span"].clone()).find(|span| span["name"] == name)
+            })
+            .await
+        }
+    };
+    let command = ended("command").await;
+    assert_eq!(command["commandId"], receipt.command_id.to_string(), "{command}");
+    assert_eq!((&command["commandType"], &command["traceId"]), (&"order.place".into(), &"trace-1".into()));
+    let publish = ended("publish").await;
+    assert_eq!((&publish["eventId"], &publish["traceId"]), (&event_id.as_str().into(), &"trace-1".into()));
+    assert_eq!((&publish["channel"], &publish["outcome"]), (&stage.channel().into(), &"Confirmed".into()));
+    let consume = ended("consume").await;
+    assert_eq!((&consume["eventId"], &consume["traceId"]), (&event_id.as_str().into(), &"trace-1".into()));
+    assert_eq!(consume["consumer"], "record", "{consume}");
+    assert_eq!(consume["queue"], format!("{}.record", stage.channel()), "{consume}");
     app.stop().await;
 }

@@ -20,7 +20,13 @@ pub(crate) async fn serve(flags: ServeFlags) -> Result<(), Failure> {
     StoreUrl::parse(&config.store).map_err(|error| failure(&error))?;
     BrokerUrl::parse(&config.broker)
         .map_err(|error| Failure::usage(format!("{error} [{}]\n{}", error.code(), error.next_step())))?;
-    start_log();
+    #[cfg(feature = "otel")]
+    let traces = crate::otel::Traces::begin()
+        .map_err(|error| Failure::usage(format!("traces cannot be sent: {error}")))?;
+    start_log(
+        #[cfg(feature = "otel")]
+        traces.as_ref(),
+    );
     // The address first: a second server on the same port should not touch the database at all.
     let listener = tokio::net::TcpListener::bind(config.listen)
         .await
@@ -37,18 +43,29 @@ pub(crate) async fn serve(flags: ServeFlags) -> Result<(), Failure> {
         .with_graceful_shutdown(told_to_stop())
         .await;
     app.stop().await;
+    #[cfg(feature = "otel")]
+    if let Some(traces) = traces {
+        traces.end().await;
+    }
     served.map_err(|error| Failure::unreachable(format!("the server ended: {error}")))
 }
 
-fn start_log() {
-    use tracing_subscriber::EnvFilter;
+fn start_log(#[cfg(feature = "otel")] traces: Option<&crate::otel::Traces>) {
+    use tracing_subscriber::layer::SubscriberExt as _;
+    use tracing_subscriber::util::SubscriberInitExt as _;
+    use tracing_subscriber::{EnvFilter, Layer as _};
     // lapin logs whole messages as warnings, and the login with its password when it traces: never more than errors.
     const QUIET: &str = "sqlx=warn,lapin=error,amq_protocol=error";
     let chosen = std::env::var("TOWPATH_LOG").unwrap_or_else(|_| "info".to_owned());
     let filter = EnvFilter::try_new(format!("{chosen},{QUIET}"))
         .unwrap_or_else(|_| EnvFilter::new(format!("info,{QUIET}")));
+    // The filter is the log's alone: traces have their own.
+    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_filter(filter);
+    let subscriber = tracing_subscriber::registry().with(log);
+    #[cfg(feature = "otel")]
+    let subscriber = subscriber.with(traces.map(crate::otel::Traces::layer));
     // A second subscriber is only possible in tests, and then the first one stays.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    let _ = subscriber.try_init();
 }
 
 /// Waits for Ctrl-C or, on Unix, SIGTERM.

@@ -522,7 +522,7 @@ impl Job {
             now,
         };
         if let Some(delay) = after {
-            tracing::info!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, message, "a delivery comes again later");
+            tracing::info!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, "a delivery comes again later");
             self.meters.failed(metrics::Next::Later);
             self.running.store.set_aside(&aside(Some(later(now, delay)), 0)).await?;
             self.aside.wake();
@@ -537,7 +537,7 @@ impl Job {
         let policy = &self.consumer.policy;
         let retryable = matches!(class, ErrorClass::Transient | ErrorClass::Conflict);
         if retryable && failures <= policy.immediate_retries {
-            tracing::info!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, message, "a delivery is tried again");
+            tracing::info!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, "a delivery is tried again");
             self.meters.failed(metrics::Next::AtOnce);
             return Ok(None);
         }
@@ -558,25 +558,25 @@ impl Job {
         let dead = if letter_id.is_some() { DeadTo::Store } else { policy.dead };
         match (next, dead) {
             (Some(Some(due_at)), _) => {
-                tracing::warn!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, message, failures, "a delivery failed and is set aside");
+                tracing::warn!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, failures, "a delivery failed and is set aside");
                 self.meters.failed(metrics::Next::Later);
                 self.running.store.set_aside(&aside(Some(due_at), failures)).await?;
                 self.aside.wake();
                 Ok(Some(Settlement::Acknowledge))
             }
             (Some(None), _) => {
-                tracing::warn!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, message, failures, "a delivery failed and goes back");
+                tracing::warn!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, failures, "a delivery failed and goes back");
                 self.meters.failed(metrics::Next::Requeued);
                 Ok(Some(Settlement::Requeue))
             }
             (None, DeadTo::Store) => {
-                tracing::error!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, message, failures, "a delivery was given up");
+                tracing::error!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, failures, "a delivery was given up");
                 self.meters.failed(metrics::Next::Dead);
                 self.running.store.set_aside(&aside(None, failures)).await?;
                 Ok(Some(Settlement::Acknowledge))
             }
             (None, DeadTo::Broker) => {
-                tracing::error!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, message, failures, "a delivery was given up and rejected");
+                tracing::error!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, failures, "a delivery was given up and rejected");
                 self.meters.failed(metrics::Next::Dead);
                 Ok(Some(Settlement::Reject))
             }
