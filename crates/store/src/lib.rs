@@ -22,6 +22,7 @@ mod floors;
 mod migrate;
 mod migrations;
 mod notices;
+mod operations;
 mod ops;
 mod rows;
 mod schema;

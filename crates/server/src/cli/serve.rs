@@ -1,21 +1,22 @@
 //! `towpath serve`: the server.
 
-use towpath::{BrokerUrl, StoreUrl, Towpath};
+use std::sync::Arc;
 
-use super::config::ServeFlags;
+use axum::serve::ListenerExt as _;
+use towpath::{BrokerUrl, Builder, StoreUrl, Towpath};
+
+use super::config::{Config, LogSettings, ServeFlags};
 use super::migrate::failure;
 use super::{Failure, output};
-use crate::http;
+use crate::http::access::{Access, Tokens};
+use crate::http::limits::Limits;
+use crate::http::{self, connections};
 
 /// Starts the library and the HTTP server, and runs until it is told to stop.
-pub(crate) async fn serve(flags: ServeFlags) -> Result<(), Failure> {
+pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Builder) -> Result<(), Failure> {
     let config = flags.config()?;
-    if !config.listen.ip().is_loopback() {
-        return Err(Failure::usage(format!(
-            "{} is reachable from other machines, and this build has no access control yet; listen on 127.0.0.1 or [::1]",
-            config.listen
-        )));
-    }
+    let access = access(&config)?;
+    let limits = Arc::new(Limits::new(config.limits.clone()));
     // What is written wrong is told before anything is touched.
     StoreUrl::parse(&config.store).map_err(|error| failure(&error))?;
     BrokerUrl::parse(&config.broker)
@@ -24,6 +25,7 @@ pub(crate) async fn serve(flags: ServeFlags) -> Result<(), Failure> {
     let traces = crate::otel::Traces::begin()
         .map_err(|error| Failure::usage(format!("traces cannot be sent: {error}")))?;
     start_log(
+        &config.log,
         #[cfg(feature = "otel")]
         traces.as_ref(),
     );
@@ -33,34 +35,66 @@ pub(crate) async fn serve(flags: ServeFlags) -> Result<(), Failure> {
         .map_err(|error| Failure::unreachable(format!("cannot listen on {}: {error}", config.listen)))?;
     let measurements = http::metrics::Measurements::install()
         .map_err(|error| Failure::unreachable(format!("nothing can be measured: {error}")))?;
-    let builder = Towpath::builder().store(&config.store).broker(&config.broker).channels(config.channels);
-    let app = builder.start().await.map_err(|error| {
+    let builder = Towpath::builder()
+        .store(&config.store)
+        .broker(&config.broker)
+        .channels(config.channels)
+        .keep_operations(config.idempotency_keys);
+    let app = extend(builder).start().await.map_err(|error| {
         Failure::unreachable(format!("{} [{}]\n{}", error.report(), error.code(), error.next_step()))
     })?;
     let address = listener.local_addr().map_err(|error| Failure::unreachable(error.to_string()))?;
     output::note(&format!("towpath {} listens on http://{address}/", env!("CARGO_PKG_VERSION")));
-    let served = axum::serve(listener, http::router(http::App { towpath: app.clone(), measurements }))
-        .with_graceful_shutdown(told_to_stop())
-        .await;
+    let router =
+        http::router(http::App { towpath: app.clone(), access: Arc::new(access), limits, measurements });
+    // Answers are sent at once, not gathered. A socket that cannot be set is slower, not wrong.
+    let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
+    connections::serve(listener, router, &config.limits, config.shutdown_timeout, told_to_stop()).await;
     app.stop().await;
     #[cfg(feature = "otel")]
     if let Some(traces) = traces {
         traces.end().await;
     }
-    served.map_err(|error| Failure::unreachable(format!("the server ended: {error}")))
+    Ok(())
 }
 
-fn start_log(#[cfg(feature = "otel")] traces: Option<&crate::otel::Traces>) {
+/// How callers are known. Nobody but this machine is served without keys.
+fn access(config: &Config) -> Result<Access, Failure> {
+    let tokens = match config.jwt.clone() {
+        Some(settings) => Some(Box::new(Tokens::new(settings).map_err(Failure::usage)?)),
+        None => None,
+    };
+    if !config.keys.is_empty() || tokens.is_some() {
+        return Ok(Access::Checked { keys: config.keys.clone(), tokens });
+    }
+    if config.listen.ip().is_loopback() {
+        return Ok(Access::Local);
+    }
+    Err(Failure::usage(format!(
+        "{} is reachable from other machines, and there are neither API keys nor an issuer of tokens\n\
+         Make a key with `towpath keys new --name NAME --role operator` and put its hash into the configuration \
+         file, or set access.jwt.issuer, audience and jwks; or listen on 127.0.0.1 or [::1].",
+        config.listen
+    )))
+}
+
+fn start_log(settings: &LogSettings, #[cfg(feature = "otel")] traces: Option<&crate::otel::Traces>) {
     use tracing_subscriber::layer::SubscriberExt as _;
     use tracing_subscriber::util::SubscriberInitExt as _;
     use tracing_subscriber::{EnvFilter, Layer as _};
     // lapin logs whole messages as warnings, and the login with its password when it traces: never more than errors.
     const QUIET: &str = "sqlx=warn,lapin=error,amq_protocol=error";
-    let chosen = std::env::var("TOWPATH_LOG").unwrap_or_else(|_| "info".to_owned());
+    let chosen = std::env::var("TOWPATH_LOG").unwrap_or_else(|_| settings.filter.clone());
     let filter = EnvFilter::try_new(format!("{chosen},{QUIET}"))
         .unwrap_or_else(|_| EnvFilter::new(format!("info,{QUIET}")));
     // The filter is the log's alone: traces have their own.
-    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_filter(filter);
+    // A log that nobody reads any more must not end requests: by default an error of writing is written, which panics.
+    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).log_internal_errors(false);
+    let log = if settings.json {
+        log.json().flatten_event(true).with_span_list(false).with_filter(filter).boxed()
+    } else {
+        log.with_filter(filter).boxed()
+    };
     let subscriber = tracing_subscriber::registry().with(log);
     #[cfg(feature = "otel")]
     let subscriber = subscriber.with(traces.map(crate::otel::Traces::layer));

@@ -97,6 +97,14 @@ impl Measurements {
         Ok(Self { recorder, process, readers })
     }
 
+    /// Numbers of nobody, for tests that need none.
+    #[cfg(test)]
+    pub(crate) fn of_nothing() -> Self {
+        let recorder = PrometheusBuilder::new().build_recorder().handle();
+        let readers = StreamReaders { reading: Arc::default(), dropped: Counter::noop() };
+        Self { recorder, process: metrics_process::Collector::default(), readers }
+    }
+
     /// Counts the readers of the event stream.
     #[allow(dead_code, reason = "the event stream brings its readers")]
     pub(crate) fn stream_readers(&self) -> StreamReaders {
