@@ -19,6 +19,7 @@ mod backlog;
 mod deliveries;
 mod dialect;
 mod floors;
+mod followed;
 mod migrate;
 mod migrations;
 mod notices;
@@ -35,6 +36,7 @@ mod url;
 pub use backlog::{
     Backlog, CommandBacklog, Connections, LetterCount, LogBacklog, OutboxBacklog, TimerBacklog,
 };
+pub use followed::FollowedLog;
 pub use notices::{Heard, Notices};
 pub use ops::inbox::FirstDelivery;
 pub use scratch::Scratch;

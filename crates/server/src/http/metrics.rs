@@ -1,7 +1,5 @@
 //! `GET /metrics`: everything that is counted and measured, in the text format of Prometheus.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::extract::{MatchedPath, Request, State};
@@ -11,11 +9,11 @@ use axum::response::{IntoResponse, Response};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use metrics_util::MetricKindMask;
 use towpath::Towpath;
-use towpath::metrics::{Counter, Kind, Metric, SECONDS};
+use towpath::metrics::{Kind, Metric, SECONDS};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::App;
+use super::{App, Feed};
 
 /// What Prometheus calls its text format.
 const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -52,7 +50,7 @@ const STREAM_DROPPED: Metric = Metric {
     name: "towpath_stream_dropped_total",
     kind: Kind::Counter,
     labels: &[],
-    help: "Readers of the event stream that were too slow and were let go.",
+    help: "Readers of the event stream that were let go, mostly because they were too slow.",
 };
 
 /// The metrics of the server, beside those of the library.
@@ -68,7 +66,6 @@ pub(super) fn routes() -> OpenApiRouter<App> {
 pub(crate) struct Measurements {
     recorder: PrometheusHandle,
     process: metrics_process::Collector,
-    readers: StreamReaders,
 }
 
 impl Measurements {
@@ -93,54 +90,21 @@ impl Measurements {
                 kept.run_upkeep();
             }
         });
-        let readers = StreamReaders { reading: Arc::default(), dropped: STREAM_DROPPED.counter(&[]) };
-        Ok(Self { recorder, process, readers })
+        // It shows 0 until it happens.
+        STREAM_DROPPED.counter(&[]).increment(0);
+        Ok(Self { recorder, process })
     }
 
-    /// Numbers of nobody, for tests that need none.
-    #[cfg(test)]
+    /// Numbers that nobody keeps, for tests and benchmarks that need none.
     pub(crate) fn of_nothing() -> Self {
         let recorder = PrometheusBuilder::new().build_recorder().handle();
-        let readers = StreamReaders { reading: Arc::default(), dropped: Counter::noop() };
-        Self { recorder, process: metrics_process::Collector::default(), readers }
-    }
-
-    /// Counts the readers of the event stream.
-    #[allow(dead_code, reason = "the event stream brings its readers")]
-    pub(crate) fn stream_readers(&self) -> StreamReaders {
-        self.readers.clone()
+        Self { recorder, process: metrics_process::Collector::default() }
     }
 }
 
-/// Counts the readers of the event stream. Clones share the count.
-#[derive(Clone)]
-pub(crate) struct StreamReaders {
-    reading: Arc<AtomicU64>,
-    dropped: Counter,
-}
-
-/// One reader, until this is dropped.
-#[allow(dead_code, reason = "the event stream brings its readers")]
-pub(crate) struct Reading(StreamReaders);
-
-#[allow(dead_code, reason = "the event stream brings its readers")]
-impl StreamReaders {
-    /// Somebody begins to read.
-    pub(crate) fn begin(&self) -> Reading {
-        self.reading.fetch_add(1, Ordering::Relaxed);
-        Reading(self.clone())
-    }
-
-    /// Somebody was too slow.
-    pub(crate) fn dropped(&self) {
-        self.dropped.increment(1);
-    }
-}
-
-impl Drop for Reading {
-    fn drop(&mut self) {
-        self.0.reading.fetch_sub(1, Ordering::Relaxed);
-    }
+/// Somebody who read the event stream was let go.
+pub(super) fn stream_reader_dropped() {
+    STREAM_DROPPED.counter(&[]).increment(1);
 }
 
 /// Metrics for Prometheus
@@ -154,11 +118,14 @@ impl Drop for Reading {
     operation_id = "metrics",
     responses((status = 200, description = "The text format of Prometheus.", body = String, content_type = "text/plain"))
 )]
-async fn scrape(State(towpath): State<Towpath>, State(measurements): State<Measurements>) -> Response {
+async fn scrape(
+    State(towpath): State<Towpath>,
+    State(feed): State<Feed>,
+    State(measurements): State<Measurements>,
+) -> Response {
     towpath.measure().await;
     measurements.process.collect();
-    let readers = measurements.readers.reading.load(Ordering::Relaxed);
-    STREAM_READERS.gauge(&[]).set(readers as f64);
+    STREAM_READERS.gauge(&[]).set(feed.readers() as f64);
     ([(header::CONTENT_TYPE, TEXT_FORMAT)], measurements.recorder.render()).into_response()
 }
 
