@@ -112,6 +112,7 @@ async fn measure(scratch: &Scratch, flags: &StreamFlags) -> Result<Report, Failu
         access: Arc::new(Access::Local),
         limits: Arc::new(Limits::new(limits.clone())),
         feed: feed.clone(),
+        measurements: crate::http::metrics::Measurements::of_nothing(),
     };
     let listener = Patient { listener, patience: PATIENCE };
     let server = tokio::spawn(async move {
