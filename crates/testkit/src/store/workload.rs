@@ -304,7 +304,7 @@ impl Workload {
             Ok(()) | Err(StoreError::NameTaken { .. }) => {}
             Err(error) => return Err(error),
         }
-        let from = position(store, &name).await?.unwrap_or_default();
+        let Some(from) = place(store, &name).await? else { return Ok(()) };
         store.advance_channel(&lease, self.uuid("tracker"), from, store.head().await?).await.map(drop)
     }
 
@@ -373,9 +373,9 @@ impl Workload {
     }
 }
 
-async fn position(store: &dyn Store, name: &ChannelName) -> StoreResult<Option<Position>> {
+async fn place(store: &dyn Store, name: &ChannelName) -> StoreResult<Option<TrackerPlace>> {
     let channels = store.channels().await?;
-    Ok(channels.into_iter().find(|row| row.name == *name).map(|row| row.position))
+    Ok(channels.into_iter().find(|row| row.name == *name).map(|row| row.place()))
 }
 
 /// The one moment at which the workload happens: everything it postpones is due at once.

@@ -101,6 +101,7 @@ pub(crate) enum Fault {
     LeftStatesKeepTheirDeadline,
     /// A tracker's position is moved by whoever calls.
     PositionsAreNotFenced,
+    ResetsAreNotCounted,
     /// Every instance that finds no tables creates them.
     MigrationsRunTwice,
 }

@@ -153,16 +153,20 @@ impl HandlerTx {
         self.inner.remove_timer(timer_id, now).await
     }
 
-    /// Commits, if the transaction and the mark of this delivery still stand; then wakes whom it concerns.
+    /// Commits, if the transaction and the mark of this delivery still stand; then wakes whom it concerns. Answers the
+    /// next transaction, where one is open already.
     pub(super) async fn commit(
         self,
         marked: Option<EventId>,
         handler: &HandlerName,
-    ) -> Result<(), StoreError> {
-        match marked {
+    ) -> Result<Option<SqlTransaction>, StoreError> {
+        let next = match marked {
             Some(event_id) => self.inner.finish_marked(event_id, handler).await?,
-            None => self.inner.finish().await?,
-        }
+            None => {
+                self.inner.finish().await?;
+                None
+            }
+        };
         if self.after.facts {
             self.bus.committed.wake();
             self.bus.told.wake();
@@ -177,7 +181,7 @@ impl HandlerTx {
             self.runner.wake();
             self.bus.told.wake();
         }
-        Ok(())
+        Ok(next)
     }
 }
 
