@@ -9,14 +9,13 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use towpath_core::envelope::ChangeContext;
 use towpath_core::ids::{
-    AggregateKey, CausationId, ChannelName, CommandId, EventId, HandlerName, InstanceId, LeaseName, Position,
-    Version,
+    AggregateKey, CausationId, ChannelName, CommandId, EventId, HandlerName, InstanceId, LeaseName, Version,
 };
 use towpath_core::lifecycle::{CommandStatus, TaskState};
 use towpath_core::name::CommandName;
 use towpath_core::ports::store::{
     Append, CommandRecord, CompletedCommand, Found, InboxFailure, InboxMark, LeaseGrant, NewCommand,
-    NewTimer, OutboxClaim, OutboxOutcome, Store, StoreError, StoreResult, TimerOutcome,
+    NewTimer, OutboxClaim, OutboxOutcome, Store, StoreError, StoreResult, TimerOutcome, TrackerPlace,
 };
 use uuid::{Builder, Uuid};
 
@@ -81,8 +80,8 @@ impl Workload {
         assert_eq!(picture.timers[&self.timer_id("fired")].state, TaskState::Succeeded);
         assert_eq!(picture.timers[&self.timer_id("called off")].state, TaskState::Canceled);
         assert_eq!(picture.timers[&self.deadline_id()].state, TaskState::Canceled, "its state was left");
-        let tracked = position(store, &self.tracker()).await.expect("channels").expect("it is registered");
-        assert!(tracked > 0, "the log was followed");
+        let place = tracked(store, &self.tracker()).await.expect("channels").expect("it is registered");
+        assert!(place.position > 0, "the log was followed");
     }
 
     /// The commands of the command box: one has an effect, one fails before it has one, one changes nothing.
@@ -304,7 +303,7 @@ impl Workload {
             Ok(()) | Err(StoreError::NameTaken { .. }) => {}
             Err(error) => return Err(error),
         }
-        let Some(from) = place(store, &name).await? else { return Ok(()) };
+        let Some(from) = tracked(store, &name).await? else { return Ok(()) };
         store.advance_channel(&lease, self.uuid("tracker"), from, store.head().await?).await.map(drop)
     }
 
@@ -373,7 +372,7 @@ impl Workload {
     }
 }
 
-async fn place(store: &dyn Store, name: &ChannelName) -> StoreResult<Option<TrackerPlace>> {
+async fn tracked(store: &dyn Store, name: &ChannelName) -> StoreResult<Option<TrackerPlace>> {
     let channels = store.channels().await?;
     Ok(channels.into_iter().find(|row| row.name == *name).map(|row| row.place()))
 }

@@ -19,7 +19,9 @@ use towpath_core::ids::{AggregateKey, EventId, HandlerName, Lane};
 use towpath_core::incoming::IncomingEvent;
 use towpath_core::letters::{Letter, NewLetter, SetAside};
 use towpath_core::lifecycle::InboxStatus;
-use towpath_core::ports::broker::{Broker, Deliveries, DeliveryTag, Received, Settlement, Subscription};
+use towpath_core::ports::broker::{
+    Broker, BrokerError, Deliveries, DeliveryTag, Received, Settlement, Subscription,
+};
 use towpath_core::ports::store::{InboxFailure, StoreError};
 use towpath_core::retry::{ErrorClass, RetryDecision};
 use towpath_store::{SqlStore, SqlTransaction};
@@ -128,19 +130,53 @@ impl Failure {
     }
 }
 
-async fn receive(job: Arc<Job>, mut stopping: Stopping) {
+/// What one subscription feeds.
+#[derive(Clone, Copy)]
+struct Share {
+    workers: usize,
+    /// How many deliveries it fetches ahead.
+    prefetch: u16,
+}
+
+async fn receive(job: Arc<Job>, stopping: Stopping) {
+    let all = Share { workers: job.consumer.policy.concurrency.max(1), prefetch: prefetch(&job) };
+    // A word to the broker can stand for a batch only if nobody is at something older of the same subscription: each who
+    // takes batches has one of its own. Order needs one for all, and where a word stands for all before it, more
+    // subscriptions gain nothing.
+    let promises = job.running.broker.promises();
+    if job.consumer.batch == 1 || job.consumer.policy.in_order || !promises.settles_singly {
+        return receive_share(job, all, stopping).await;
+    }
+    let each = Share {
+        workers: 1,
+        prefetch: u16::try_from(usize::from(all.prefetch) / all.workers).unwrap_or(u16::MAX).max(1),
+    };
+    let mut shares = JoinSet::new();
+    for _ in 0..all.workers {
+        shares.spawn(receive_share(Arc::clone(&job), each, stopping.clone()));
+    }
+    while let Some(ended) = shares.join_next().await {
+        // The service that this is starts all of them again.
+        if let Err(error) = ended
+            && let Ok(panic) = error.try_into_panic()
+        {
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+async fn receive_share(job: Arc<Job>, share: Share, mut stopping: Stopping) {
     let mut workers = JoinSet::new();
     let mut queues = Vec::new();
-    let lanes = job.consumer.policy.concurrency.max(1);
-    let (shared, taken) = async_channel(prefetch(&job));
+    let (shared, taken) = async_channel(share.prefetch);
     if job.consumer.policy.in_order {
-        for _ in 0..lanes {
-            let (sender, receiver) = mpsc::channel(usize::from(prefetch(&job)));
+        for _ in 0..share.workers {
+            let (sender, receiver) = mpsc::channel(usize::from(share.prefetch));
             queues.push(sender);
             workers.spawn(work(Arc::clone(&job), Inbound::Own(receiver), stopping.clone()));
         }
     } else {
-        for _ in 0..lanes {
+        for _ in 0..share.workers {
             workers.spawn(work(Arc::clone(&job), Inbound::Shared(Arc::clone(&taken)), stopping.clone()));
         }
         queues.push(shared);
@@ -149,7 +185,7 @@ async fn receive(job: Arc<Job>, mut stopping: Stopping) {
     while !stopping.is_asked() {
         let deliveries = tokio::select! {
             () = stopping.asked() => break,
-            subscribed = subscribe(&job) => subscribed,
+            subscribed = subscribe(&job, share) => subscribed,
         };
         match deliveries {
             Ok(deliveries) => {
@@ -182,9 +218,9 @@ async fn receive(job: Arc<Job>, mut stopping: Stopping) {
     }
 }
 
-async fn subscribe(job: &Job) -> Result<Arc<dyn Deliveries>, towpath_core::ports::broker::BrokerError> {
+async fn subscribe(job: &Job, share: Share) -> Result<Arc<dyn Deliveries>, BrokerError> {
     let subscription =
-        Subscription { queue: job.queue.clone(), group: job.handler.to_string(), prefetch: prefetch(job) };
+        Subscription { queue: job.queue.clone(), group: job.handler.to_string(), prefetch: share.prefetch };
     Ok(Arc::from(job.running.broker.subscribe(&subscription).await?))
 }
 
