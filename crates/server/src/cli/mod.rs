@@ -4,6 +4,8 @@
 
 mod bench;
 mod config;
+#[cfg(feature = "follow")]
+mod follow;
 mod keys;
 mod migrate;
 mod output;
@@ -36,6 +38,9 @@ enum Command {
     Serve(ServeFlags),
     /// Bring the database to this version's tables
     Migrate(ServeFlags),
+    /// Keep the facts of another Towpath in a store of its own
+    #[cfg(feature = "follow")]
+    Follow(follow::FollowFlags),
     /// Show what the server would run with, and where each value comes from
     Config(ServeFlags),
     /// Make API keys
@@ -57,6 +62,11 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
+    /// The answer is "no".
+    pub(crate) fn answered_no(message: impl Into<String>) -> Self {
+        Self { code: ExitCode::from(1), message: message.into() }
+    }
+
     /// The call itself is wrong.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Self { code: ExitCode::from(2), message: message.into() }
@@ -86,6 +96,8 @@ pub(crate) fn main(
             None => serve::serve(arguments.serve, extend).await,
             Some(Command::Serve(flags)) => serve::serve(flags, extend).await,
             Some(Command::Migrate(flags)) => migrate::migrate(flags).await,
+            #[cfg(feature = "follow")]
+            Some(Command::Follow(flags)) => follow::follow(flags).await,
             Some(Command::Config(flags)) => shown_config::show(flags),
             Some(Command::Keys { what }) => keys::run(what),
             Some(Command::Bench { what }) => bench::run(what).await,
