@@ -21,7 +21,7 @@ use towpath_core::ports::store::{AggregateRow, CommandRecord, Flow, StateEvent, 
 use towpath_core::retry::RetryPolicy;
 use towpath_core::route::Route;
 use towpath_core::to_variant;
-use towpath_store::{SqlStore, StoreOptions, StoreUrl};
+use towpath_store::{SqlStore, StoreOptions, StoreUrl, Table};
 use uuid::Uuid;
 
 use crate::bus::{Bus, FoldError, SendError};
@@ -31,6 +31,7 @@ use crate::clock::SystemClock;
 use crate::config::{BadChannels, Channels};
 use crate::consumer::{self, Consumer, Letters, Wired, wire};
 use crate::leases::{self, InFlight};
+use crate::observer::{Eyes, Observer, ObserverStanding, Standings};
 use crate::operations::{self, Operations};
 use crate::outbox::Outbox;
 use crate::registry::Registry;
@@ -66,6 +67,7 @@ pub struct Towpath {
     pub(crate) trackers: Trackers,
     horizon: Duration,
     page_size: NonZeroU64,
+    observers: Standings,
     services: Arc<Mutex<Vec<Service>>>,
     /// What follows the logs of others here.
     #[cfg(feature = "follow")]
@@ -83,6 +85,8 @@ pub struct Builder {
     channels: Vec<Channel>,
     topology: Topology,
     consumers: Vec<Consumer>,
+    tables: Vec<Table>,
+    observers: Vec<Observer>,
     dead_letter_queues: Vec<String>,
     clock: Arc<dyn Clock>,
     retries: RetryPolicy,
@@ -190,6 +194,8 @@ impl Towpath {
             registry: Registry::default(),
             channels: Vec::new(),
             consumers: Vec::new(),
+            tables: Vec::new(),
+            observers: Vec::new(),
             dead_letter_queues: Vec::new(),
             topology: Topology::default(),
             clock: Arc::new(SystemClock),
@@ -336,6 +342,11 @@ impl Towpath {
         Letters { store, broker, clock, horizon: self.horizon, by }
     }
 
+    /// Where the observers of this instance are, by name.
+    pub fn observers(&self) -> Vec<ObserverStanding> {
+        self.observers.all()
+    }
+
     /// What was registered.
     pub fn registry(&self) -> &Registry {
         &self.bus.registry
@@ -474,6 +485,18 @@ impl Builder {
         self
     }
 
+    /// Adds tables of the application's own: made at the start where they are missing.
+    pub fn tables(mut self, tables: &[Table]) -> Self {
+        self.tables.extend_from_slice(tables);
+        self
+    }
+
+    /// Adds an observer of resources outside.
+    pub fn observer(mut self, observer: Observer) -> Self {
+        self.observers.push(observer);
+        self
+    }
+
     /// A dead-letter queue of the broker's own that is read into the dead letters ([`Towpath::dead_letters`]). It must
     /// exist, or be declared in the topology.
     pub fn dead_letter_queue(mut self, queue: impl Into<String>) -> Self {
@@ -583,6 +606,7 @@ impl Builder {
         let store = SqlStore::connect_with(&url, self.store_options).await?;
         if self.migrate {
             store.migrate().await?;
+            store.create_tables(&self.tables).await?;
         }
         store.ready().await?;
         let page_size = store.open_log(self.page_size).await?;
@@ -658,6 +682,18 @@ impl Builder {
                 services.push(consumer::start_reader(running.clone(), queue));
             }
         }
+        let observers = Standings::default();
+        for Observer { name, start } in self.observers.into_iter().filter(|_| self.workers) {
+            services.push(start(Eyes {
+                name,
+                bus: bus.clone(),
+                store: store.clone(),
+                runner: wake.clone(),
+                instance: instance.clone(),
+                lease: self.lease,
+                standings: observers.clone(),
+            }));
+        }
         let published = self.workers.then(|| broker.clone());
         let trackers =
             Trackers::new(bus.clone(), published, instance.clone(), self.lease, self.keeping.handled);
@@ -677,6 +713,7 @@ impl Builder {
             page_size,
             #[cfg(feature = "follow")]
             followers: crate::follow::Followers::default(),
+            observers,
             services: Arc::new(Mutex::new(services)),
             keeper: Arc::new(Mutex::new(keepers)),
         })

@@ -6,6 +6,7 @@ mod bench;
 mod config;
 #[cfg(feature = "follow")]
 mod follow;
+mod hive;
 mod keys;
 mod migrate;
 mod output;
@@ -41,6 +42,11 @@ enum Command {
     /// Keep the facts of another Towpath in a store of its own
     #[cfg(feature = "follow")]
     Follow(follow::FollowFlags),
+    /// What hive keeps beside its facts
+    Hive {
+        #[command(subcommand)]
+        what: hive::HiveCommand,
+    },
     /// Show what the server would run with, and where each value comes from
     Config(ServeFlags),
     /// Make API keys
@@ -98,6 +104,7 @@ pub(crate) fn main(
             Some(Command::Migrate(flags)) => migrate::migrate(flags).await,
             #[cfg(feature = "follow")]
             Some(Command::Follow(flags)) => follow::follow(flags).await,
+            Some(Command::Hive { what }) => hive::run(what).await,
             Some(Command::Config(flags)) => shown_config::show(flags),
             Some(Command::Keys { what }) => keys::run(what),
             Some(Command::Bench { what }) => bench::run(what).await,

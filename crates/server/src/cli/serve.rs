@@ -17,7 +17,7 @@ pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Bui
     let access = access(&config)?;
     let limits = Arc::new(Limits::new(config.limits.clone()));
     // What is written wrong is told before anything is touched.
-    StoreUrl::parse(&config.store).map_err(|error| failure(&error))?;
+    let store = StoreUrl::parse(&config.store).map_err(|error| failure(&error))?;
     BrokerUrl::parse(&config.broker)
         .map_err(|error| Failure::usage(format!("{error} [{}]\n{}", error.code(), error.next_step())))?;
     start_log(&config.log);
@@ -25,6 +25,7 @@ pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Bui
     let listener = tokio::net::TcpListener::bind(config.listen)
         .await
         .map_err(|error| Failure::unreachable(format!("cannot listen on {}: {error}", config.listen)))?;
+    let hive = config.hive.open(&store)?;
     let mut builder = Towpath::builder()
         .store(&config.store)
         .broker(&config.broker)
@@ -33,13 +34,17 @@ pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Bui
     if let Some(size) = config.log_page_size {
         builder = builder.page_size(size);
     }
+    if let Some(hive) = &hive {
+        builder = hive.install(builder);
+    }
     let app = extend(builder).start().await.map_err(|error| {
         Failure::unreachable(format!("{} [{}]\n{}", error.report(), error.code(), error.next_step()))
     })?;
     let address = listener.local_addr().map_err(|error| Failure::unreachable(error.to_string()))?;
     output::note(&format!("towpath {} listens on http://{address}/", env!("CARGO_PKG_VERSION")));
     let feed = http::Feed::start(app.clone(), http::FeedOptions::default());
-    let state = http::App { towpath: app.clone(), access: Arc::new(access), limits, feed: feed.clone() };
+    let state =
+        http::App { towpath: app.clone(), hive, access: Arc::new(access), limits, feed: feed.clone() };
     let listener = http::Patient { listener, patience: http::PATIENCE };
     let told_to_stop = async move {
         told_to_stop().await;

@@ -5,6 +5,7 @@ mod commands;
 mod conditional;
 pub(crate) mod connections;
 mod facts;
+mod hive;
 pub(crate) mod limits;
 mod notifications;
 mod operations;
@@ -22,6 +23,7 @@ use axum::routing::get;
 use axum::{Json, Router};
 use serde_json::json;
 use towpath::Towpath;
+use towpath_hive::Hive;
 use utoipa_axum::router::OpenApiRouter;
 
 pub(crate) use patience::{PATIENCE, Patient};
@@ -31,6 +33,8 @@ pub(crate) use stream::{Feed, FeedOptions};
 #[derive(Clone, FromRef)]
 pub(crate) struct App {
     pub(crate) towpath: Towpath,
+    /// Nothing, where it does not run.
+    pub(crate) hive: Option<Hive>,
     pub(crate) access: Arc<access::Access>,
     pub(crate) limits: Arc<limits::Limits>,
     /// Follows the log for all readers of the event stream.
@@ -43,6 +47,7 @@ pub(crate) fn router(app: App) -> Router {
         .merge(about_this_server())
         .merge(commands::routes())
         .merge(facts::routes())
+        .merge(hive::routes())
         .merge(notifications::routes())
         .merge(stream::routes())
         .split_for_parts();

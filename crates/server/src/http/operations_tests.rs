@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 use crate::http::access::{Access, ApiKey, NewKey, Role};
 use crate::http::limits::{LimitSettings, Limits};
-use crate::http::{App, around};
+use crate::http::{App, Feed, FeedOptions, around};
 
 struct Bench {
     towpath: Towpath,
@@ -67,6 +67,8 @@ impl Bench {
         };
         let app = App {
             towpath: towpath.clone(),
+            hive: None,
+            feed: Feed::start(towpath.clone(), FeedOptions::default()),
             access: Arc::new(Access::Checked { keys, tokens: None }),
             limits: Arc::new(Limits::new(settings)),
         };

@@ -10,11 +10,12 @@ use towpath_core::incoming::IncomingEvent;
 use towpath_core::name::CommandName;
 use towpath_core::ports::store::{Append, Appended, NewCommand, NewTimer, StoreError};
 use towpath_core::to_variant;
-use towpath_store::{SqlTransaction, sqlx};
+use towpath_store::{OwnTables, SqlTransaction, sqlx};
 use uuid::Uuid;
 
 use crate::bus::Bus;
 use crate::consumer::HandlerError;
+use crate::observer::ObserverWake;
 use crate::service::Wake;
 
 /// The transaction in which a handler works. It commits when the handler answers `handled`, together with the mark that
@@ -35,6 +36,7 @@ struct Afterwards {
     facts: bool,
     channels: Vec<(String, Lane)>,
     timer_due_at: Option<DateTime<Utc>>,
+    observers: Vec<ObserverWake>,
 }
 
 /// A connection of another database was asked for.
@@ -97,6 +99,16 @@ impl HandlerTx {
             Some(connection) => run!(connection, sql),
             None => Err(sqlx::Error::PoolClosed),
         }
+    }
+
+    /// Statements on the application's own tables, on any of the databases.
+    pub fn own_tables(&mut self) -> OwnTables<'_> {
+        self.inner.own_tables()
+    }
+
+    /// Wakes an observer of this process once this has committed.
+    pub fn wake_after_commit(&mut self, observer: &ObserverWake) {
+        self.after.observers.push(observer.clone());
     }
 
     /// Appends facts.
@@ -177,6 +189,7 @@ impl HandlerTx {
         if let Some(due_at) = self.after.timer_due_at {
             self.bus.timers.scheduled(due_at);
         }
+        self.after.observers.iter().for_each(ObserverWake::wake);
         if !self.sent.is_empty() {
             self.runner.wake();
             self.bus.told.wake();
