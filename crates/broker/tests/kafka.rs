@@ -513,7 +513,7 @@ async fn headers_with_our_names_stay_the_senders() {
     };
     publish_all(&*broker, std::slice::from_ref(&sent)).await;
     let received = take(&*subscribe(&*broker, &lane.queue, 1).await, 1).await.remove(0);
-    assert_eq!((received.message_id, received.headers), (Some(sent.message_id), sent.headers));
+    assert_eq!((received.message_id, received.headers), (Some(sent.message_id), sent.headers.into()));
 }
 
 /// What others publish has none of our headers.

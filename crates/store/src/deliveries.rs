@@ -1,11 +1,14 @@
 //! What consumers need of the store: the handler's transaction, and deliveries that were set aside.
 
+use std::time::Duration;
+
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{ActorId, EventId, HandlerName, Lane};
 use towpath_core::letters::{Letter, LetterFilter, LetterGroup, NewLetter, SetAside};
 use towpath_core::lifecycle::InboxStatus;
 use towpath_core::ports::store::{
-    Append, Appended, InboxEntry, InboxFailure, LeaseGrant, NewCommand, NewTimer, StoreError, StoreResult,
+    Append, Appended, Cleaned, InboxEntry, InboxFailure, LeaseGrant, NewCommand, NewTimer, StoreError,
+    StoreResult,
 };
 use uuid::Uuid;
 
@@ -109,15 +112,24 @@ impl SqlTransaction {
     /// Makes all of it true, if it still stands. A statement that failed may have undone the transaction, with the mark
     /// of the delivery, and its error may have been swallowed: PostgreSQL then answers a COMMIT by rolling back, without
     /// an error, and MySQL goes on outside of any transaction.
-    pub async fn finish_marked(mut self, event_id: EventId, handler: &HandlerName) -> StoreResult<()> {
+    ///
+    /// Where it costs no round trip of its own, the next transaction is open already and is answered: whoever has
+    /// more to do at once saves a BEGIN and the way through the pool. Others drop it.
+    pub async fn finish_marked(
+        mut self,
+        event_id: EventId,
+        handler: &HandlerName,
+    ) -> StoreResult<Option<Self>> {
         match &mut self.inner {
             #[cfg(feature = "postgres")]
             Inner::Postgres(transaction) => {
                 // In one round trip: the first statement fails in a transaction that is undone, and then there is no
-                // commit. A new transaction is begun behind it, for the rollback that sqlx sends at the end.
+                // commit. The next one is begun anew and not chained: a chained one would inherit what the handler
+                // has set for its own.
                 self.probe.before("commit");
-                let commit = sqlx::raw_sql("SELECT 1; COMMIT AND CHAIN").execute(&mut **transaction).await;
-                commit.map(|_| ()).map_err(|error| classify("commit", error).into())
+                let commit = sqlx::raw_sql("SELECT 1; COMMIT; BEGIN").execute(&mut **transaction).await;
+                commit.map_err(|error| StoreError::from(classify("commit", error)))?;
+                Ok(Some(self))
             }
             #[cfg(feature = "mysql")]
             Inner::MySql(_) => {
@@ -126,12 +138,12 @@ impl SqlTransaction {
                     let cause = "a failed statement has undone the transaction";
                     return Err(StoreError::Refused { statement: "commit", source: cause.into() });
                 }
-                self.commit().await
+                self.commit().await.map(|()| None)
             }
             #[allow(unreachable_patterns, reason = "reachable when SQLite is built in")]
             _ => {
                 let _ = (event_id, handler);
-                self.commit().await
+                self.commit().await.map(|()| None)
             }
         }
     }
@@ -166,6 +178,28 @@ impl SqlStore {
         limit: u32,
     ) -> StoreResult<u64> {
         transacting!(self, ops::letters::clean, lease, before, limit)
+    }
+
+    /// Deletes timers of a page that ended before a moment.
+    pub async fn clean_timers(
+        &self,
+        lease: &LeaseGrant,
+        before: DateTime<Utc>,
+        after: Option<Uuid>,
+        limit: u32,
+    ) -> StoreResult<Cleaned<Uuid>> {
+        transacting!(self, ops::cleaning::timers, lease, before, after, limit)
+    }
+
+    /// Deletes leases with these prefixes that ended so long ago. Only for leases that name the instance that held them:
+    /// a lease that is taken again after its row is gone begins with its first epoch.
+    pub async fn clean_leases(
+        &self,
+        lease: &LeaseGrant,
+        prefixes: &[&str],
+        ended_for: Duration,
+    ) -> StoreResult<u64> {
+        transacting!(self, ops::cleaning::leases, lease, prefixes, ended_for)
     }
 
     /// Sets a failed delivery aside until it is due, or among the dead.

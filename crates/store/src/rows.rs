@@ -460,7 +460,9 @@ pub(crate) fn read_letter(row: &Row) -> StoreResult<Letter> {
                     exchange: row.text("exchange")?,
                     routing_key: row.text("routing_key")?,
                 },
-                headers: serde_json::from_str(&headers).map_err(|error| unreadable("headers", error))?,
+                headers: serde_json::from_str::<Vec<_>>(&headers)
+                    .map_err(|error| unreadable("headers", error))?
+                    .into(),
                 redelivered: true,
                 body,
             },
@@ -525,6 +527,7 @@ pub(crate) fn read_channel(row: &Row) -> StoreResult<ChannelRow> {
         channel_id: row.uuid("channel_id")?,
         name: ChannelName::from_stored(row.text("name")?),
         position: row.count("position")?,
+        reset_count: row.count("reset_count")?,
         disabled,
     })
 }

@@ -574,6 +574,7 @@ pub(crate) const CHANNELS: Table = Table {
         column("channel_id", Uuid),
         column("name", Name(64)),
         column("position", Long),
+        column("reset_count", Long),
         column("created_at", Time),
         nullable("disabled_at", Time),
         nullable("disabled_by_id", Name(128)),

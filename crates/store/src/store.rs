@@ -21,7 +21,7 @@ use towpath_core::ports::store::{
     Counts, Disabled, FailedCommand, FailedFilter, FailedRow, Flow, Found, InboxEntry, InboxFailure,
     InboxMark, LeaseGrant, LeaseStanding, Loaded, NewCommand, NewTimer, OutboxClaim, OutboxItem,
     OutboxResult, OutboxRow, Sequenced, StateEvent, Store, StoreError, StorePromises, StoreResult, StoreTx,
-    Timer, TimerOutcome,
+    Timer, TimerOutcome, TrackerPlace,
 };
 use uuid::Uuid;
 
@@ -736,7 +736,7 @@ impl Store for SqlStore {
         &self,
         lease: &LeaseGrant,
         channel_id: Uuid,
-        from: Position,
+        from: TrackerPlace,
         to: Position,
     ) -> StoreResult<bool> {
         transacting!(self, ops::channels::advance, lease, channel_id, from, to)

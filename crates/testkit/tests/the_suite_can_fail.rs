@@ -70,5 +70,6 @@ broken! {
     timers_of_any_command_are_taken: TimersOfAnyCommand => timers::timers_for_unknown_commands_are_left_alone;
     left_states_keep_their_deadline: LeftStatesKeepTheirDeadline => timers::a_deadline_lives_and_dies_with_its_state;
     positions_are_not_fenced: PositionsAreNotFenced => channels::a_position_moves_from_where_it_was_and_under_its_lease;
+    resets_are_not_counted: ResetsAreNotCounted => channels::a_position_moves_from_where_it_was_and_under_its_lease;
     migrations_run_twice: MigrationsRunTwice => migrations::four_instances_migrate_at_once;
 }

@@ -1,4 +1,5 @@
-//! The cleaner: deletes outbox rows that were sent and deliveries that were handled long ago.
+//! The cleaner: deletes outbox rows that were sent, deliveries that were handled, timers that ended, and leases of
+//! instances that are gone, all of them long ago.
 //!
 //! One instance does it at a time, under the cleaner's lease, in small transactions with pauses between them: it is in
 //! nobody's way, and a kill leaves nothing half done.
@@ -64,7 +65,7 @@ async fn run(
     }
 }
 
-/// One walk over both tables; answers how many rows of each were deleted.
+/// One walk; answers how many outbox rows and deliveries were deleted.
 async fn clean(
     bus: &Bus,
     store: &SqlStore,
@@ -95,6 +96,16 @@ async fn clean(
             }
             breathe(stopping).await;
         }
+        let mut after = None;
+        while !stopping.is_asked() {
+            let cleaned = store.clean_timers(lease, before, after, PAGE).await?;
+            after = cleaned.next;
+            if after.is_none() {
+                break;
+            }
+            breathe(stopping).await;
+        }
+        store.clean_leases(lease, &["instance/", "relaying/"], keeping.handled).await?;
     }
     Ok((sent, handled))
 }

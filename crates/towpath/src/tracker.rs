@@ -316,7 +316,7 @@ impl Tracker {
             }
         };
         // When the position is not where it was, somebody has set it: the next look begins from there.
-        if to > row.position && !store.advance_channel(held, self.channel_id, row.position, to).await? {
+        if to > row.position && !store.advance_channel(held, self.channel_id, row.place(), to).await? {
             return Ok(Progress::GoOn);
         }
         Ok(match failed {

@@ -33,6 +33,7 @@ on_every_database!(
     sharing_out_anew_publishes_nothing_twice,
     a_partition_with_rows_in_flight_is_not_given_away,
     an_operator_finds_what_was_given_up_and_sends_it_again,
+    what_may_have_been_published_long_ago_is_put_back_by_force_only,
     what_was_sent_long_ago_is_cleaned_up,
 );
 
@@ -407,6 +408,57 @@ async fn an_operator_finds_what_was_given_up_and_sends_it_again(fresh: &Fresh) {
     assert_eq!(versions(&inbox.take(4).await).len(), 4);
     assert_eq!(outbox.count(&facts).await.unwrap(), 0);
     app.stop().await;
+}
+
+async fn what_may_have_been_published_long_ago_is_put_back_by_force_only(fresh: &Fresh) {
+    let place_of_test = Place::new();
+    let policy = ChannelPolicy {
+        retries: RetryPolicy::Fixed(Vec::new()),
+        scan: Duration::from_secs(60),
+        ..Place::policy()
+    };
+    let builder = place_of_test.app_unbound(fresh, policy);
+    let app = builder.horizon(Duration::from_millis(1)).start().await.unwrap();
+    for id in ["returned", "unsure"] {
+        place(&app, id).await;
+    }
+    let facts = FailedFilter { channel: Some(ChannelName::new("facts").unwrap()), ..FailedFilter::default() };
+    let outbox = app.outbox();
+    eventually("both are given up", || async { (outbox.count(&facts).await.unwrap() == 2).then_some(()) })
+        .await;
+    let failed = outbox.failed(&facts, 0, 10).await.unwrap();
+    let [returned, unsure] = ["returned", "unsure"].map(|id| {
+        let found = failed.iter().find(|failed| failed.event.aggregate.id.as_str() == id);
+        found.unwrap().row.outbox_id
+    });
+    // As if the broker had taken it and the confirmation had been lost.
+    let sql = format!("UPDATE event_outbox SET status_reason = 'not-confirmed' WHERE outbox_id = {unsure}");
+    execute(&app, sql).await;
+
+    let refused = outbox.retry(&[unsure]).await.unwrap_err();
+    assert_eq!(refused.code(), "beyond-horizon");
+    let refused = outbox.retry_where(&facts).await.unwrap_err();
+    assert_eq!(refused.code(), "beyond-horizon");
+    assert_eq!(outbox.count(&facts).await.unwrap(), 2, "nothing was put back");
+    let inbox = place_of_test.receive().await;
+    place_of_test.broker().declare(&place_of_test.topology(true)).await.unwrap();
+    // The broker gave this one back, so nobody can have handled it.
+    assert_eq!(outbox.retry(&[returned]).await.unwrap(), 1);
+    assert_eq!(outbox.retry_where_by_force(&facts).await.unwrap(), 1);
+    assert_eq!(versions(&inbox.take(2).await).len(), 2);
+    app.stop().await;
+}
+
+async fn execute(app: &Towpath, sql: String) {
+    let store = app.store();
+    let sql = || towpath::sqlx::AssertSqlSafe(sql.clone());
+    if let Some(pool) = store.postgres_pool() {
+        towpath::sqlx::query(sql()).execute(pool).await.unwrap();
+    } else if let Some(pool) = store.mysql_pool() {
+        towpath::sqlx::query(sql()).execute(pool).await.unwrap();
+    } else if let Some(pool) = store.sqlite_pool() {
+        towpath::sqlx::query(sql()).execute(pool).await.unwrap();
+    }
 }
 
 async fn what_was_sent_long_ago_is_cleaned_up(fresh: &Fresh) {

@@ -1,5 +1,7 @@
 //! Formats, written and read.
 
+use std::sync::Arc;
+
 use chrono::{DateTime, Utc};
 use proptest::prelude::*;
 use towpath_core::ids::{ActorId, AggregateKey, CausationId, CorrelationId, EventId, TenantId, TraceId};
@@ -38,7 +40,7 @@ fn arrived(message: Message) -> Received {
         key: Some(message.key),
         content_type: Some(message.content_type),
         destination: message.destination,
-        headers: message.headers,
+        headers: message.headers.into(),
         redelivered: false,
         body: message.body,
     }
@@ -56,7 +58,7 @@ fn text(message: &Message) -> &str {
 fn json(content_type: &str, body: &str) -> Received {
     let mut received = arrived(written_as(Format::Towpath, &order_created()));
     received.content_type = Some(content_type.into());
-    received.headers.clear();
+    Arc::make_mut(&mut received.headers).clear();
     received.body = body.as_bytes().to_vec();
     received
 }
@@ -196,11 +198,12 @@ fn cloud_events_of_others_are_read_in_both_modes() {
             ("time", "2026-02-04T11:30:00+01:00"),
         ]
         .map(|(name, value)| (format!("{prefix}{name}"), value.to_owned()))
-        .to_vec();
+        .to_vec()
+        .into();
         assert_eq!(read(&binary).unwrap(), structured, "{prefix}");
-        binary.headers.push((format!("{prefix}aggregateversion"), "5000000000".into()));
+        Arc::make_mut(&mut binary.headers).push((format!("{prefix}aggregateversion"), "5000000000".into()));
         assert_eq!(read(&binary).unwrap().aggregate_version, Some(5_000_000_000));
-        binary.headers.retain(|(name, _)| !name.ends_with("source"));
+        Arc::make_mut(&mut binary.headers).retain(|(name, _)| !name.ends_with("source"));
         assert!(matches!(read(&binary), Err(FormatError::MissingField { field: "source", .. })));
     }
 }

@@ -186,6 +186,7 @@ impl Partition {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
     use towpath_core::ports::broker::Destination;
 
     fn place(partition: i32) -> Place {
@@ -202,7 +203,7 @@ mod tests {
             key: None,
             content_type: None,
             destination: Destination { exchange: "orders".into(), routing_key: String::new() },
-            headers: Vec::new(),
+            headers: Arc::default(),
             redelivered: false,
             body: body.into(),
         })

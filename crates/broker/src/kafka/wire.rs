@@ -99,7 +99,7 @@ pub(super) fn received(queue: &str, message: &BorrowedMessage<'_>) -> Received {
             exchange: message.topic().to_owned(),
             routing_key: routing_key.unwrap_or_default(),
         },
-        headers,
+        headers: headers.into(),
         redelivered: false,
         body: message.payload().unwrap_or_default().to_vec(),
     }

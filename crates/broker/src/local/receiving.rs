@@ -381,7 +381,7 @@ fn received(queue: &str, message: TakenMessage) -> Received {
         key: Some(message.key),
         content_type: Some(message.content_type),
         destination: message.destination,
-        headers: message.headers,
+        headers: message.headers.into(),
         redelivered: message.earlier_deliveries > 0,
         body: message.body,
     }

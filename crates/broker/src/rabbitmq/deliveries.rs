@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Waker};
+use std::task::{Context, Poll, Waker};
 
 use async_trait::async_trait;
 use futures_core::Stream;
@@ -74,21 +74,27 @@ impl RabbitDeliveries {
 impl Deliveries for RabbitDeliveries {
     async fn next(&self) -> BrokerResult<Received> {
         let mut incoming = self.incoming.lock().await;
-        if let Some(reason) = &incoming.ended {
-            return Err(unavailable(reason.clone()));
-        }
-        // Nothing is awaited between taking a delivery and answering it: a caller that gives up loses none.
-        let reason = match poll_fn(|cx| Pin::new(&mut incoming.consumer).poll_next(cx)).await {
-            Some(Ok(delivery)) => {
-                let received = received(&self.queue, delivery);
-                self.unsettled.lock().unwrap_or_else(PoisonError::into_inner).open.insert(received.tag);
-                return Ok(received);
+        poll_fn(|cx| self.poll_one(&mut incoming, cx)).await
+    }
+
+    async fn next_many(&self, most: usize) -> BrokerResult<Vec<Received>> {
+        let mut incoming = self.incoming.lock().await;
+        poll_fn(|cx| {
+            let first = match self.poll_one(&mut incoming, cx) {
+                Poll::Ready(Ok(first)) => first,
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => return Poll::Pending,
+            };
+            let mut many = vec![first];
+            // An end is noted, and told the next time: what came before it is handed out first.
+            while many.len() < most
+                && let Poll::Ready(Ok(next)) = self.poll_one(&mut incoming, cx)
+            {
+                many.push(next);
             }
-            Some(Err(error)) => words(&error),
-            None => "the broker ended the subscription".to_owned(),
-        };
-        incoming.ended = Some(reason.clone());
-        Err(unavailable(reason))
+            Poll::Ready(Ok(many))
+        })
+        .await
     }
 
     async fn settle(&self, tag: DeliveryTag, settlement: Settlement) -> BrokerResult<()> {
@@ -180,6 +186,25 @@ impl Drop for RabbitDeliveries {
 }
 
 impl RabbitDeliveries {
+    /// Nothing is awaited between taking a delivery and answering it: a caller that gives up loses none.
+    fn poll_one(&self, incoming: &mut Incoming, cx: &mut Context<'_>) -> Poll<BrokerResult<Received>> {
+        if let Some(reason) = &incoming.ended {
+            return Poll::Ready(Err(unavailable(reason.clone())));
+        }
+        let reason = match Pin::new(&mut incoming.consumer).poll_next(cx) {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(Some(Ok(delivery))) => {
+                let received = received(&self.queue, delivery);
+                self.unsettled.lock().unwrap_or_else(PoisonError::into_inner).open.insert(received.tag);
+                return Poll::Ready(Ok(received));
+            }
+            Poll::Ready(Some(Err(error))) => words(&error),
+            Poll::Ready(None) => "the broker ended the subscription".to_owned(),
+        };
+        incoming.ended = Some(reason.clone());
+        Poll::Ready(Err(unavailable(reason)))
+    }
+
     /// Takes deliveries out and hands the words about them to lapin, which writes them in this order.
     ///
     /// Both happen under the lock. Otherwise a word that stands for many could overtake the one about an earlier delivery

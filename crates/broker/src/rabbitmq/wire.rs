@@ -86,7 +86,7 @@ pub(super) fn received(queue: &str, delivery: Delivery) -> Received {
         key,
         content_type: properties.content_type().as_ref().map(ToString::to_string),
         destination: Destination { exchange: exchange.into(), routing_key: routing_key.into() },
-        headers,
+        headers: headers.into(),
         redelivered,
         body: data,
     }

@@ -4,6 +4,7 @@
 //! the end the two traits.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -302,8 +303,8 @@ pub struct Received {
     pub content_type: Option<String>,
     /// Where it was published to.
     pub destination: Destination,
-    /// Its other properties, as texts.
-    pub headers: Vec<(String, String)>,
+    /// Its other properties, as texts. Shared, because handlers get them too.
+    pub headers: Arc<Vec<(String, String)>>,
     /// Whether the broker has delivered it before.
     pub redelivered: bool,
     /// The body.
@@ -371,6 +372,13 @@ pub trait Broker: Send + Sync + 'static {
 pub trait Deliveries: Send + Sync {
     /// The next message; waits for one. A caller that stops waiting loses none. `Unavailable` when the connection is gone: subscribe again.
     async fn next(&self) -> BrokerResult<Received>;
+
+    /// The next messages, at most so many: waits for the first, and takes what else is there without waiting. A caller
+    /// that stops waiting loses none.
+    async fn next_many(&self, most: usize) -> BrokerResult<Vec<Received>> {
+        let _ = most;
+        self.next().await.map(|received| vec![received])
+    }
 
     /// Settles a message. Settling one that was lost with its connection does nothing: it is delivered again.
     async fn settle(&self, tag: DeliveryTag, settlement: Settlement) -> BrokerResult<()>;

@@ -837,8 +837,27 @@ pub struct ChannelRow {
     pub name: ChannelName,
     /// The last position a tracker channel has published.
     pub position: Position,
+    /// How often an operator has set the position.
+    pub reset_count: u64,
     /// Paused since, by whom and why (S2).
     pub disabled: Option<Disabled>,
+}
+
+impl ChannelRow {
+    /// Where its tracker is.
+    pub fn place(&self) -> TrackerPlace {
+        TrackerPlace { position: self.position, reset_count: self.reset_count }
+    }
+}
+
+/// Where a tracker is. The position alone would not do: a tracker that is set back to where its batch began would go on as
+/// if nothing had been said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TrackerPlace {
+    /// The last position it has published.
+    pub position: Position,
+    /// How often an operator has set it.
+    pub reset_count: u64,
 }
 
 /// Why something is switched off (S2).
@@ -1168,7 +1187,7 @@ pub trait Store: super::operations::Operations {
         &self,
         lease: &LeaseGrant,
         channel_id: Uuid,
-        from: Position,
+        from: TrackerPlace,
         to: Position,
     ) -> StoreResult<bool>;
 

@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{ActorId, ChannelName, Position};
-use towpath_core::ports::store::{ChannelRow, Disabled, LeaseGrant, StoreError, StoreResult};
+use towpath_core::ports::store::{ChannelRow, Disabled, LeaseGrant, StoreError, StoreResult, TrackerPlace};
 use uuid::Uuid;
 
 use crate::ops::leases::fence;
@@ -17,7 +17,8 @@ pub(crate) async fn add(
     position: Position,
     now: DateTime<Utc>,
 ) -> StoreResult<()> {
-    let sql = "INSERT INTO channels (channel_id, name, position, created_at) VALUES (?, ?, ?, ?)";
+    let sql =
+        "INSERT INTO channels (channel_id, name, position, reset_count, created_at) VALUES (?, ?, ?, 0, ?)";
     match session.execute("channels.add", sql, values![channel_id, name.as_str(), position, now]).await {
         Ok(_) => Ok(()),
         Err(SqlFault::Unique { .. }) => {
@@ -62,11 +63,13 @@ pub(crate) async fn advance(
     session: &mut Session<'_>,
     grant: &LeaseGrant,
     channel_id: Uuid,
-    from: Position,
+    from: TrackerPlace,
     to: Position,
 ) -> StoreResult<bool> {
-    let sql = "UPDATE channels SET position = ? WHERE channel_id = ? AND deleted_at IS NULL AND position = ?";
-    let touched = session.execute("channels.advance", sql, values![to, channel_id, from]).await?;
+    let sql = "UPDATE channels SET position = ? WHERE channel_id = ? AND deleted_at IS NULL AND position = ? \
+         AND reset_count = ?";
+    let moved = values![to, channel_id, from.position, from.reset_count];
+    let touched = session.execute("channels.advance", sql, moved).await?;
     fence(session, std::slice::from_ref(grant)).await?;
     Ok(touched == 1)
 }
@@ -76,7 +79,7 @@ pub(crate) async fn reset(
     name: &ChannelName,
     position: Position,
 ) -> StoreResult<()> {
-    let sql = "UPDATE channels SET position = ? WHERE name = ? AND deleted_at IS NULL";
+    let sql = "UPDATE channels SET position = ?, reset_count = reset_count + 1 WHERE name = ? AND deleted_at IS NULL";
     living(session.execute("channels.reset", sql, values![position, name.as_str()]).await?, name)
 }
 

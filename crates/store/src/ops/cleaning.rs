@@ -4,10 +4,13 @@
 //! with time, and so do our event ids (UUIDv7), so a walk by the primary key from the beginning meets the oldest first, and
 //! a page with nothing old in it is the end of them. What stands there for longer (given up, parked) is walked over.
 
+use std::time::Duration;
+
 use chrono::{DateTime, Utc};
 use towpath_core::ids::EventId;
-use towpath_core::lifecycle::{InboxStatus, OutboxStatus};
+use towpath_core::lifecycle::{InboxStatus, OutboxStatus, TaskState};
 use towpath_core::ports::store::{Cleaned, LeaseGrant, StoreResult};
+use uuid::Uuid;
 
 use crate::ops::leases::fence;
 use crate::sql::{Session, values};
@@ -81,6 +84,64 @@ pub(crate) async fn inbox(
         _ => None,
     };
     Ok(Cleaned { deleted, next })
+}
+
+/// Deletes timers of one page that ended before a moment. Runs in a transaction.
+pub(crate) async fn timers(
+    session: &mut Session<'_>,
+    lease: &LeaseGrant,
+    before: DateTime<Utc>,
+    after: Option<Uuid>,
+    limit: u32,
+) -> StoreResult<Cleaned<Uuid>> {
+    let from = after.unwrap_or(Uuid::nil());
+    let sql = format!(
+        "SELECT timer_id, state, state_changed_at FROM timers WHERE timer_id > ? ORDER BY timer_id LIMIT {limit}"
+    );
+    let rows = session.rows("clean.timers_page", &sql, values![from]).await?;
+    let (mut page, mut ended) = (Page::default(), false);
+    for row in &rows {
+        let is_old = row.time("state_changed_at")? < before;
+        page.see(row.uuid("timer_id")?, is_old);
+        ended |= is_old && row.text("state")?.parse::<TaskState>().is_ok_and(TaskState::is_terminal);
+    }
+    let mut deleted = 0;
+    if let (Some(last), true) = (page.last, ended) {
+        let over = TaskState::ALL.iter().filter(|state| state.is_terminal());
+        let over: Vec<String> = over.map(|state| format!("'{}'", state.as_str())).collect();
+        let sql = format!(
+            "DELETE FROM timers WHERE timer_id > ? AND timer_id <= ? AND state_changed_at < ? AND state IN ({})",
+            over.join(", ")
+        );
+        deleted = session.execute("clean.timers", &sql, values![from, last, before]).await?;
+    }
+    fence(session, std::slice::from_ref(lease)).await?;
+    // An application may give ids of its own, which need not rise with time: the walk goes to the end.
+    Ok(Cleaned { deleted, next: page.last.filter(|_| rows.len() >= limit as usize) })
+}
+
+/// Deletes leases that belonged to one instance each and ended long ago. The names of those hold the instance's id, which
+/// never comes again; a lease that others may take again keeps its row, and with it its epoch. Runs in a transaction.
+pub(crate) async fn leases(
+    session: &mut Session<'_>,
+    lease: &LeaseGrant,
+    prefixes: &[&str],
+    ended_for: Duration,
+) -> StoreResult<u64> {
+    let then = session.dialect().now_plus_parameter();
+    let sql = format!(
+        "DELETE FROM leases WHERE lease_name >= ? AND lease_name < ? AND expires_at < {then} \
+         AND NOT EXISTS (SELECT 1 FROM command_box WHERE command_box.claimed_by_id = leases.lease_name) \
+         AND NOT EXISTS (SELECT 1 FROM timers WHERE timers.claimed_by_id = leases.lease_name)"
+    );
+    let ago = -i64::try_from(ended_for.as_micros()).unwrap_or(i64::MAX);
+    let mut deleted = 0;
+    for prefix in prefixes {
+        let end = format!("{prefix}{}", char::MAX);
+        deleted += session.execute("clean.leases", &sql, values![*prefix, end, ago]).await?;
+    }
+    fence(session, std::slice::from_ref(lease)).await?;
+    Ok(deleted)
 }
 
 /// What a walk has seen of a page.

@@ -131,7 +131,7 @@ fn handled_rows<'a>(
         // One text for batches of every size, so that it stays prepared. A single row is cheaper without it.
         let (names, _) = names_and_marks(&INBOX);
         let insert = format!(
-            "INSERT INTO inbox ({names}) SELECT id, ?, ?, ?, NULL, NULL, 0 FROM {unnested} AS ids (id) ORDER BY id"
+            "INSERT INTO inbox ({names}) SELECT id, ?, ?, ?, NULL, NULL, 0 FROM {unnested} AS ids (id)"
         );
         // The set stands last in the text.
         let mut values = values![handler.as_str(), handled, now];

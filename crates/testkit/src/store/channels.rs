@@ -1,7 +1,7 @@
 //! Channels: paused with who and why (S2), removed softly, unique among the living (S3).
 
 use towpath_core::ids::{ActorId, ChannelName};
-use towpath_core::ports::store::{ChannelRow, Disabled, Store, StoreError};
+use towpath_core::ports::store::{ChannelRow, Disabled, Store, StoreError, TrackerPlace};
 use uuid::Uuid;
 
 use super::StoreFixture;
@@ -20,6 +20,7 @@ pub async fn channels_are_listed_by_name(fixture: &impl StoreFixture) {
             channel_id: Uuid::now_v7(),
             name: ChannelName::new(name).expect("a valid name"),
             position,
+            reset_count: 0,
             disabled: None,
         })
         .collect();
@@ -97,20 +98,27 @@ pub async fn a_position_moves_from_where_it_was_and_under_its_lease(fixture: &im
     add(&*store, &name).await.expect("add");
     let position = async || find(&*store, &name).await.expect("it lives").position;
     let id = find(&*store, &name).await.expect("it lives").channel_id;
-    assert!(store.advance_channel(&earlier, id, 0, 5).await.expect("advance"));
-    assert!(!store.advance_channel(&earlier, id, 0, 9).await.expect("advance"), "it is not at 0");
+    let at = |position, reset_count| TrackerPlace { position, reset_count };
+    assert!(store.advance_channel(&earlier, id, at(0, 0), 5).await.expect("advance"));
+    assert!(!store.advance_channel(&earlier, id, at(0, 0), 9).await.expect("advance"), "it is not at 0");
     assert_eq!(position().await, 5);
     store.reset_channel(&name, 2).await.expect("reset");
-    assert!(!store.advance_channel(&earlier, id, 5, 6).await.expect("advance"), "it was set back");
+    assert!(!store.advance_channel(&earlier, id, at(5, 0), 6).await.expect("advance"), "it was set back");
+    store.reset_channel(&name, 2).await.expect("reset");
+    let moved = store.advance_channel(&earlier, id, at(2, 1), 6).await.expect("advance");
+    assert!(!moved, "it was set to where it is, and that counts");
     let later = hold(&*store, &lease, &instance("one")).await;
-    let late = store.advance_channel(&earlier, id, 2, 7).await;
+    let late = store.advance_channel(&earlier, id, at(2, 2), 7).await;
     assert_refused!(late, StoreError::Fenced { .. }, "advancing under a lost lease");
     assert_eq!(position().await, 2);
-    assert!(store.advance_channel(&later, id, 2, 3).await.expect("advance"));
+    assert!(store.advance_channel(&later, id, at(2, 2), 3).await.expect("advance"));
     store.remove_channel(&name, None, "not needed", moment(3)).await.expect("remove");
-    assert!(!store.advance_channel(&later, id, 3, 4).await.expect("advance"), "a removed one stays");
+    assert!(!store.advance_channel(&later, id, at(3, 2), 4).await.expect("advance"), "a removed one stays");
     add(&*store, &name).await.expect("another one of the same name");
-    assert!(!store.advance_channel(&later, id, 0, 4).await.expect("advance"), "the new one is another");
+    assert!(
+        !store.advance_channel(&later, id, at(0, 0), 4).await.expect("advance"),
+        "the new one is another"
+    );
     assert_eq!(position().await, 0);
     store.remove_channel(&name, None, "not needed either", moment(4)).await.expect("remove");
     assert_refused!(

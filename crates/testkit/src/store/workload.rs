@@ -10,7 +10,7 @@ use chrono::{DateTime, Utc};
 use towpath_core::envelope::ChangeContext;
 use towpath_core::ids::{
     ActorId, AggregateKey, CausationId, ChannelName, CommandId, EventId, HandlerName, InstanceId, LeaseName,
-    OperationName, Position, Version,
+    OperationName, Version,
 };
 use towpath_core::lifecycle::{CommandStatus, TaskState};
 use towpath_core::name::CommandName;
@@ -19,7 +19,7 @@ use towpath_core::ports::operations::{
 };
 use towpath_core::ports::store::{
     Append, CommandRecord, CompletedCommand, Found, InboxFailure, InboxMark, LeaseGrant, NewCommand,
-    NewTimer, OutboxClaim, OutboxOutcome, Store, StoreError, StoreResult, TimerOutcome,
+    NewTimer, OutboxClaim, OutboxOutcome, Store, StoreError, StoreResult, TimerOutcome, TrackerPlace,
 };
 use uuid::{Builder, Uuid};
 
@@ -85,8 +85,8 @@ impl Workload {
         assert_eq!(picture.timers[&self.timer_id("fired")].state, TaskState::Succeeded);
         assert_eq!(picture.timers[&self.timer_id("called off")].state, TaskState::Canceled);
         assert_eq!(picture.timers[&self.deadline_id()].state, TaskState::Canceled, "its state was left");
-        let tracked = position(store, &self.tracker()).await.expect("channels").expect("it is registered");
-        assert!(tracked > 0, "the log was followed");
+        let place = tracked(store, &self.tracker()).await.expect("channels").expect("it is registered");
+        assert!(place.position > 0, "the log was followed");
     }
 
     /// The commands of the command box: one has an effect, one fails before it has one, one changes nothing.
@@ -346,7 +346,7 @@ impl Workload {
             Ok(()) | Err(StoreError::NameTaken { .. }) => {}
             Err(error) => return Err(error),
         }
-        let from = position(store, &name).await?.unwrap_or_default();
+        let Some(from) = tracked(store, &name).await? else { return Ok(()) };
         store.advance_channel(&lease, self.uuid("tracker"), from, store.head().await?).await.map(drop)
     }
 
@@ -415,9 +415,9 @@ impl Workload {
     }
 }
 
-async fn position(store: &dyn Store, name: &ChannelName) -> StoreResult<Option<Position>> {
+async fn tracked(store: &dyn Store, name: &ChannelName) -> StoreResult<Option<TrackerPlace>> {
     let channels = store.channels().await?;
-    Ok(channels.into_iter().find(|row| row.name == *name).map(|row| row.position))
+    Ok(channels.into_iter().find(|row| row.name == *name).map(|row| row.place()))
 }
 
 /// The one moment at which the workload happens: everything it postpones is due at once.

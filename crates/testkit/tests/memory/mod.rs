@@ -102,6 +102,8 @@ pub(crate) enum Fault {
     LeftStatesKeepTheirDeadline,
     /// A tracker's position is moved by whoever calls.
     PositionsAreNotFenced,
+    /// That an operator has set a position is not counted.
+    ResetsAreNotCounted,
     /// Whoever asks begins.
     OperationNamesAreNotUnique,
     /// Who has lost an operation ends it all the same.

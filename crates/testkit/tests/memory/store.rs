@@ -1303,7 +1303,13 @@ impl Store for MemoryStore {
         if removed || tables.channels.iter().any(|row| row.name == *name) {
             return Err(StoreError::NameTaken { what: "channel", name: name.to_string() });
         }
-        tables.channels.push(ChannelRow { channel_id, name: name.clone(), position, disabled: None });
+        tables.channels.push(ChannelRow {
+            channel_id,
+            name: name.clone(),
+            position,
+            reset_count: 0,
+            disabled: None,
+        });
         Ok(())
     }
 
@@ -1338,7 +1344,7 @@ impl Store for MemoryStore {
         &self,
         lease: &LeaseGrant,
         channel_id: Uuid,
-        from: Position,
+        from: TrackerPlace,
         to: Position,
     ) -> StoreResult<bool> {
         let _turn = self.database.turn().await;
@@ -1346,7 +1352,7 @@ impl Store for MemoryStore {
         if !self.has(Fault::PositionsAreNotFenced) {
             tables.check_lease(lease)?;
         }
-        let row = tables.channels.iter_mut().find(|row| row.channel_id == channel_id && row.position == from);
+        let row = tables.channels.iter_mut().find(|row| row.channel_id == channel_id && row.place() == from);
         Ok(row.map(|row| row.position = to).is_some())
     }
 
@@ -1356,6 +1362,7 @@ impl Store for MemoryStore {
         let row = tables.channels.iter_mut().find(|row| row.name == *name);
         let row = row.ok_or(StoreError::Missing { what: "channel", name: name.to_string() })?;
         row.position = position;
+        row.reset_count += u64::from(!self.has(Fault::ResetsAreNotCounted));
         Ok(())
     }
 

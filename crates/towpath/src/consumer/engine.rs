@@ -5,7 +5,7 @@
 //! then acknowledges. What fails is rolled back; its failure is recorded in a transaction of its own, and decides what
 //! happens next. When the store cannot be reached nothing has failed: the worker waits for it.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use chrono::{DateTime, Utc};
 use futures_util::FutureExt as _;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use towpath_core::ids::{AggregateKey, HandlerName, Lane};
+use towpath_core::ids::{AggregateKey, EventId, HandlerName, Lane};
 use towpath_core::incoming::IncomingEvent;
 use towpath_core::letters::{Letter, NewLetter, SetAside};
 use towpath_core::lifecycle::InboxStatus;
@@ -24,7 +24,7 @@ use towpath_core::ports::broker::{
 };
 use towpath_core::ports::store::{InboxFailure, StoreError};
 use towpath_core::retry::{ErrorClass, RetryDecision};
-use towpath_store::SqlStore;
+use towpath_store::{SqlStore, SqlTransaction};
 use tracing::Instrument as _;
 
 use super::{Afterwards, Batch, Consumer, DeadTo, Delivered, HandlerError, HandlerTx, Next, Step};
@@ -89,14 +89,22 @@ struct Arrived {
 /// A delivery that can be handled.
 struct Ready {
     arrived: Arrived,
-    event: IncomingEvent,
+    event_id: EventId,
+    /// Given to the handler, and read again if it is needed once more: that is rare, and a copy for each is not free.
+    event: Option<IncomingEvent>,
     lane: Lane,
+}
+
+impl Ready {
+    fn take_event(&mut self) -> Result<IncomingEvent, towpath_broker::FormatError> {
+        self.event.take().map_or_else(|| towpath_broker::read(&self.arrived.received), Ok)
+    }
 }
 
 /// How an attempt to handle deliveries ended.
 pub(super) enum Attempt {
-    /// Committed, or found to be done already.
-    Done,
+    /// Committed, or found to be done already; with the next transaction, where one is open already.
+    Done(Option<SqlTransaction>),
     /// Rolled back, because the handler said no.
     Failed(Failure),
     /// Rolled back before the handler ran, because earlier deliveries of these lanes wait and order is kept.
@@ -127,19 +135,53 @@ impl Failure {
     }
 }
 
-async fn receive(job: Arc<Job>, mut stopping: Stopping) {
+/// What one subscription feeds.
+#[derive(Clone, Copy)]
+struct Share {
+    workers: usize,
+    /// How many deliveries it fetches ahead.
+    prefetch: u16,
+}
+
+async fn receive(job: Arc<Job>, stopping: Stopping) {
+    let all = Share { workers: job.consumer.policy.concurrency.max(1), prefetch: prefetch(&job) };
+    // A word to the broker can stand for a batch only if nobody is at something older of the same subscription: each who
+    // takes batches has one of its own. Order needs one for all, and where a word stands for all before it, more
+    // subscriptions gain nothing.
+    let promises = job.running.broker.promises();
+    if job.consumer.batch == 1 || job.consumer.policy.in_order || !promises.settles_singly {
+        return receive_share(job, all, stopping).await;
+    }
+    let each = Share {
+        workers: 1,
+        prefetch: u16::try_from(usize::from(all.prefetch) / all.workers).unwrap_or(u16::MAX).max(1),
+    };
+    let mut shares = JoinSet::new();
+    for _ in 0..all.workers {
+        shares.spawn(receive_share(Arc::clone(&job), each, stopping.clone()));
+    }
+    while let Some(ended) = shares.join_next().await {
+        // The service that this is starts all of them again.
+        if let Err(error) = ended
+            && let Ok(panic) = error.try_into_panic()
+        {
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+async fn receive_share(job: Arc<Job>, share: Share, mut stopping: Stopping) {
     let mut workers = JoinSet::new();
     let mut queues = Vec::new();
-    let lanes = job.consumer.policy.concurrency.max(1);
-    let (shared, taken) = async_channel(prefetch(&job));
+    let (shared, taken) = async_channel(share.prefetch);
     if job.consumer.policy.in_order {
-        for _ in 0..lanes {
-            let (sender, receiver) = mpsc::channel(usize::from(prefetch(&job)));
+        for _ in 0..share.workers {
+            let (sender, receiver) = mpsc::channel(usize::from(share.prefetch));
             queues.push(sender);
             workers.spawn(work(Arc::clone(&job), Inbound::Own(receiver), stopping.clone()));
         }
     } else {
-        for _ in 0..lanes {
+        for _ in 0..share.workers {
             workers.spawn(work(Arc::clone(&job), Inbound::Shared(Arc::clone(&taken)), stopping.clone()));
         }
         queues.push(shared);
@@ -148,7 +190,7 @@ async fn receive(job: Arc<Job>, mut stopping: Stopping) {
     while !stopping.is_asked() {
         let deliveries = tokio::select! {
             () = stopping.asked() => break,
-            subscribed = subscribe(&job) => subscribed,
+            subscribed = subscribe(&job, share) => subscribed,
         };
         match deliveries {
             Ok(deliveries) => {
@@ -182,9 +224,9 @@ async fn receive(job: Arc<Job>, mut stopping: Stopping) {
     }
 }
 
-async fn subscribe(job: &Job) -> Result<Arc<dyn Deliveries>, BrokerError> {
+async fn subscribe(job: &Job, share: Share) -> Result<Arc<dyn Deliveries>, BrokerError> {
     let subscription =
-        Subscription { queue: job.queue.clone(), group: job.handler.to_string(), prefetch: prefetch(job) };
+        Subscription { queue: job.queue.clone(), group: job.handler.to_string(), prefetch: share.prefetch };
     Ok(Arc::from(job.running.broker.subscribe(&subscription).await?))
 }
 
@@ -202,17 +244,19 @@ async fn hand_out(
     backoff: &mut Backoff,
 ) -> String {
     loop {
-        let received = match deliveries.next().await {
-            Ok(received) => received,
+        let many = match deliveries.next_many(usize::from(prefetch(job))).await {
+            Ok(many) => many,
             Err(error) => return with_causes(&error),
         };
         backoff.reset();
-        job.meters.received.increment(1);
-        let place = if job.consumer.policy.in_order { place_of(&received, queues.len()) } else { 0 };
-        let arrived = Arrived { received, from: Arc::clone(deliveries) };
-        let Some(queue) = queues.get(place) else { return "there are no workers".to_owned() };
-        if queue.send(arrived).await.is_err() {
-            return "the workers have ended".to_owned();
+        job.meters.received.increment(many.len() as u64);
+        for received in many {
+            let place = if job.consumer.policy.in_order { place_of(&received, queues.len()) } else { 0 };
+            let arrived = Arrived { received, from: Arc::clone(deliveries) };
+            let Some(queue) = queues.get(place) else { return "there are no workers".to_owned() };
+            if queue.send(arrived).await.is_err() {
+                return "the workers have ended".to_owned();
+            }
         }
     }
 }
@@ -231,6 +275,10 @@ fn place_of(received: &Received, workers: usize) -> usize {
 
 type SharedReceiver = Arc<tokio::sync::Mutex<mpsc::Receiver<Arrived>>>;
 
+/// A transaction that was opened with the commit of the one before it. Only a worker that has more to do at once keeps
+/// one: nobody is idle in a transaction.
+type Spare = Option<SqlTransaction>;
+
 /// Where a worker's deliveries come from.
 enum Inbound {
     Own(mpsc::Receiver<Arrived>),
@@ -244,67 +292,122 @@ fn async_channel(capacity: u16) -> (mpsc::Sender<Arrived>, SharedReceiver) {
 
 impl Inbound {
     /// What has arrived, up to so many; waits for the first. Empty at the end.
-    async fn take(&mut self, most: usize) -> Vec<Arrived> {
-        let mut taken = Vec::with_capacity(most);
+    async fn take(&mut self, batch: Gather) -> Vec<Arrived> {
         match self {
-            Self::Own(receiver) => receiver.recv_many(&mut taken, most).await,
-            Self::Shared(receiver) => receiver.lock().await.recv_many(&mut taken, most).await,
-        };
+            Self::Own(receiver) => batch.wait(receiver).await,
+            Self::Shared(receiver) => batch.wait(&mut *receiver.lock().await).await,
+        }
+    }
+
+    /// The same without waiting for the first: empty when there is none.
+    async fn take_waiting(&mut self, batch: Gather) -> Vec<Arrived> {
+        match self {
+            Self::Own(receiver) => batch.look(receiver).await,
+            // Whoever holds it waits for the next one, so there is none.
+            Self::Shared(receiver) => match receiver.try_lock() {
+                Ok(mut receiver) => batch.look(&mut receiver).await,
+                Err(_) => Vec::new(),
+            },
+        }
+    }
+}
+
+/// How a worker's share is put together.
+#[derive(Clone, Copy)]
+struct Gather {
+    most: usize,
+    /// How long one that is not full waits for more.
+    patience: Duration,
+}
+
+impl Gather {
+    async fn wait(self, receiver: &mut mpsc::Receiver<Arrived>) -> Vec<Arrived> {
+        let mut taken = Vec::with_capacity(self.most);
+        receiver.recv_many(&mut taken, self.most).await;
+        self.fill(receiver, taken).await
+    }
+
+    async fn look(self, receiver: &mut mpsc::Receiver<Arrived>) -> Vec<Arrived> {
+        let taken = std::iter::from_fn(|| receiver.try_recv().ok()).take(self.most).collect();
+        self.fill(receiver, taken).await
+    }
+
+    /// A caller that gives up drops what was taken: unsettled, so delivered again.
+    async fn fill(self, receiver: &mut mpsc::Receiver<Arrived>, mut taken: Vec<Arrived>) -> Vec<Arrived> {
+        if taken.is_empty() || taken.len() >= self.most {
+            return taken;
+        }
+        let enough = tokio::time::Instant::now() + self.patience;
+        while taken.len() < self.most {
+            let room = self.most - taken.len();
+            match tokio::time::timeout_at(enough, receiver.recv_many(&mut taken, room)).await {
+                Ok(1..) => {}
+                // No more are coming, or not soon enough.
+                Ok(0) | Err(_) => break,
+            }
+        }
         taken
     }
 }
 
 async fn work(job: Arc<Job>, mut inbound: Inbound, mut stopping: Stopping) {
-    loop {
-        let arrived = tokio::select! {
-            () = stopping.asked() => return,
-            arrived = inbound.take(job.consumer.batch) => arrived,
-        };
+    let batch = Gather { most: job.consumer.batch, patience: job.consumer.policy.gather };
+    let mut spare: Spare = None;
+    while !stopping.is_asked() {
+        let mut arrived = if spare.is_some() { inbound.take_waiting(batch).await } else { Vec::new() };
         if arrived.is_empty() {
-            return;
+            spare = None;
+            arrived = tokio::select! {
+                () = stopping.asked() => return,
+                arrived = inbound.take(batch) => arrived,
+            };
+            if arrived.is_empty() {
+                return;
+            }
         }
-        job.handle_all(arrived, &mut stopping).await;
+        job.handle_all(arrived, &mut spare, &mut stopping).await;
     }
 }
 
 impl Job {
     /// Handles what has arrived, together if possible.
-    async fn handle_all(&self, arrived: Vec<Arrived>, stopping: &mut Stopping) {
+    async fn handle_all(&self, arrived: Vec<Arrived>, spare: &mut Spare, stopping: &mut Stopping) {
         let mut ready = Vec::with_capacity(arrived.len());
         for arrived in arrived {
             match towpath_broker::read(&arrived.received) {
                 Ok(event) if self.wants(&event) => {
                     let lane = lane_of(&arrived.received, &event);
-                    ready.push(Ready { arrived, event, lane });
+                    ready.push(Ready { arrived, event_id: event.event_id, event: Some(event), lane });
                 }
                 Ok(_) => self.settle(&arrived, Settlement::Acknowledge).await,
                 Err(error) => self.unreadable(&arrived, &error, stopping).await,
             }
         }
         while ready.len() > 1 {
-            let events: Vec<&Ready> = ready.iter().collect();
-            match self.attempt(&events, None).await {
-                Attempt::Done => return self.acknowledge_all(&ready).await,
+            match self.attempt(&mut ready, spare).await {
+                Attempt::Done(next) => {
+                    *spare = next;
+                    return self.acknowledge_all(&ready).await;
+                }
                 // Those whose aggregate waits leave the batch; the others stay together.
                 Attempt::Waits(lanes) => {
-                    let (waiting, going_on) =
+                    let (mut waiting, going_on): (Vec<Ready>, Vec<Ready>) =
                         ready.into_iter().partition(|ready| lanes.contains(&ready.lane));
                     ready = going_on;
-                    let waiting: Vec<Ready> = waiting;
-                    for ready in &waiting {
-                        self.handle_one(ready, stopping).await;
+                    for ready in &mut waiting {
+                        self.handle_one(ready, spare, stopping).await;
                     }
                 }
                 // One of them does not go through, or the store is away: each for itself.
                 Attempt::Failed(_) | Attempt::NoStore(_) => break,
             }
         }
-        for ready in &ready {
+        for ready in &mut ready {
             if stopping.is_asked() {
                 // Unsettled, so delivered again.
                 return;
             }
-            self.handle_one(ready, stopping).await;
+            self.handle_one(ready, spare, stopping).await;
         }
     }
 
@@ -314,17 +417,24 @@ impl Job {
     }
 
     /// Handles one delivery until it is settled.
-    async fn handle_one(&self, ready: &Ready, stopping: &mut Stopping) {
+    async fn handle_one(&self, ready: &mut Ready, spare: &mut Spare, stopping: &mut Stopping) {
         let mut backoff = Backoff::default();
         loop {
-            let settlement = match self.attempt(&[ready], None).await {
-                Attempt::Done => Ok(Some(Settlement::Acknowledge)),
+            let settlement = match self.attempt(std::slice::from_mut(ready), spare).await {
+                Attempt::Done(next) => {
+                    *spare = next;
+                    Ok(Some(Settlement::Acknowledge))
+                }
                 Attempt::Waits(_) => {
                     self.set_behind(ready).await.map(|set| set.then_some(Settlement::Acknowledge))
                 }
-                Attempt::Failed(failure) => {
-                    self.failed(&ready.arrived.received, &ready.event, ready.lane, None, failure).await
-                }
+                Attempt::Failed(failure) => match ready.take_event() {
+                    Ok(event) => {
+                        self.failed(&ready.arrived.received, &event, ready.lane, None, failure).await
+                    }
+                    // It was read before.
+                    Err(error) => return self.unreadable(&ready.arrived, &error, stopping).await,
+                },
                 Attempt::NoStore(error) => Err(error),
             };
             match settlement {
@@ -353,73 +463,77 @@ impl Job {
         );
     }
 
-    /// One transaction: mark, handle, commit. With a letter, the transaction is the one that holds it.
-    async fn attempt(&self, deliveries: &[&Ready], letter: Option<(&Letter, HandlerTx)>) -> Attempt {
-        let mut events: Vec<(&IncomingEvent, &Received, Lane)> = Vec::with_capacity(deliveries.len());
+    /// One transaction: mark, handle, commit.
+    async fn attempt(&self, deliveries: &mut [Ready], spare: &mut Spare) -> Attempt {
+        let tx = match self.open(spare.take()).await {
+            Ok(tx) => tx,
+            Err(error) => return Attempt::NoStore(error),
+        };
+        let mut arrived = Vec::with_capacity(deliveries.len());
         for ready in deliveries {
-            events.push((&ready.event, &ready.arrived.received, ready.lane));
+            // What could be read once can be read again.
+            let Ok(event) = ready.take_event() else { continue };
+            arrived.push((event, &ready.arrived.received, ready.lane));
         }
-        self.attempt_events(&events, letter).await
+        self.attempt_events(arrived, None, tx).await
     }
 
-    pub(super) async fn open(&self) -> Result<HandlerTx, StoreError> {
-        let inner = self.running.store.open_transaction().await?;
+    pub(super) async fn open(&self, spare: Spare) -> Result<HandlerTx, StoreError> {
+        let inner = match spare {
+            Some(spare) => spare,
+            None => self.running.store.open_transaction().await?,
+        };
         Ok(HandlerTx::new(inner, &self.running.bus, &self.running.runner, &self.handler))
     }
 
-    /// The same, for deliveries that have not arrived just now. What is logged meanwhile says which they are.
+    /// Mark, handle, commit, in this transaction. With a letter, it is the one that holds it. What is logged meanwhile
+    /// says which deliveries these are.
     pub(super) async fn attempt_events(
         &self,
-        events: &[(&IncomingEvent, &Received, Lane)],
-        letter: Option<(&Letter, HandlerTx)>,
+        arrived: Vec<(IncomingEvent, &Received, Lane)>,
+        letter: Option<&Letter>,
+        tx: HandlerTx,
     ) -> Attempt {
-        let handled: Vec<&IncomingEvent> = events.iter().map(|(event, ..)| *event).collect();
+        let handled: Vec<&IncomingEvent> = arrived.iter().map(|(event, ..)| event).collect();
         let span = spans::consume(&self.queue, self.handler.as_str(), &handled);
-        self.attempt_inside(events, letter).instrument(span).await
+        self.attempt_inside(arrived, letter, tx).instrument(span).await
     }
 
     async fn attempt_inside(
         &self,
-        events: &[(&IncomingEvent, &Received, Lane)],
-        letter: Option<(&Letter, HandlerTx)>,
+        arrived: Vec<(IncomingEvent, &Received, Lane)>,
+        letter: Option<&Letter>,
+        mut tx: HandlerTx,
     ) -> Attempt {
-        let (letter, tx) = match letter {
-            Some((letter, tx)) => (Some(letter), Ok(tx)),
-            None => (None, self.open().await),
-        };
-        let mut tx = match tx {
-            Ok(tx) => tx,
-            Err(error) => return Attempt::NoStore(error),
-        };
         let now = self.running.bus.clock.now();
         if self.consumer.policy.in_order && letter.is_none() {
-            let lanes: Vec<Lane> = events.iter().map(|(.., lane)| *lane).collect();
+            let lanes: Vec<Lane> = arrived.iter().map(|(.., lane)| *lane).collect();
             match tx.inner.waiting_lanes(&self.handler, &lanes).await {
                 Ok(waiting) if waiting.is_empty() => {}
                 Ok(waiting) => return Attempt::Waits(waiting),
                 Err(error) => return Attempt::NoStore(error),
             }
         }
-        let ids: Vec<_> = events.iter().map(|(event, ..)| event.event_id).collect();
+        let ids: Vec<_> = arrived.iter().map(|(event, ..)| event.event_id).collect();
         let first = match tx.inner.mark_deliveries(&ids, &self.handler, now).await {
             Ok(first) => first,
             Err(error) => return Attempt::NoStore(error),
         };
+        let mut failures: HashMap<EventId, u32> =
+            first.iter().map(|first| (first.event_id, first.failures)).collect();
+        let all = arrived.len();
         let mut deliveries = Vec::with_capacity(first.len());
-        for (event, received, _) in events {
-            let Some(first) = first.iter().find(|first| first.event_id == event.event_id) else { continue };
-            // The same event twice in one batch is one delivery.
-            if deliveries.iter().any(|known: &Delivered| known.event.event_id == event.event_id) {
-                continue;
-            }
+        for (event, received, _) in arrived {
+            // Taken out: the same event twice in one batch is one delivery.
+            let Some(failures) = failures.remove(&event.event_id) else { continue };
             deliveries.push(Delivered {
-                event: (*event).clone(),
-                attempt: first.failures + 1,
+                event,
+                attempt: failures + 1,
                 redelivered: received.redelivered,
-                headers: received.headers.clone(),
+                headers: Arc::clone(&received.headers),
             });
         }
-        let (handled, duplicates) = (deliveries.len() as u64, (events.len() - deliveries.len()) as u64);
+        let (handled, duplicates) = (deliveries.len() as u64, (all - deliveries.len()) as u64);
         let answer = if deliveries.is_empty() {
             Ok(Next::handled(Some(tx)))
         } else {
@@ -445,10 +559,10 @@ impl Job {
                 let marked = first.first().map(|first| first.event_id);
                 match ended {
                     Ok(()) => match tx.commit(marked, &self.handler).await {
-                        Ok(()) => {
+                        Ok(next) => {
                             self.meters.handled.increment(handled);
                             self.meters.duplicates.increment(duplicates);
-                            return Attempt::Done;
+                            return Attempt::Done(next);
                         }
                         Err(error) => Failure::of_store(&error),
                     },
@@ -484,7 +598,7 @@ impl Job {
             return Ok(false);
         }
         let now = self.running.bus.clock.now();
-        let letter = self.letter(&ready.arrived.received, Some(&ready.event), ready.lane, now);
+        let letter = self.letter(&ready.arrived.received, Some(ready.event_id), ready.lane, now);
         self.set_behind.store(true, Ordering::SeqCst);
         transaction.set_behind(&letter, now).await?;
         transaction.finish().await?;
@@ -514,7 +628,7 @@ impl Job {
         };
         let aside = |due_at, retry_count| SetAside {
             letter_id,
-            letter: self.letter(received, Some(event), lane, now),
+            letter: self.letter(received, Some(event_id), lane, now),
             due_at,
             reason: reason.clone(),
             message: message.clone(),
@@ -630,13 +744,13 @@ impl Job {
     fn letter(
         &self,
         received: &Received,
-        event: Option<&IncomingEvent>,
+        event_id: Option<EventId>,
         lane: Lane,
         now: DateTime<Utc>,
     ) -> NewLetter {
         NewLetter {
             handler: Some(self.handler.clone()),
-            event_id: event.map(|event| event.event_id),
+            event_id,
             lane,
             message: received.clone(),
             received_at: now,

@@ -88,6 +88,8 @@ pub struct ConsumerPolicy {
     /// Deliveries of one aggregate are handled one after the other, in their order; one that fails holds back those
     /// behind it. Different aggregates go on in parallel. With several instances one of them receives at a time.
     pub in_order: bool,
+    /// How long a batch that is not full waits for more. Deliveries that are handled one by one never wait.
+    pub gather: Duration,
     /// How often a failed delivery is tried again at once.
     pub immediate_retries: u32,
     /// What then.
@@ -118,13 +120,14 @@ pub enum DeadTo {
 }
 
 impl Default for ConsumerPolicy {
-    /// Eight at a time, without order; two more attempts at once, then after 5 s, 30 s and 2 minutes; the dead are kept
+    /// Eight at a time, without order; batches gather for 5 ms; two more attempts at once, then after 5 s, 30 s and 2 minutes; the dead are kept
     /// in the store.
     fn default() -> Self {
         Self {
             concurrency: 8,
             prefetch: 64,
             in_order: false,
+            gather: Duration::from_millis(5),
             immediate_retries: 2,
             afterwards: Afterwards::SetAside(RetryPolicy::market_outbox()),
             dead: DeadTo::Store,
@@ -219,7 +222,7 @@ pub struct Delivery {
     /// Whether it may have been delivered before.
     pub redelivered: bool,
     /// The message's other properties.
-    pub headers: Vec<(String, String)>,
+    pub headers: Arc<Vec<(String, String)>>,
     /// What is written here commits together with the mark that this delivery was handled.
     pub tx: HandlerTx,
 }
@@ -234,7 +237,7 @@ pub struct Delivered {
     /// Whether it may have been delivered before.
     pub redelivered: bool,
     /// The message's other properties.
-    pub headers: Vec<(String, String)>,
+    pub headers: Arc<Vec<(String, String)>>,
 }
 
 /// Facts that are handled in one transaction. None of them was handled before.

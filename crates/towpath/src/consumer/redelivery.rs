@@ -82,7 +82,7 @@ impl Job {
             }
             Some(_) => {}
         }
-        let mut tx = self.open().await?;
+        let mut tx = self.open(None).await?;
         // Somebody else may have it: then there is nothing to do here for a moment.
         let Some(letter) = tx.inner.take_letter(&self.handler, now).await? else {
             return Ok(Round::Nothing(LOOK.min(Duration::from_millis(100))));
@@ -112,8 +112,8 @@ impl Job {
             }
         };
         let lane = lane_of(received, &event);
-        match self.attempt_events(&[(&event, received, lane)], Some((&letter, tx))).await {
-            Attempt::Done => {}
+        match self.attempt_events(vec![(event.clone(), received, lane)], Some(&letter), tx).await {
+            Attempt::Done(_) => {}
             Attempt::Failed(failure) => {
                 // At once again, set aside, or dead: the letter is still there and says which.
                 self.failed(received, &event, lane, Some(letter.letter_id), failure).await?;

@@ -167,16 +167,20 @@ impl HandlerTx {
         self.inner.remove_timer(timer_id, now).await
     }
 
-    /// Commits, if the transaction and the mark of this delivery still stand; then wakes whom it concerns.
+    /// Commits, if the transaction and the mark of this delivery still stand; then wakes whom it concerns. Answers the
+    /// next transaction, where one is open already.
     pub(crate) async fn commit(
         self,
         marked: Option<EventId>,
         handler: &HandlerName,
-    ) -> Result<(), StoreError> {
-        match marked {
+    ) -> Result<Option<SqlTransaction>, StoreError> {
+        let next = match marked {
             Some(event_id) => self.inner.finish_marked(event_id, handler).await?,
-            None => self.inner.finish().await?,
-        }
+            None => {
+                self.inner.finish().await?;
+                None
+            }
+        };
         self.bus.meters.committed(self.after.event_types.iter().map(String::as_str));
         if self.after.facts {
             self.bus.committed.wake();
@@ -193,7 +197,7 @@ impl HandlerTx {
             self.runner.wake();
             self.bus.told.wake();
         }
-        Ok(())
+        Ok(next)
     }
 }
 

@@ -280,7 +280,7 @@ impl Engine {
                     event: (*fact).clone().into(),
                     attempt: failures + 1,
                     redelivered: false,
-                    headers: Vec::new(),
+                    headers: Arc::default(),
                 });
                 let batch = Batch { deliveries: deliveries.collect(), tx };
                 // The call itself is inside: a handler may panic before it has made its future.

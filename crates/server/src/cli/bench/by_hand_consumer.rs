@@ -108,7 +108,6 @@ impl Running {
 
 /// One message, one transaction.
 async fn handle(pool: &PgPool, delivery: &Delivery, tally: &Tally) -> Result<(), Failure> {
-    tally.begin();
     let fact = read(delivery)?;
     let mut transaction = on_postgres(pool.begin().await)?;
     let sql = "INSERT INTO by_hand_inbox (event_id, handler, handled_at) VALUES ($1, 'bench', now()) \
@@ -133,7 +132,6 @@ async fn take_batches(
     tally: Arc<Tally>,
 ) -> Result<(), Failure> {
     while let Some(first) = deliveries.next().await {
-        tally.begin();
         let mut batch = vec![on_rabbitmq(first)?];
         while batch.len() < most {
             match tokio::time::timeout(GATHER, deliveries.next()).await {

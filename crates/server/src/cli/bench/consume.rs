@@ -52,6 +52,10 @@ pub(crate) struct ConsumeFlags {
     #[arg(long, default_value_t = 4)]
     batch_handlers: usize,
 
+    /// Measure one of the two ways only
+    #[arg(long, value_enum)]
+    only: Option<Way>,
+
     /// Leave the hand-written consumer out
     #[arg(long)]
     alone: bool,
@@ -59,6 +63,15 @@ pub(crate) struct ConsumeFlags {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// The two ways to consume.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Way {
+    /// A transaction for each message.
+    OneByOne,
+    /// Many messages in a transaction.
+    Batches,
 }
 
 /// How a contender consumes.
@@ -85,22 +98,24 @@ pub(super) struct Deposit {
     pub(super) amount: i64,
 }
 
-/// Counts what was handled, from the first on.
-#[derive(Default)]
+/// Counts what was handled. The first fifth is a warm-up: connections are made, statements prepared.
 pub(super) struct Tally {
-    began: OnceLock<Instant>,
+    warm_up: u64,
+    began: OnceLock<(Instant, u64)>,
     handled: AtomicU64,
 }
 
 impl Tally {
-    /// The first message is here: the clock starts.
-    pub(super) fn begin(&self) {
-        self.began.get_or_init(Instant::now);
+    fn of(messages: u64) -> Arc<Self> {
+        Arc::new(Self { warm_up: messages / 5, began: OnceLock::new(), handled: AtomicU64::new(0) })
     }
 
-    /// So many more were handled.
+    /// So many more were handled. The clock starts with those that end the warm-up.
     pub(super) fn count(&self, messages: u64) {
-        self.handled.fetch_add(messages, Ordering::Relaxed);
+        let handled = self.handled.fetch_add(messages, Ordering::Relaxed) + messages;
+        if handled >= self.warm_up {
+            self.began.get_or_init(|| (Instant::now(), handled));
+        }
     }
 }
 
@@ -168,10 +183,11 @@ async fn measure(scratch: &Scratch, flags: &ConsumeFlags) -> Result<Report, Fail
         bare::execute(&store, sql).await.map_err(|error| Failure::unreachable(error.to_string()))?;
     }
 
-    let shapes = [
+    let mut shapes = vec![
         Shape { handlers: flags.handlers.max(1), batch: 1 },
         Shape { handlers: flags.batch_handlers.max(1), batch: flags.batch.max(2) },
     ];
+    shapes.retain(|shape| flags.only.is_none_or(|only| (only == Way::OneByOne) == (shape.batch == 1)));
     let contenders = 1 + usize::from(by_hand.is_some());
     let progress = ProgressBar::new((shapes.len() * flags.turns.max(1) * contenders) as u64);
     if let Ok(style) = ProgressStyle::with_template("{prefix} {bar:30} {pos}/{len} {msg}") {
@@ -220,7 +236,7 @@ async fn by_hand_turn(
 ) -> Result<f64, Failure> {
     let queue = queue::filled(&flags.broker, flags.messages).await?;
     empty(store, EFFECTS[0]).await?;
-    let tally = Arc::new(Tally::default());
+    let tally = Tally::of(flags.messages);
     let mut running = by_hand.start(&queue, shape, &tally).await?;
     let rate = tokio::select! {
         rate = finished(store, EFFECTS[0], &tally, flags.messages) => rate?,
@@ -238,7 +254,7 @@ async fn towpath_turn(
 ) -> Result<f64, Failure> {
     let queue = queue::filled(&flags.broker, flags.messages).await?;
     empty(store, EFFECTS[1]).await?;
-    let tally = Arc::new(Tally::default());
+    let tally = Tally::of(flags.messages);
     let policy = ConsumerPolicy {
         concurrency: shape.handlers,
         prefetch: shape.prefetch(),
@@ -266,7 +282,6 @@ async fn towpath_turn(
 }
 
 async fn handle(mut delivery: Delivery, tally: Arc<Tally>) -> Result<Next, HandlerError> {
-    tally.begin();
     let Deposit { amount } = delivery.payload()?;
     let id = delivery.event.event_id;
     if let Ok(connection) = delivery.tx.postgres() {
@@ -281,7 +296,6 @@ async fn handle(mut delivery: Delivery, tally: Arc<Tally>) -> Result<Next, Handl
 }
 
 async fn handle_batch(mut batch: Batch, tally: Arc<Tally>) -> Result<Next, HandlerError> {
-    tally.begin();
     let read = |event: &towpath::IncomingEvent| event.payload.read::<Deposit>(event.event_type.as_str());
     let (mut ids, mut amounts) = (Vec::new(), Vec::new());
     for delivery in &batch.deliveries {
@@ -302,7 +316,7 @@ async fn handle_batch(mut batch: Batch, tally: Arc<Tally>) -> Result<Next, Handl
     Ok(batch.handled())
 }
 
-/// Waits until every message has its effect, and answers how many were handled per second since the first. An effect
+/// Waits until every message has its effect, and answers how many were handled per second since the warm-up. An effect
 /// too many is a bug, and no rate.
 async fn finished(store: &SqlStore, table: &str, tally: &Tally, messages: u64) -> Result<f64, Failure> {
     let (mut last, mut since) = (0, Instant::now());
@@ -317,8 +331,8 @@ async fn finished(store: &SqlStore, table: &str, tally: &Tally, messages: u64) -
                 return Err(Failure::unreachable(format!("{messages} messages had {effects} effects")));
             }
             if effects == messages {
-                let took = tally.began.get().map_or(Duration::ZERO, Instant::elapsed);
-                return Ok(messages as f64 / took.as_secs_f64());
+                let (began, before) = tally.began.get().copied().unwrap_or((Instant::now(), 0));
+                return Ok((messages - before) as f64 / began.elapsed().as_secs_f64());
             }
         }
         if since.elapsed() > STUCK {
