@@ -29,15 +29,17 @@ fn every_error_code_has_its_section() {
             codes.extend(body.split('"').skip(1).step_by(2).map(str::to_owned));
         }
     }
-    // Those of the server's own are arguments of its problems.
-    let http =
-        ["problem", "commands"].map(|file| read(&format!("crates/server/src/http/{file}.rs"))).concat();
-    for (code, at) in
-        [("malformed", "BAD_REQUEST"), ("not-found", "NOT_FOUND"), ("too-large", "PAYLOAD_TOO_LARGE")]
-    {
-        assert!(http.contains(&format!("\"{code}\"")) && http.contains(at), "{code}");
-        codes.insert(code.to_owned());
+    // Those of the server's own are arguments of its problems, behind their status.
+    let mut http = String::new();
+    read_sources(&root.join("crates/server/src/http"), &mut http);
+    for argument in http.split("StatusCode::").skip(1) {
+        let behind_status =
+            argument.trim_start_matches(|letter: char| letter.is_ascii_uppercase() || letter == '_');
+        if let Some(code) = behind_status.trim_start_matches([',', ' ', '\n']).strip_prefix('"') {
+            codes.extend(code.split('"').next().map(str::to_owned));
+        }
     }
+    assert!(codes.contains("malformed") && codes.contains("too-large"), "{codes:?}");
     assert!(codes.len() > 25, "the source was not read as it is written: {codes:?}");
     let sections: BTreeSet<String> = read("docs/errors.md")
         .lines()

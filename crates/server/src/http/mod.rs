@@ -1,17 +1,28 @@
 //! The HTTP side of the server.
 
 mod commands;
+mod extract;
 mod facts;
 mod notifications;
+mod openapi;
 mod problem;
+mod range;
+mod wire;
+
+use std::sync::Arc;
 
 use axum::extract::{DefaultBodyLimit, FromRef, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
-use serde_json::json;
+use serde::Serialize;
 use towpath::Towpath;
+use utoipa::ToSchema;
+use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use problem::Problem;
 
 /// What handlers share. Those that only need the library ask for `State<Towpath>`.
 #[derive(Clone, FromRef)]
@@ -21,29 +32,45 @@ pub(crate) struct App {
 
 /// All paths. Each part of the API brings its own.
 pub(crate) fn router(app: App) -> Router {
-    let (paths, _openapi) = OpenApiRouter::<App>::new()
+    let (paths, document) = paths();
+    // It does not change while the server runs, so it is written once.
+    let document: Arc<str> = document.to_json().unwrap_or_default().into();
+    paths
+        .route("/openapi.json", get(move || async move { openapi::served(&document) }))
+        .fallback(nothing_here)
+        .method_not_allowed_fallback(not_that_method)
+        .layer(DefaultBodyLimit::max(LARGEST_BODY))
+        .with_state(app)
+}
+
+fn paths() -> (Router<App>, OpenApi) {
+    let (paths, document) = OpenApiRouter::<App>::new()
         .merge(about_this_server())
         .merge(commands::routes())
         .merge(facts::routes())
         .merge(notifications::routes())
         .split_for_parts();
-    paths.fallback(nothing_here).layer(DefaultBodyLimit::max(LARGEST_BODY)).with_state(app)
+    (paths, openapi::complete(document))
 }
 
 fn about_this_server() -> OpenApiRouter<App> {
-    OpenApiRouter::new().route("/", get(about)).route("/healthz", get(healthz)).route("/readyz", get(readyz))
+    OpenApiRouter::new().route("/", get(about)).routes(routes!(healthz)).routes(routes!(readyz))
 }
 
 /// How large a request may be: a payload of the largest size, and what is around it.
 const LARGEST_BODY: usize = 5 << 20;
 
-async fn nothing_here(uri: axum::http::Uri) -> problem::Problem {
-    problem::Problem::not_found(format!("there is nothing at {}", uri.path()))
+async fn nothing_here(uri: axum::http::Uri) -> Problem {
+    Problem::not_found(format!("there is nothing at {}", uri.path()))
+}
+
+async fn not_that_method() -> Problem {
+    Problem::method_not_allowed()
 }
 
 /// What this is.
 async fn about(State(app): State<Towpath>) -> Response {
-    Json(json!({
+    Json(serde_json::json!({
         "name": "towpath",
         "version": env!("CARGO_PKG_VERSION"),
         "about": "A backbone on which every state change becomes a fact, and every fact arrives.",
@@ -53,21 +80,83 @@ async fn about(State(app): State<Towpath>) -> Response {
     .into_response()
 }
 
-/// The process lives. Asks nobody.
-async fn healthz() -> Response {
-    Json(json!({ "status": "ok", "name": "towpath", "version": env!("CARGO_PKG_VERSION") })).into_response()
+/// That the process lives.
+#[derive(Serialize, ToSchema)]
+struct Alive {
+    #[schema(example = "ok")]
+    status: &'static str,
+    name: &'static str,
+    version: &'static str,
 }
 
+/// Whether the process lives
+///
+/// Asks nobody.
+#[utoipa::path(
+    get,
+    path = "/healthz",
+    tag = "server",
+    operation_id = "healthz",
+    responses((status = 200, description = "It lives.", body = Alive))
+)]
+async fn healthz() -> Response {
+    Json(Alive { status: "ok", name: "towpath", version: env!("CARGO_PKG_VERSION") }).into_response()
+}
+
+/// That the server can work.
+#[derive(Serialize, ToSchema)]
+struct Ready {
+    #[schema(example = "ready")]
+    status: &'static str,
+}
+
+/// Whether the server can work
+///
 /// The store answers and has this build's tables.
-async fn readyz(State(app): State<Towpath>) -> Response {
-    match app.ready().await {
-        Ok(()) => Json(json!({ "status": "ready" })).into_response(),
-        Err(error) => problem::Problem::new(
-            axum::http::StatusCode::SERVICE_UNAVAILABLE,
-            error.code(),
-            error.to_string(),
-            error.next_step(),
-        )
-        .into_response(),
+#[utoipa::path(
+    get,
+    path = "/readyz",
+    tag = "server",
+    operation_id = "readyz",
+    responses((status = 200, description = "It can.", body = Ready))
+)]
+async fn readyz(State(app): State<Towpath>) -> Result<Json<Ready>, Problem> {
+    app.ready().await.map_err(|error| {
+        let status = axum::http::StatusCode::SERVICE_UNAVAILABLE;
+        Problem::new(status, error.code(), error.to_string(), error.next_step())
+    })?;
+    Ok(Json(Ready { status: "ready" }))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_operation_is_described() {
+        let (_, document) = super::paths();
+        let document: serde_json::Value = serde_json::from_str(&document.to_json().unwrap()).unwrap();
+        let paths = document["paths"].as_object().unwrap();
+        assert!(paths.len() > 8, "{paths:?}");
+        let mut ids = std::collections::BTreeSet::new();
+        for (path, item) in paths {
+            for (method, operation) in item.as_object().unwrap() {
+                let id = operation["operationId"].as_str().unwrap();
+                assert!(ids.insert(id.to_owned()), "two operations are called {id}");
+                assert!(operation["summary"].is_string(), "{method} {path} has no summary");
+                assert_eq!(operation["tags"].as_array().unwrap().len(), 1, "{method} {path}");
+                let responses = operation["responses"].as_object().unwrap();
+                assert!(responses.keys().any(|status| status.starts_with('2')), "{method} {path}");
+                for (status, response) in responses.iter().filter(|(status, _)| *status >= &"400".to_owned())
+                {
+                    let problem = &response["content"]["application/problem+json"]["schema"]["$ref"];
+                    assert_eq!(problem, "#/components/schemas/Problem", "{method} {path} {status}");
+                }
+            }
+        }
+        // Whatever is referred to is there.
+        let text = document.to_string();
+        for reference in text.split("#/components/schemas/").skip(1) {
+            let name = reference.split('"').next().unwrap();
+            assert!(document["components"]["schemas"][name].is_object(), "{name}");
+        }
     }
 }

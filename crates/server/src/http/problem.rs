@@ -2,10 +2,14 @@
 
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde_json::json;
+use serde::Serialize;
 use towpath::SendError;
 use towpath::ports::store::StoreError;
 use towpath::retry::ErrorClass;
+use utoipa::ToSchema;
+
+/// The media type of problems.
+pub(crate) const MEDIA_TYPE: &str = "application/problem+json";
 
 /// An error on its way to a client.
 pub(crate) struct Problem {
@@ -33,6 +37,30 @@ impl Problem {
     /// There is no such thing.
     pub(crate) fn not_found(title: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "not-found", title, "Check the path; listings show what exists.")
+    }
+
+    /// The path is there, and does not do that.
+    pub(crate) fn method_not_allowed() -> Self {
+        let detail = "The Allow header says what can be done here.";
+        Self::new(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "method-not-allowed",
+            "this path does not take that method",
+            detail,
+        )
+    }
+
+    /// The body is something else than JSON.
+    pub(crate) fn unsupported_media_type() -> Self {
+        let title = "the body is of a media type that is not understood";
+        let detail = "Send JSON, with Content-Type: application/json.";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported-media-type", title, detail)
+    }
+
+    /// The body is larger than the server takes.
+    pub(crate) fn too_large() -> Self {
+        let detail = "Send at most 4 MiB of payload.";
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "the request is too large", detail)
     }
 }
 
@@ -80,18 +108,38 @@ impl From<SendError> for Problem {
     }
 }
 
+/// A problem on the wire (RFC 9457).
+#[derive(Serialize, ToSchema)]
+#[schema(as = Problem)]
+pub(crate) struct ProblemBody {
+    /// Where the page of the code is.
+    #[serde(rename = "type")]
+    #[schema(format = "uri-reference", example = "/docs/errors/malformed")]
+    problem_type: String,
+    /// What is wrong.
+    title: String,
+    /// The status of the answer.
+    #[schema(minimum = 400, maximum = 599)]
+    status: u16,
+    /// A stable code: compare this one, never a text.
+    #[schema(example = "malformed")]
+    code: String,
+    /// What to do about it.
+    detail: String,
+}
+
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let body = json!({
-            "type": format!("https://towpath.dev/errors#{}", self.code),
-            "title": self.title,
-            "status": self.status.as_u16(),
-            "code": self.code,
-            "detail": self.detail,
-        });
-        let mut response = (self.status, body.to_string()).into_response();
+        let body = ProblemBody {
+            problem_type: format!("/docs/errors/{}", self.code),
+            title: self.title,
+            status: self.status.as_u16(),
+            code: self.code,
+            detail: self.detail,
+        };
+        let mut response = (self.status, axum::Json(body)).into_response();
         let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/problem+json"));
+        headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static(MEDIA_TYPE));
         if self.status == StatusCode::SERVICE_UNAVAILABLE {
             headers.insert(header::RETRY_AFTER, header::HeaderValue::from_static("5"));
         }

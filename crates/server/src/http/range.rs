@@ -1,0 +1,51 @@
+//! Which part of a listing is asked for.
+
+use serde::{Deserialize, Deserializer};
+use utoipa::IntoParams;
+
+/// How many things an answer holds at most.
+const MOST: u32 = 1000;
+
+/// How many it holds when nothing is said.
+const USUALLY: u32 = 100;
+
+/// The largest number that every reader of JSON holds exactly.
+const LARGEST: u64 = (1 << 53) - 1;
+
+/// Which part of a numbered listing is asked for.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Range {
+    /// Only what is behind this number; 0 begins at the first.
+    #[serde(default, deserialize_with = "number")]
+    #[param(required = false, minimum = 0, maximum = 9007199254740991_i64)]
+    pub(crate) after: u64,
+    /// At most so many.
+    #[serde(default = "usually", deserialize_with = "limit")]
+    #[param(required = false, minimum = 1, maximum = 1000)]
+    pub(crate) limit: u32,
+}
+
+/// How many when nothing is said.
+pub(crate) fn usually() -> u32 {
+    USUALLY
+}
+
+/// Reads how many are asked for.
+pub(crate) fn limit<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    let limit = u32::deserialize(deserializer)?;
+    match limit {
+        1..=MOST => Ok(limit),
+        _ => Err(serde::de::Error::custom(format!("limit is {limit}; ask for 1 to {MOST}"))),
+    }
+}
+
+/// Reads a number that every reader of JSON holds exactly.
+pub(crate) fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    let number = u64::deserialize(deserializer)?;
+    match number {
+        0..=LARGEST => Ok(number),
+        _ => Err(serde::de::Error::custom(format!("{number} is too large; at most {LARGEST} is understood"))),
+    }
+}
