@@ -18,6 +18,7 @@
 mod deliveries;
 mod dialect;
 mod floors;
+mod listings;
 mod migrate;
 mod migrations;
 mod notices;
@@ -30,6 +31,7 @@ mod store;
 mod transaction;
 mod url;
 
+pub use listings::{FoundAs, OutboxFilter};
 pub use notices::{Heard, Notices};
 pub use ops::inbox::FirstDelivery;
 pub use scratch::Scratch;

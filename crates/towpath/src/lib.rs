@@ -86,6 +86,7 @@ mod clock;
 pub mod config;
 mod consumer;
 mod leases;
+mod listings;
 mod notices;
 mod outbox;
 mod publishing;
@@ -106,6 +107,7 @@ pub use consumer::{
     Afterwards, Batch, Consumer, ConsumerOf, ConsumerPolicy, DeadTo, Delivered, Delivery, HandlerError,
     HandlerTx, Letters, LettersError, Next, Preview, ReplayReport, WrongDatabase,
 };
+pub use listings::{ConsumerView, Trace, arranged};
 pub use outbox::{Outbox, OutboxError};
 pub use registry::Registry;
 pub use send::{Accepted, Send};
@@ -123,6 +125,7 @@ pub mod format {
 }
 pub use towpath_broker::{BadBrokerUrl, BrokerUrl, LocalBroker, LocalOptions};
 pub use towpath_core::aggregate::{Aggregate, Context, Reason, Refusal};
+pub use towpath_core::channel;
 pub use towpath_core::channel::{Channel, ChannelPolicy, Format, Start};
 pub use towpath_core::envelope::{ChangeContext, EventEnvelope, RecordedEvent};
 pub use towpath_core::flow;
@@ -137,7 +140,9 @@ pub use towpath_core::payload::Payload;
 pub use towpath_core::ports;
 pub use towpath_core::retry;
 pub use towpath_core::route::Glob;
-pub use towpath_store::{JoinTransaction, Scratch, SqlStore, StoreOptions, StoreUrl, sqlx};
+pub use towpath_store::{
+    FoundAs, JoinTransaction, OutboxFilter, Scratch, SqlStore, StoreOptions, StoreUrl, sqlx,
+};
 
 /// The README's programs are run as tests.
 #[cfg(doctest)]

@@ -11,7 +11,7 @@ use towpath_core::aggregate::Aggregate;
 use towpath_core::channel::Channel;
 use towpath_core::decider::RegistrationFlaw;
 use towpath_core::envelope::RecordedEvent;
-use towpath_core::flow::{FlowCommand, FlowEvent, FlowReport, validate_flow};
+use towpath_core::flow::{FlowReport, validate_flow};
 use towpath_core::ids::{AggregateKey, CommandId, CorrelationId, InstanceId, InvalidId, Version};
 use towpath_core::payload::Payload;
 use towpath_core::ports::broker::{Broker, BrokerError, Topology};
@@ -29,6 +29,7 @@ use crate::clock::SystemClock;
 use crate::config::{BadChannels, Channels};
 use crate::consumer::{self, Consumer, Letters, Wired, wire};
 use crate::leases::{self, InFlight};
+use crate::listings::{ConsumerView, links};
 use crate::outbox::Outbox;
 use crate::registry::Registry;
 use crate::relay::{self, RelayWakes, Surroundings};
@@ -62,6 +63,9 @@ pub struct Towpath {
     wake: Wake,
     pub(crate) trackers: Trackers,
     horizon: Duration,
+    /// Channels whose events get outbox rows.
+    pub(crate) relayed: Arc<[Channel]>,
+    pub(crate) consumers: Arc<[ConsumerView]>,
     services: Arc<Mutex<Vec<Service>>>,
     /// Keeps the leases that the services work under: stopped after them.
     keeper: Arc<Mutex<Vec<Service>>>,
@@ -296,24 +300,7 @@ impl Towpath {
         root_events: &[&str],
     ) -> Result<(Flow, FlowReport), StoreError> {
         let flow = self.bus.store.flow(correlation, 10_000).await?;
-        let commands: Vec<FlowCommand> = flow
-            .commands
-            .iter()
-            .map(|record| FlowCommand {
-                command_id: record.command.command_id.to_string(),
-                command_type: record.command.command_type.to_string(),
-                causation_id: record.command.context.causation_id.as_ref().map(ToString::to_string),
-            })
-            .collect();
-        let events: Vec<FlowEvent> = flow
-            .events
-            .iter()
-            .map(|event| FlowEvent {
-                event_id: event.envelope.event_id.to_string(),
-                event_type: event.envelope.event_type.to_string(),
-                causation_id: event.envelope.causation_id.as_ref().map(ToString::to_string),
-            })
-            .collect();
+        let (commands, events) = links(&flow);
         let report = validate_flow(&commands, &events, root_events);
         Ok((flow, report))
     }
@@ -357,6 +344,11 @@ impl Towpath {
     /// Whether the store answers and its tables are those of this build.
     pub async fn ready(&self) -> Result<(), StoreError> {
         self.bus.store.ready().await
+    }
+
+    /// Whether the broker answers.
+    pub async fn broker_ready(&self) -> Result<(), BrokerError> {
+        self.broker.ready().await
     }
 
     /// Stops: finishes what has begun, gives leases back, closes connections. Stopping twice is fine.
@@ -551,6 +543,8 @@ impl Builder {
         broker.declare(&self.topology).await?;
         let (tracked, relayed): (Vec<_>, Vec<_>) =
             self.channels.into_iter().partition(|channel| channel.tracking.is_some());
+        let outbox_channels: Arc<[Channel]> = relayed.clone().into();
+        let consumer_views: Arc<[ConsumerView]> = consumers.iter().map(ConsumerView::of).collect();
         let targets = relayed.into_iter().filter_map(|channel| {
             let target = channel.target.clone()?;
             Some((channel, target))
@@ -625,6 +619,8 @@ impl Builder {
             wake,
             trackers,
             horizon: self.keeping.handled,
+            relayed: outbox_channels,
+            consumers: consumer_views,
             services: Arc::new(Mutex::new(services)),
             keeper: Arc::new(Mutex::new(keepers)),
         })

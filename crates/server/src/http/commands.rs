@@ -11,18 +11,19 @@ use towpath::ids::{CausationId, CommandId, CorrelationId};
 use towpath::lifecycle::CommandStatus;
 use towpath::ports::store::CommandRecord;
 use towpath::{Payload, Receipt, Towpath};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::App;
-use super::extract::{JsonBody, Path};
+use super::extract::{JsonBody, Path, Query};
 use super::problem::Problem;
+use super::range::{limit, usually};
 use super::wire::{Aggregate, Envelope, command_status};
 
 /// The paths of this part.
 pub(super) fn routes() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(send)).routes(routes!(show))
+    OpenApiRouter::new().routes(routes!(list, send)).routes(routes!(show))
 }
 
 /// What is asked.
@@ -189,6 +190,56 @@ impl<'a> From<&'a CommandRecord> for Shown<'a> {
             aggregate_version: record.result.map(|result| result.aggregate_version),
         }
     }
+}
+
+/// Which commands.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Which {
+    /// Only those in this status.
+    #[param(schema_with = command_status)]
+    status: Option<CommandStatus>,
+    /// Only what was received before this command: the `next` of the page before.
+    #[param(min_length = 1, max_length = 128)]
+    after: Option<String>,
+    /// At most so many.
+    #[serde(default = "usually", deserialize_with = "limit")]
+    #[param(required = false, minimum = 1, maximum = 1000)]
+    limit: u32,
+}
+
+/// Commands, the last received first
+///
+/// `next` is what to give as `after` to read on; it is missing on the last page.
+#[utoipa::path(
+    get,
+    path = "/api/commands",
+    tag = "commands",
+    operation_id = "listCommands",
+    params(Which),
+    responses(
+        (status = 200, description = "The commands.", body = Listed),
+        (status = 404, description = "There is no such command to read on behind."),
+    )
+)]
+async fn list(State(app): State<Towpath>, Query(which): Query<Which>) -> Result<Response, Problem> {
+    let behind = which.after.map(CommandId::new).transpose();
+    let behind = behind.map_err(|error| Problem::malformed(error.to_string(), "Give the next of a page."))?;
+    let records = app.commands(which.status, behind.as_ref(), which.limit).await?;
+    let is_full = records.len() == which.limit as usize;
+    let next = records.last().filter(|_| is_full).map(|record| &record.command.command_id);
+    Ok(Json(Listed { commands: records.iter().map(Shown::from).collect(), next }).into_response())
+}
+
+/// Commands, the last received first.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Commands)]
+struct Listed<'a> {
+    commands: Vec<Shown<'a>>,
+    /// What to give as `after` to read on; nothing on the last page.
+    #[schema(value_type = Option<String>)]
+    next: Option<&'a CommandId>,
 }
 
 /// A command, and where it is

@@ -4,24 +4,25 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
-use serde::Serialize;
-use towpath::ids::{AggregateId, AggregateKey, AggregateKind};
+use serde::{Deserialize, Serialize};
+use towpath::ids::{AggregateId, AggregateKey, AggregateKind, InvalidId};
 use towpath::ports::store::Store as _;
 use towpath::{Payload, Towpath};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::App;
 use super::extract::{Path, Query};
 use super::problem::Problem;
-use super::range::Range;
+use super::range::{Range, limit, usually};
 use super::wire::{Event, StateChange};
 
 /// The paths of this part.
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(events))
+        .routes(routes!(aggregates))
         .routes(routes!(aggregate))
         .routes(routes!(history))
         .routes(routes!(events_of))
@@ -45,6 +46,54 @@ async fn events(State(app): State<Towpath>, Query(range): Query<Range>) -> Resul
     let next = events.last().and_then(|event| event.position).unwrap_or(range.after);
     let events = events.iter().map(Event::from).collect();
     Ok(Json(Events { events, next }).into_response())
+}
+
+/// Which aggregates.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Which {
+    /// Only what is behind this id.
+    #[param(min_length = 1, max_length = 128)]
+    after: Option<String>,
+    /// At most so many.
+    #[serde(default = "usually", deserialize_with = "limit")]
+    #[param(required = false, minimum = 1, maximum = 1000)]
+    limit: u32,
+}
+
+/// The aggregates of a kind, by id
+///
+/// `next` is what to give as `after` to read on; it is missing on the last page.
+#[utoipa::path(
+    get,
+    path = "/api/aggregates/{kind}",
+    tag = "facts",
+    operation_id = "listAggregates",
+    params(("kind" = String, Path, description = "What sort of aggregate."), Which),
+    responses((status = 200, description = "The aggregates.", body = Aggregates))
+)]
+async fn aggregates(
+    State(app): State<Towpath>,
+    Path(kind): Path<String>,
+    Query(which): Query<Which>,
+) -> Result<Response, Problem> {
+    let malformed = |error: InvalidId| Problem::malformed(error.to_string(), "Write /api/aggregates/KIND.");
+    let kind = AggregateKind::new(kind).map_err(malformed)?;
+    let after = which.after.map(AggregateId::new).transpose().map_err(malformed)?;
+    let rows = app.aggregates(&kind, after.as_ref(), which.limit).await?;
+    let next = rows.last().filter(|_| rows.len() == which.limit as usize).map(|row| &row.aggregate.id);
+    let aggregates = rows.iter().map(|row| Listed {
+        kind: &row.aggregate.kind,
+        id: &row.aggregate.id,
+        version: row.version,
+        state: row.state.as_deref(),
+        state_changed_at: row.state_changed_at,
+        status: row.status.as_deref(),
+        created_at: row.created_at,
+        updated_at: row.updated_at,
+    });
+    Ok(Json(Aggregates { aggregates: aggregates.collect(), next }).into_response())
 }
 
 /// An aggregate as it is now
@@ -144,6 +193,32 @@ async fn exists(app: &Towpath, key: &AggregateKey) -> Result<(), Problem> {
         Some(_) => Ok(()),
         None => Err(Problem::not_found(format!("there is no aggregate {key}"))),
     }
+}
+
+/// Aggregates of a kind, by id.
+#[derive(Serialize, ToSchema)]
+struct Aggregates<'a> {
+    aggregates: Vec<Listed<'a>>,
+    /// What to give as `after` to read on; nothing on the last page.
+    #[schema(value_type = Option<String>)]
+    next: Option<&'a AggregateId>,
+}
+
+/// An aggregate, in short.
+#[derive(Serialize, ToSchema)]
+#[schema(as = AggregateInShort)]
+#[serde(rename_all = "camelCase")]
+struct Listed<'a> {
+    #[schema(value_type = String)]
+    kind: &'a AggregateKind,
+    #[schema(value_type = String)]
+    id: &'a AggregateId,
+    version: u64,
+    state: Option<&'a str>,
+    state_changed_at: Option<DateTime<Utc>>,
+    status: Option<&'a str>,
+    created_at: DateTime<Utc>,
+    updated_at: DateTime<Utc>,
 }
 
 /// Events in the order of the log.

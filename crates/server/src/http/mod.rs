@@ -1,10 +1,15 @@
 //! The HTTP side of the server.
 
+mod channels;
 mod commands;
+mod dead_letters;
 mod extract;
 mod facts;
+mod flows;
+mod machines;
 mod notifications;
 mod openapi;
+mod outbox;
 mod problem;
 mod range;
 mod wire;
@@ -48,7 +53,12 @@ fn paths() -> (Router<App>, OpenApi) {
         .merge(about_this_server())
         .merge(commands::routes())
         .merge(facts::routes())
+        .merge(flows::routes())
         .merge(notifications::routes())
+        .merge(outbox::routes())
+        .merge(dead_letters::routes())
+        .merge(channels::routes())
+        .merge(machines::routes())
         .split_for_parts();
     (paths, openapi::complete(document))
 }
@@ -110,9 +120,12 @@ struct Ready {
     status: &'static str,
 }
 
+/// How long the broker may take to say that it is there. Who asks has a limit, too.
+const BROKER_PATIENCE: std::time::Duration = std::time::Duration::from_secs(4);
+
 /// Whether the server can work
 ///
-/// The store answers and has this build's tables.
+/// The store answers and has this build's tables, and the broker answers.
 #[utoipa::path(
     get,
     path = "/readyz",
@@ -125,7 +138,17 @@ async fn readyz(State(app): State<Towpath>) -> Result<Json<Ready>, Problem> {
         let status = axum::http::StatusCode::SERVICE_UNAVAILABLE;
         Problem::new(status, error.code(), error.to_string(), error.next_step())
     })?;
-    Ok(Json(Ready { status: "ready" }))
+    let unavailable = |code: &str, title: String, detail: &str| {
+        Problem::new(axum::http::StatusCode::SERVICE_UNAVAILABLE, code, title, detail)
+    };
+    match tokio::time::timeout(BROKER_PATIENCE, app.broker_ready()).await {
+        Ok(Ok(())) => Ok(Json(Ready { status: "ready" })),
+        Ok(Err(error)) => Err(unavailable(error.code(), error.to_string(), error.next_step())),
+        Err(_) => {
+            let detail = "Check that the broker runs and the URL is right.";
+            Err(unavailable("broker-unavailable", "the broker does not answer".to_owned(), detail))
+        }
+    }
 }
 
 #[cfg(test)]

@@ -3,9 +3,9 @@
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
-use towpath::SendError;
 use towpath::ports::store::StoreError;
 use towpath::retry::ErrorClass;
+use towpath::{ChannelError, LettersError, OutboxError, SendError};
 use utoipa::ToSchema;
 
 /// The media type of problems.
@@ -67,12 +67,47 @@ impl Problem {
 impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
         let status = match error.class() {
+            _ if matches!(error, StoreError::NameTaken { .. }) => StatusCode::CONFLICT,
             ErrorClass::Transient => StatusCode::SERVICE_UNAVAILABLE,
             ErrorClass::Conflict => StatusCode::CONFLICT,
             ErrorClass::NotFound => StatusCode::NOT_FOUND,
             ErrorClass::InvalidPayload | ErrorClass::Validation => StatusCode::UNPROCESSABLE_ENTITY,
             ErrorClass::Denied => StatusCode::FORBIDDEN,
             ErrorClass::Unrecoverable => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        Self::new(status, error.code(), error.to_string(), error.next_step())
+    }
+}
+
+impl From<OutboxError> for Problem {
+    fn from(error: OutboxError) -> Self {
+        match error {
+            OutboxError::Store(error) => error.into(),
+            OutboxError::BeyondHorizon { .. } => {
+                Self::new(StatusCode::CONFLICT, error.code(), error.to_string(), error.next_step())
+            }
+        }
+    }
+}
+
+impl From<LettersError> for Problem {
+    fn from(error: LettersError) -> Self {
+        let status = match error {
+            LettersError::Store(error) => return error.into(),
+            LettersError::Unknown(_) => StatusCode::NOT_FOUND,
+            LettersError::NotDead { .. } | LettersError::BeyondHorizon { .. } => StatusCode::CONFLICT,
+            LettersError::NotTaken { .. } => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        Self::new(status, error.code(), error.to_string(), error.next_step())
+    }
+}
+
+impl From<ChannelError> for Problem {
+    fn from(error: ChannelError) -> Self {
+        let status = match error {
+            ChannelError::Store(error) => return error.into(),
+            ChannelError::NotTracking(_) | ChannelError::NoTarget(_) => StatusCode::UNPROCESSABLE_ENTITY,
+            ChannelError::BeyondHorizon { .. } => StatusCode::CONFLICT,
         };
         Self::new(status, error.code(), error.to_string(), error.next_step())
     }

@@ -49,3 +49,7 @@ pub(crate) fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, 
         _ => Err(serde::de::Error::custom(format!("{number} is too large; at most {LARGEST} is understood"))),
     }
 }
+
+/// A number in a path.
+#[derive(Deserialize)]
+pub(crate) struct Number(#[serde(deserialize_with = "number")] pub(crate) u64);

@@ -10,6 +10,7 @@ pub(crate) mod failed;
 pub(crate) mod inbox;
 pub(crate) mod leases;
 pub(crate) mod letters;
+pub(crate) mod listings;
 pub(crate) mod log;
 pub(crate) mod outbox;
 pub(crate) mod queues;
