@@ -273,6 +273,12 @@ pub(crate) const COMMAND_BOX: Table = Table {
             unique: false,
             only: Only::FirstNotNull,
         },
+        Index {
+            name: "command_box_failed",
+            columns: &["status_changed_at"],
+            unique: false,
+            only: Only::Where { condition: "status = 'FAILED'", mysql_column: "failed_changed_at" },
+        },
         // Listings and checks over a time.
         index("command_box_received", &["received_at"]),
         // Those that an operator looks for, among very many that are done.

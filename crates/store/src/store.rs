@@ -189,6 +189,10 @@ impl SqlStore {
         &self.pool
     }
 
+    pub(crate) fn floors(&self) -> &Floors {
+        &self.floors
+    }
+
     fn dialect(&self) -> Dialect {
         match &self.pool {
             #[cfg(feature = "sqlite")]

@@ -141,7 +141,8 @@ pub use towpath_core::ports;
 pub use towpath_core::retry;
 pub use towpath_core::route::Glob;
 pub use towpath_store::{
-    FoundAs, JoinTransaction, OutboxFilter, Scratch, SqlStore, StoreOptions, StoreUrl, sqlx,
+    Backlog, FoundAs, JoinTransaction, OutboxBacklog, OutboxFilter, Scratch, SqlStore, StoreOptions,
+    StoreUrl, sqlx,
 };
 
 /// The README's programs are run as tests.

@@ -3,10 +3,10 @@
 use serde::Serialize;
 use towpath_core::channel::Channel;
 use towpath_core::flow::{FlowCommand, FlowEvent, FlowNode, arrange_flow};
-use towpath_core::ids::{AggregateId, AggregateKey, AggregateKind, CommandId, CorrelationId};
+use towpath_core::ids::{AggregateId, AggregateKey, AggregateKind, ChannelName, CommandId, CorrelationId};
 use towpath_core::lifecycle::CommandStatus;
 use towpath_core::ports::store::{AggregateRow, CommandRecord, Flow, StoreError};
-use towpath_store::FoundAs;
+use towpath_store::{Backlog, FoundAs};
 
 use crate::consumer::{Source, Wired};
 use crate::towpath::Towpath;
@@ -92,6 +92,13 @@ impl Towpath {
         let Some(found_as) = found.iter().map(|(found_as, _)| *found_as).min() else { return Ok(None) };
         let flows = found.into_iter().filter(|(other, _)| *other == found_as).map(|(_, flow)| flow);
         Ok(Some(Trace { found_as, flows: flows.collect() }))
+    }
+
+    /// What waits, is at work or was given up: commands, timers, the outbox of [`outbox_channels`](Self::outbox_channels),
+    /// letters.
+    pub async fn backlog(&self) -> Result<Backlog, StoreError> {
+        let channels: Vec<ChannelName> = self.relayed.iter().map(|channel| channel.name.clone()).collect();
+        self.store().backlog(&channels, self.bus.clock.now()).await
     }
 
     /// The channels whose events get outbox rows as they are written. Those that follow the log are

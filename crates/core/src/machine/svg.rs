@@ -323,7 +323,7 @@ mod tests {
         let events = ["placed", "paid", "shipped", "completed", "cancelled", "re<opened>"];
         let machine = Machine::named("order")
             .starts("placed", "pending")
-            .waits("pending", "payment & luck", Deadline::after(Duration::from_secs(900), "cancelled"))
+            .waits("pending", Deadline::after(Duration::from_secs(900), "cancelled"), "payment & luck")
             .state("paid")
             .state("shipped")
             .terminal("completed")

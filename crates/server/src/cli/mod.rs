@@ -3,14 +3,17 @@
 //! Exit codes: 0 fine, 1 the answer is "no", 2 usage, 3 a server or database could not be reached.
 
 mod bench;
+mod client;
 mod config;
 mod migrate;
 mod output;
 mod serve;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use towpath::Builder;
 
 use config::ServeFlags;
 
@@ -31,6 +34,8 @@ enum Command {
     Serve(ServeFlags),
     /// Bring the database to this version's tables
     Migrate(ServeFlags),
+    #[command(flatten)]
+    Ask(client::Ask),
     /// Measure against the raw driver doing the same work, in the same run
     Bench {
         #[command(subcommand)]
@@ -50,6 +55,11 @@ impl Failure {
         Self { code: ExitCode::from(2), message: message.into() }
     }
 
+    /// The answer is "no".
+    pub(crate) fn no(message: impl Into<String>) -> Self {
+        Self { code: ExitCode::from(1), message: message.into() }
+    }
+
     /// A server or database could not be reached, or refuses to work.
     pub(crate) fn unreachable(message: impl Into<String>) -> Self {
         Self { code: ExitCode::from(3), message: message.into() }
@@ -57,8 +67,13 @@ impl Failure {
 }
 
 /// Runs the command line.
-pub(crate) fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+pub(crate) fn main(
+    arguments: impl IntoIterator<Item = OsString>,
+    extend: impl FnOnce(Builder) -> Builder,
+) -> ExitCode {
+    let arguments = Arguments::parse_from(arguments);
+    // Two of them are in the graph, and TLS asks which. A second call would find it chosen, and that is fine.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -68,9 +83,10 @@ pub(crate) fn main() -> ExitCode {
     };
     let result = runtime.block_on(async {
         match arguments.command {
-            None => serve::serve(arguments.serve).await,
-            Some(Command::Serve(flags)) => serve::serve(flags).await,
+            None => serve::serve(arguments.serve, extend).await,
+            Some(Command::Serve(flags)) => serve::serve(flags, extend).await,
             Some(Command::Migrate(flags)) => migrate::migrate(flags).await,
+            Some(Command::Ask(ask)) => client::run(ask).await,
             Some(Command::Bench { what }) => bench::run(what).await,
         }
     });

@@ -1,6 +1,6 @@
 //! `towpath serve`: the server.
 
-use towpath::{BrokerUrl, StoreUrl, Towpath};
+use towpath::{BrokerUrl, Builder, StoreUrl, Towpath};
 
 use super::config::ServeFlags;
 use super::migrate::failure;
@@ -8,7 +8,7 @@ use super::{Failure, output};
 use crate::http;
 
 /// Starts the library and the HTTP server, and runs until it is told to stop.
-pub(crate) async fn serve(flags: ServeFlags) -> Result<(), Failure> {
+pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Builder) -> Result<(), Failure> {
     let config = flags.config()?;
     if !config.listen.ip().is_loopback() {
         return Err(Failure::usage(format!(
@@ -26,7 +26,7 @@ pub(crate) async fn serve(flags: ServeFlags) -> Result<(), Failure> {
         .await
         .map_err(|error| Failure::unreachable(format!("cannot listen on {}: {error}", config.listen)))?;
     let builder = Towpath::builder().store(&config.store).broker(&config.broker).channels(config.channels);
-    let app = builder.start().await.map_err(|error| {
+    let app = extend(builder).start().await.map_err(|error| {
         Failure::unreachable(format!("{} [{}]\n{}", error.report(), error.code(), error.next_step()))
     })?;
     let address = listener.local_addr().map_err(|error| Failure::unreachable(error.to_string()))?;

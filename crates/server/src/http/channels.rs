@@ -7,9 +7,10 @@ use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use towpath::channel::{RoutingKey, Target};
-use towpath::ids::{ActorId, ChannelName};
+use towpath::ids::{ActorId, ChannelName, HandlerName};
+use towpath::lifecycle::LetterStatus;
 use towpath::ports::store::{ChannelRow, Disabled, Store as _};
-use towpath::{Channel, ConsumerView, Format, Start, Towpath};
+use towpath::{Backlog, Channel, ConsumerView, Format, OutboxBacklog, Start, Towpath};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, Schema, Type};
 use utoipa_axum::router::OpenApiRouter;
@@ -19,6 +20,7 @@ use super::App;
 use super::extract::{JsonBody, OptionalJsonBody, Path};
 use super::outbox::channel_name;
 use super::problem::Problem;
+use super::range::whole_number;
 use super::wire::one_of;
 
 /// The paths of this part.
@@ -43,9 +45,13 @@ pub(super) fn routes() -> OpenApiRouter<App> {
     responses((status = 200, description = "The channels.", body = Listed))
 )]
 async fn list(State(app): State<Towpath>) -> Result<Response, Problem> {
-    let head = app.store().head().await?;
+    let backlog = app.backlog().await?;
     let tracked = app.channels().list().await?;
-    let outbox = app.outbox_channels().iter().map(Shown::of_outbox);
+    let head = backlog.log.head;
+    let outbox = app.outbox_channels().iter().map(|channel| {
+        let waiting = backlog.outbox.iter().find(|waiting| waiting.channel == channel.name);
+        Shown::of_outbox(channel, waiting)
+    });
     let trackers = tracked.iter().map(|row| Shown::of_tracker(row, head));
     Ok(Json(Listed { head, channels: outbox.chain(trackers).collect() }).into_response())
 }
@@ -70,7 +76,7 @@ struct Asked {
     #[schema(schema_with = format)]
     format: Format,
     /// Where it begins; with what comes from now on, if nothing is said.
-    #[schema(required = false, schema_with = begin)]
+    #[schema(required = false, schema_with = begin_or_nothing)]
     start: Option<Begin>,
 }
 
@@ -83,7 +89,12 @@ fn format() -> utoipa::openapi::schema::Object {
 #[serde(untagged)]
 enum Begin {
     Named(End),
-    At(u64),
+    At(#[serde(deserialize_with = "position")] u64),
+}
+
+fn position<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    let position = whole_number(deserializer)?.filter(|position| *position > 0);
+    position.ok_or_else(|| serde::de::Error::custom("a position is a whole number from 1 on"))
 }
 
 #[derive(Clone, Copy, Deserialize)]
@@ -93,25 +104,30 @@ enum End {
     Now,
 }
 
+fn begin_or_nothing() -> Schema {
+    let nothing = ObjectBuilder::new().schema_type(Type::Null);
+    begin_builder().item(nothing).build().into()
+}
+
 fn begin() -> Schema {
+    begin_builder().build().into()
+}
+
+fn begin_builder() -> OneOfBuilder {
     let position = ObjectBuilder::new()
         .schema_type(Type::Integer)
         .minimum(Some(1))
         .maximum(Some(9_007_199_254_740_991_i64))
         .description(Some("With the event at this position."));
-    OneOfBuilder::new().item(one_of(["first", "now"])).item(position).build().into()
+    OneOfBuilder::new().item(one_of(["first", "now"])).item(position)
 }
 
-impl Begin {
-    fn start(self) -> Result<Start, Problem> {
-        match self {
-            Self::Named(End::First) => Ok(Start::First),
-            Self::Named(End::Now) => Ok(Start::Now),
-            Self::At(position @ 1..=9_007_199_254_740_991) => Ok(Start::At(position)),
-            Self::At(position) => Err(Problem::malformed(
-                format!("{position} is no position"),
-                "Write \"first\", \"now\", or a position from 1 on.",
-            )),
+impl From<Begin> for Start {
+    fn from(begin: Begin) -> Self {
+        match begin {
+            Begin::Named(End::First) => Self::First,
+            Begin::Named(End::Now) => Self::Now,
+            Begin::At(position) => Self::At(position),
         }
     }
 }
@@ -143,13 +159,13 @@ async fn add(State(app): State<Towpath>, JsonBody(asked): JsonBody<Asked>) -> Re
     if app.outbox_channels().iter().any(|channel| channel.name == name) {
         return Err(taken(&name));
     }
-    let start = asked.start.map_or(Ok(Start::Now), Begin::start)?;
+    let start = asked.start.map_or(Start::Now, Start::from);
     let target = Target {
         exchange: asked.exchange,
         routing_key: asked.routing_key.map_or(RoutingKey::EventType, RoutingKey::Fixed),
     };
     let channel = Channel::named(name.as_str(), asked.events.iter().map(String::as_str))
-        .map_err(|error| Problem::malformed(error.to_string(), "Check the channel's name."))?;
+        .map_err(|error| Problem::invalid_id(&error))?;
     let channel = Channel { tracking: Some(start), target: Some(target), format: asked.format, ..channel };
     app.channels().add(channel).await?;
     Ok((StatusCode::CREATED, shown(&app, &name).await?).into_response())
@@ -213,10 +229,9 @@ async fn pause(
     let reason = asked.reason.as_deref().unwrap_or("operator");
     // It is stored where codes are, and they have a length.
     if reason.is_empty() || reason.chars().count() > 128 || reason.chars().any(char::is_control) {
-        return Err(Problem::malformed(
-            "the reason is no code",
-            "Write 1 to 128 characters, such as \"upgrade\".",
-        ));
+        let title = "the reason is no code: write 1 to 128 characters, such as \"upgrade\"";
+        let detail = "Correct what the title names and send it again.";
+        return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid-id", title, detail));
     }
     app.channels().pause(&name, None, reason).await?;
     Ok(shown(&app, &name).await?.into_response())
@@ -279,7 +294,7 @@ async fn reset(
     JsonBody(asked): JsonBody<ResetAsked>,
 ) -> Result<Response, Problem> {
     let name = follower(&app, name)?;
-    let start = asked.start.start()?;
+    let start = Start::from(asked.start);
     match asked.force {
         true => app.channels().reset_by_force(&name, start).await?,
         false => app.channels().reset(&name, start).await?,
@@ -296,13 +311,14 @@ async fn reset(
     responses((status = 200, description = "The consumers.", body = Consumers))
 )]
 async fn consumers(State(app): State<Towpath>) -> Result<Response, Problem> {
-    let consumers = app.consumers().iter().map(Consumer::from);
+    let backlog = app.backlog().await?;
+    let consumers = app.consumers().iter().map(|consumer| Consumer::of(consumer, &backlog));
     Ok(Json(Consumers { consumers: consumers.collect() }).into_response())
 }
 
 /// The name of a channel that follows the log, or might.
 fn follower(app: &Towpath, name: String) -> Result<ChannelName, Problem> {
-    let name = channel_name(name)?;
+    let name = ChannelName::new(name).map_err(|error| Problem::not_found(error.to_string()))?;
     if app.outbox_channels().iter().any(|channel| channel.name == name) {
         return Err(towpath::ChannelError::NotTracking(name).into());
     }
@@ -348,6 +364,14 @@ struct Shown<'a> {
     position: Option<u64>,
     /// Of a tracker: how many positions it is behind.
     lag: Option<u64>,
+    /// Of an outbox: rows that wait to be published. Counting ends at 100000.
+    pending: Option<u64>,
+    /// Of an outbox: rows that wait behind another of their aggregate.
+    parked: Option<u64>,
+    /// Of an outbox: rows that were given up.
+    failed: Option<u64>,
+    /// Of an outbox: when the first event happened of those that wait to be published.
+    oldest_at: Option<DateTime<Utc>>,
     /// Of a tracker that is switched off: since when, by whom and why.
     paused: Option<Paused<'a>>,
 }
@@ -357,7 +381,7 @@ fn channel_kind() -> utoipa::openapi::schema::Object {
 }
 
 impl<'a> Shown<'a> {
-    fn of_outbox(channel: &'a Channel) -> Self {
+    fn of_outbox(channel: &'a Channel, waiting: Option<&OutboxBacklog>) -> Self {
         Self {
             name: &channel.name,
             kind: "outbox",
@@ -365,6 +389,10 @@ impl<'a> Shown<'a> {
             exchange: channel.target.as_ref().map(|target| target.exchange.as_str()),
             position: None,
             lag: None,
+            pending: waiting.map(|waiting| waiting.pending),
+            parked: waiting.map(|waiting| waiting.parked),
+            failed: waiting.map(|waiting| waiting.failed),
+            oldest_at: waiting.and_then(|waiting| waiting.oldest_at),
             paused: None,
         }
     }
@@ -377,6 +405,10 @@ impl<'a> Shown<'a> {
             exchange: None,
             position: Some(row.position),
             lag: Some(head.saturating_sub(row.position)),
+            pending: None,
+            parked: None,
+            failed: None,
+            oldest_at: None,
             paused: row.disabled.as_ref().map(Paused::from),
         }
     }
@@ -426,11 +458,28 @@ struct Consumer<'a> {
     in_order: bool,
     /// How many handlers run at a time.
     concurrency: usize,
+    /// Deliveries that wait for their next attempt. Counting ends at 10000.
+    retry: u64,
+    /// Deliveries that wait behind another of their aggregate.
+    behind: u64,
+    /// Deliveries that were given up.
+    dead: u64,
 }
 
-impl<'a> From<&'a ConsumerView> for Consumer<'a> {
-    fn from(consumer: &'a ConsumerView) -> Self {
+impl<'a> Consumer<'a> {
+    fn of(consumer: &'a ConsumerView, backlog: &Backlog) -> Self {
+        let letters = |status: LetterStatus| {
+            let counts = backlog.letters.iter().filter(|count| count.status == status);
+            let of_handler = |name: &HandlerName| name.as_str() == consumer.handler;
+            counts
+                .filter(|count| count.handler.as_ref().is_some_and(of_handler))
+                .map(|count| count.count)
+                .sum()
+        };
         Self {
+            retry: letters(LetterStatus::Retry),
+            behind: letters(LetterStatus::Behind),
+            dead: letters(LetterStatus::Dead),
             handler: &consumer.handler,
             queue: &consumer.queue,
             channel: consumer.channel.as_deref(),

@@ -225,7 +225,7 @@ struct Which {
 )]
 async fn list(State(app): State<Towpath>, Query(which): Query<Which>) -> Result<Response, Problem> {
     let behind = which.after.map(CommandId::new).transpose();
-    let behind = behind.map_err(|error| Problem::malformed(error.to_string(), "Give the next of a page."))?;
+    let behind = behind.map_err(|error| Problem::not_found(error.to_string()))?;
     let records = app.commands(which.status, behind.as_ref(), which.limit).await?;
     let is_full = records.len() == which.limit as usize;
     let next = records.last().filter(|_| is_full).map(|record| &record.command.command_id);
@@ -255,7 +255,7 @@ struct Listed<'a> {
     )
 )]
 async fn show(State(app): State<Towpath>, Path(id): Path<String>) -> Result<Response, Problem> {
-    let id = CommandId::new(id).map_err(|error| Problem::malformed(error.to_string(), "Check the id."))?;
+    let id = CommandId::new(id).map_err(|error| Problem::not_found(error.to_string()))?;
     let record = app.command(&id).await?;
     let record = record.ok_or_else(|| Problem::not_found(format!("there is no command {id}")))?;
     Ok(Json(Shown::from(&record)).into_response())

@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -16,10 +17,10 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::App;
-use super::extract::{JsonBody, OptionalJsonBody, Path, Query};
+use super::extract::{JsonBody, OptionalJsonBody, Path, Query, SoughtText};
 use super::outbox::as_many_as_expected;
 use super::problem::Problem;
-use super::range::{Number, limit, number, usually};
+use super::range::{Number, limit, number, usually, whole_number};
 use super::wire::one_of;
 
 /// The paths of this part.
@@ -47,13 +48,17 @@ struct Which {
     #[param(schema_with = letter_status)]
     status: Option<LetterStatus>,
     /// Only those of this handler.
-    handler: Option<String>,
+    #[param(value_type = Option<String>)]
+    handler: Option<SoughtText>,
     /// Only those from this queue.
-    queue: Option<String>,
+    #[param(value_type = Option<String>)]
+    queue: Option<SoughtText>,
     /// Only those of this type.
-    message_type: Option<String>,
+    #[param(value_type = Option<String>)]
+    message_type: Option<SoughtText>,
     /// Only those with this reason (a stable code).
-    reason: Option<String>,
+    #[param(value_type = Option<String>)]
+    reason: Option<SoughtText>,
     /// Only those that came at this moment or later.
     since: Option<DateTime<Utc>>,
     /// Only those that came before this moment.
@@ -72,10 +77,10 @@ impl Which {
     fn filter(self) -> LetterFilter {
         LetterFilter {
             status: Some(self.status.unwrap_or(LetterStatus::Dead)),
-            handler: self.handler,
-            queue: self.queue,
-            message_type: self.message_type,
-            reason: self.reason,
+            handler: self.handler.map(String::from),
+            queue: self.queue.map(String::from),
+            message_type: self.message_type.map(String::from),
+            reason: self.reason.map(String::from),
             since: self.since,
             until: self.until,
             up_to: None,
@@ -174,6 +179,7 @@ fn encoding() -> utoipa::openapi::schema::Object {
         (status = 409, description = "It is not dead."),
         (status = 413, description = "The request is too large."),
         (status = 415, description = "The body is not JSON."),
+        (status = 422, description = "It is not written in the encoding that it names."),
     )
 )]
 async fn edit(
@@ -184,7 +190,8 @@ async fn edit(
     let body = match asked.encoding {
         Encoding::Text => asked.body.into_bytes(),
         Encoding::Base64 => BASE64.decode(&asked.body).map_err(|error| {
-            Problem::malformed(format!("the body is not base64: {error}"), "Send it as text.")
+            let title = format!("the body is not base64: {error}");
+            Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid-payload", title, "Send it as text.")
         })?,
     };
     app.dead_letters().edit(id, &body).await?;
@@ -268,24 +275,30 @@ async fn discard(
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct ManyAsked {
     /// Of this handler.
-    handler: Option<String>,
+    #[schema(value_type = Option<String>)]
+    handler: Option<SoughtText>,
     /// From this queue.
-    queue: Option<String>,
+    #[schema(value_type = Option<String>)]
+    queue: Option<SoughtText>,
     /// Of this type.
-    message_type: Option<String>,
+    #[schema(value_type = Option<String>)]
+    message_type: Option<SoughtText>,
     /// With this reason (a stable code).
-    reason: Option<String>,
+    #[schema(value_type = Option<String>)]
+    reason: Option<SoughtText>,
     /// That came at this moment or later.
     since: Option<DateTime<Utc>>,
     /// That came before this moment.
     until: Option<DateTime<Utc>>,
     /// With at most this number: a dry run says which was the last.
+    #[serde(default, deserialize_with = "whole_number")]
     #[schema(minimum = 0, maximum = 9007199254740991_i64)]
     up_to: Option<u64>,
     /// Only say how many they are, by cause.
     #[serde(default)]
     dry_run: bool,
     /// How many the caller believes they are: if they are not, nothing is done.
+    #[serde(default, deserialize_with = "whole_number")]
     #[schema(minimum = 0, maximum = 9007199254740991_i64)]
     expected: Option<u64>,
     /// To replay also those that are older than inboxes remember.
@@ -300,13 +313,13 @@ impl ManyAsked {
     async fn preview(&self, app: &Towpath) -> Result<Preview, Problem> {
         let filter = LetterFilter {
             status: None,
-            handler: self.handler.clone(),
-            queue: self.queue.clone(),
-            message_type: self.message_type.clone(),
-            reason: self.reason.clone(),
+            handler: self.handler.clone().map(String::from),
+            queue: self.queue.clone().map(String::from),
+            message_type: self.message_type.clone().map(String::from),
+            reason: self.reason.clone().map(String::from),
             since: self.since,
             until: self.until,
-            up_to: self.up_to.map(|number| number.min(i64::MAX.cast_unsigned())),
+            up_to: self.up_to,
         };
         let preview = app.dead_letters().preview(filter).await?;
         if !self.dry_run {

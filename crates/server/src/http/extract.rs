@@ -4,6 +4,7 @@ use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::problem::Problem;
@@ -33,7 +34,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
     }
 }
 
-/// The body, read as JSON; one that is empty stands for the default.
+/// The body, read as JSON; one that is empty, or `null`, stands for the default.
 pub(crate) struct OptionalJsonBody<T>(pub(crate) T);
 
 impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalJsonBody<T> {
@@ -45,8 +46,9 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalJ
         if is_empty {
             return Ok(Self(T::default()));
         }
-        let JsonBody(body) = JsonBody::from_request(Request::from_parts(parts, body), state).await?;
-        Ok(Self(body))
+        let JsonBody(body) =
+            JsonBody::<Option<T>>::from_request(Request::from_parts(parts, body), state).await?;
+        Ok(Self(body.unwrap_or_default()))
     }
 }
 
@@ -66,7 +68,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
     }
 }
 
-/// What stands in the path.
+/// What stands in the path. A handler answers 404 to an id that breaks the rule of ids: nothing can have it.
 pub(crate) struct Path<T>(pub(crate) T);
 
 impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T> {
@@ -77,6 +79,25 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T>
             Ok(axum::extract::Path(path)) => Ok(Self(path)),
             Err(rejection) => Err(Problem::malformed(rejection.body_text(), "Check the path.")),
         }
+    }
+}
+
+/// A text that is looked for. PostgreSQL has no text with a NUL in it, so there is nothing to be found.
+#[derive(Clone, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct SoughtText(pub(crate) String);
+
+impl TryFrom<String> for SoughtText {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        if text.contains('\0') { Err("a text must not have a NUL in it") } else { Ok(Self(text)) }
+    }
+}
+
+impl From<SoughtText> for String {
+    fn from(text: SoughtText) -> Self {
+        text.0
     }
 }
 

@@ -71,16 +71,19 @@ struct Which {
     tag = "facts",
     operation_id = "listAggregates",
     params(("kind" = String, Path, description = "What sort of aggregate."), Which),
-    responses((status = 200, description = "The aggregates.", body = Aggregates))
+    responses(
+        (status = 200, description = "The aggregates.", body = Aggregates),
+        (status = 404, description = "No aggregate or kind can have this name."),
+    )
 )]
 async fn aggregates(
     State(app): State<Towpath>,
     Path(kind): Path<String>,
     Query(which): Query<Which>,
 ) -> Result<Response, Problem> {
-    let malformed = |error: InvalidId| Problem::malformed(error.to_string(), "Write /api/aggregates/KIND.");
-    let kind = AggregateKind::new(kind).map_err(malformed)?;
-    let after = which.after.map(AggregateId::new).transpose().map_err(malformed)?;
+    let not_found = |error: InvalidId| Problem::not_found(error.to_string());
+    let kind = AggregateKind::new(kind).map_err(not_found)?;
+    let after = which.after.map(AggregateId::new).transpose().map_err(not_found)?;
     let rows = app.aggregates(&kind, after.as_ref(), which.limit).await?;
     let next = rows.last().filter(|_| rows.len() == which.limit as usize).map(|row| &row.aggregate.id);
     let aggregates = rows.iter().map(|row| Listed {
@@ -184,8 +187,8 @@ async fn events_of(
 }
 
 fn key(kind: String, id: String) -> Result<AggregateKey, Problem> {
-    AggregateKey::new(kind, id)
-        .map_err(|error| Problem::malformed(error.to_string(), "Write /api/aggregates/KIND/ID."))
+    // What no aggregate can be called is not there.
+    AggregateKey::new(kind, id).map_err(|error| Problem::not_found(error.to_string()))
 }
 
 async fn exists(app: &Towpath, key: &AggregateKey) -> Result<(), Problem> {

@@ -3,6 +3,7 @@
 mod channels;
 mod commands;
 mod dead_letters;
+mod docs;
 mod extract;
 mod facts;
 mod flows;
@@ -13,8 +14,6 @@ mod outbox;
 mod problem;
 mod range;
 mod wire;
-
-use std::sync::Arc;
 
 use axum::extract::{DefaultBodyLimit, FromRef, State};
 use axum::response::{IntoResponse, Response};
@@ -38,10 +37,8 @@ pub(crate) struct App {
 /// All paths. Each part of the API brings its own.
 pub(crate) fn router(app: App) -> Router {
     let (paths, document) = paths();
-    // It does not change while the server runs, so it is written once.
-    let document: Arc<str> = document.to_json().unwrap_or_default().into();
     paths
-        .route("/openapi.json", get(move || async move { openapi::served(&document) }))
+        .merge(docs::routes(&document))
         .fallback(nothing_here)
         .method_not_allowed_fallback(not_that_method)
         .layer(DefaultBodyLimit::max(LARGEST_BODY))

@@ -51,7 +51,7 @@ async fn current(State(app): State<Towpath>, headers: HeaderMap) -> Result<Respo
     tag = "notification log",
     operation_id = "showLog",
     params(
-        ("id" = String, Path, description = "The first and the last position that fit on it: `low,high`.", example = "1,20"),
+        ("id" = String, Path, description = "The first and the last position that fit on it: `low,high`.", pattern = "^[1-9][0-9]{0,14},[1-9][0-9]{0,14}$", example = "1,20"),
         ("If-None-Match" = Option<String>, Header, description = "The ETag of what the client has."),
     ),
     responses(

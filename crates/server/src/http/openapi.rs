@@ -1,7 +1,5 @@
 //! The OpenAPI document: made from the handlers, completed with what holds for all of them.
 
-use axum::http::{HeaderValue, header};
-use axum::response::{IntoResponse, Response};
 use utoipa::openapi::path::Operation;
 use utoipa::openapi::{ContentBuilder, Info, OpenApi, Ref, RefOr, ResponseBuilder};
 use utoipa::{PartialSchema as _, ToSchema as _};
@@ -63,11 +61,4 @@ fn errors_are_problems(operation: &mut Operation) {
             response.content.insert(MEDIA_TYPE.to_owned(), problem.into());
         }
     }
-}
-
-/// The document as it is served.
-pub(crate) fn served(document: &str) -> Response {
-    let mut response = document.to_owned().into_response();
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
 }

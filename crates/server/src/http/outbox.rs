@@ -16,9 +16,9 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::App;
-use super::extract::{JsonBody, OptionalJsonBody, Path, Query};
+use super::extract::{JsonBody, OptionalJsonBody, Path, Query, SoughtText};
 use super::problem::Problem;
-use super::range::{Number, limit, number, usually};
+use super::range::{Number, limit, number, usually, whole_number};
 use super::wire::{Aggregate, one_of};
 
 /// The paths of this part.
@@ -39,7 +39,6 @@ struct Which {
     #[param(schema_with = outbox_status)]
     status: Option<OutboxStatus>,
     /// Only those of this channel.
-    #[param(min_length = 1, max_length = 64)]
     channel: Option<String>,
     /// Only what is behind this number; 0 begins at the first.
     #[serde(default, deserialize_with = "number")]
@@ -68,7 +67,10 @@ fn outbox_status() -> utoipa::openapi::schema::Object {
     responses((status = 200, description = "The rows.", body = Rows))
 )]
 async fn list(State(app): State<Towpath>, Query(which): Query<Which>) -> Result<Response, Problem> {
-    let channel = which.channel.map(channel_name).transpose()?;
+    // What no channel can be called has no rows.
+    let Ok(channel) = which.channel.map(ChannelName::new).transpose() else {
+        return Ok(Json(Rows { rows: Vec::new(), next: which.after }).into_response());
+    };
     let filter = OutboxFilter { channel, status: which.status };
     let rows = app.store().outbox_rows(&filter, which.after, which.limit).await?;
     let next = rows.last().map_or(which.after, |row| row.row.outbox_id);
@@ -147,9 +149,11 @@ struct ManyAsked {
     #[schema(min_length = 1, max_length = 64)]
     channel: Option<String>,
     /// Given up for this reason (a stable code).
-    reason: Option<String>,
+    #[schema(value_type = Option<String>)]
+    reason: Option<SoughtText>,
     /// With an event of this type.
-    event_type: Option<String>,
+    #[schema(value_type = Option<String>)]
+    event_type: Option<SoughtText>,
     /// Given up before this moment.
     failed_before: Option<DateTime<Utc>>,
     /// Given up at this moment or later.
@@ -158,6 +162,7 @@ struct ManyAsked {
     #[serde(default)]
     dry_run: bool,
     /// How many the caller believes they are: if they are not, nothing is done.
+    #[serde(default, deserialize_with = "whole_number")]
     #[schema(minimum = 0, maximum = 9007199254740991_i64)]
     expected: Option<u64>,
     /// Also those that were perhaps published so long ago that inboxes do not remember.
@@ -179,6 +184,7 @@ struct ManyAsked {
         (status = 409, description = "There are not as many as expected, or one was perhaps published so long ago that inboxes do not remember."),
         (status = 413, description = "The request is too large."),
         (status = 415, description = "The body is not JSON."),
+        (status = 422, description = "No channel can have this name."),
     )
 )]
 async fn retry_many(
@@ -188,8 +194,8 @@ async fn retry_many(
     let now = Utc::now();
     let filter = FailedFilter {
         channel: asked.channel.map(channel_name).transpose()?,
-        reason: asked.reason,
-        event_type: asked.event_type,
+        reason: asked.reason.map(String::from),
+        event_type: asked.event_type.map(String::from),
         // What is given up from now on was not counted, and is not put back.
         failed_before: Some(asked.failed_before.map_or(now, |before| before.min(now))),
         failed_since: asked.failed_since,
@@ -225,9 +231,9 @@ async fn row(app: &Towpath, id: u64) -> Result<FailedRow, Problem> {
     row.ok_or_else(|| Problem::not_found(format!("there is no outbox row {id}")))
 }
 
-/// Reads the name of a channel.
+/// Reads the name of a channel in a body.
 pub(super) fn channel_name(name: String) -> Result<ChannelName, Problem> {
-    ChannelName::new(name).map_err(|error| Problem::malformed(error.to_string(), "Check the channel's name."))
+    ChannelName::new(name).map_err(|error| Problem::invalid_id(&error))
 }
 
 /// What a bulk retry would touch, and touched.

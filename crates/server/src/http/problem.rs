@@ -3,6 +3,7 @@
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use towpath::ids::InvalidId;
 use towpath::ports::store::StoreError;
 use towpath::retry::ErrorClass;
 use towpath::{ChannelError, LettersError, OutboxError, SendError};
@@ -39,6 +40,12 @@ impl Problem {
         Self::new(StatusCode::NOT_FOUND, "not-found", title, "Check the path; listings show what exists.")
     }
 
+    /// A name in the body breaks its rule.
+    pub(crate) fn invalid_id(error: &InvalidId) -> Self {
+        let detail = "Correct what the title names and send it again.";
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid-id", error.to_string(), detail)
+    }
+
     /// The path is there, and does not do that.
     pub(crate) fn method_not_allowed() -> Self {
         let detail = "The Allow header says what can be done here.";
@@ -55,6 +62,13 @@ impl Problem {
         let title = "the body is of a media type that is not understood";
         let detail = "Send JSON, with Content-Type: application/json.";
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported-media-type", title, detail)
+    }
+
+    /// Something of ours is broken. The log says what.
+    pub(crate) fn internal(error: &(dyn std::error::Error + 'static)) -> Self {
+        tracing::error!(error, "a request failed");
+        let detail = "The server's log says more. Sending the request again does not help.";
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "something is broken here", detail)
     }
 
     /// The body is larger than the server takes.

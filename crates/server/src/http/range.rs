@@ -53,3 +53,37 @@ pub(crate) fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, 
 /// A number in a path.
 #[derive(Deserialize)]
 pub(crate) struct Number(#[serde(deserialize_with = "number")] pub(crate) u64);
+
+/// Reads a whole number in a body. JSON does not tell `5` from `5.0`.
+pub(crate) fn whole_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    let Some(number) = Option::<serde_json::Number>::deserialize(deserializer)? else { return Ok(None) };
+    match as_whole_number(&number) {
+        Some(number) => Ok(Some(number)),
+        None => Err(serde::de::Error::custom(format!("{number} is no whole number from 0 to {LARGEST}"))),
+    }
+}
+
+/// A number that is whole, however it is written.
+pub(crate) fn as_whole_number(number: &serde_json::Number) -> Option<u64> {
+    let written_with_a_point = || {
+        let number =
+            number.as_f64().filter(|number| number.fract() == 0.0 && (0.0..=9.1e15).contains(number))?;
+        format!("{number:.0}").parse().ok()
+    };
+    number.as_u64().or_else(written_with_a_point).filter(|number| *number <= LARGEST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_whole_number_may_be_written_with_a_point() {
+        let read = |text: &str| as_whole_number(&serde_json::from_str(text).unwrap());
+        assert_eq!((read("5"), read("5.0"), read("5e2")), (Some(5), Some(5), Some(500)));
+        assert_eq!(read("9007199254740991"), Some(LARGEST));
+        for none in ["9007199254740992", "-1", "5.5", "1e300", "18446744073709551615"] {
+            assert_eq!(read(none), None, "{none}");
+        }
+    }
+}
