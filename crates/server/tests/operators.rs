@@ -260,7 +260,10 @@ fn channels_are_listed_added_paused_reset_and_removed() {
         assert_eq!((answer.status, answer.code().as_str()), (status, code), "{body}");
     }
     let paused = server.post("/api/channels/copy/pause", r#"{"reason":"upgrade"}"#).json();
-    assert_eq!(paused["paused"]["reason"], "upgrade");
+    assert_eq!(
+        (&paused["paused"]["reason"], &paused["paused"]["byId"]),
+        (&Value::from("upgrade"), &Value::from("local"))
+    );
     server.send("parcel.send", "p-1", "null");
     server.until("/api/channels", |listed| copy(listed).is_some_and(|copy| copy["lag"] == 1));
     assert!(server.ask("POST", "/api/channels/copy/resume", &[], "").json()["paused"].is_null());

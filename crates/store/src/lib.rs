@@ -19,10 +19,12 @@ mod backlog;
 mod deliveries;
 mod dialect;
 mod floors;
+mod followed;
 mod listings;
 mod migrate;
 mod migrations;
 mod notices;
+mod operations;
 mod ops;
 mod rows;
 mod schema;
@@ -35,6 +37,7 @@ mod url;
 pub use backlog::{
     Backlog, CommandBacklog, Connections, LetterCount, LogBacklog, OutboxBacklog, TimerBacklog,
 };
+pub use followed::FollowedLog;
 pub use listings::{FoundAs, OutboxFilter};
 pub use notices::{Heard, Notices};
 pub use ops::inbox::FirstDelivery;

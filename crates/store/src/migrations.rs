@@ -6,8 +6,9 @@
 
 use crate::schema::{
     AGGREGATES, CHANNELS, COMMAND_BOX, DEAD_LETTERS, DOMAIN_EVENTS, EVENT_OUTBOX, EVENT_PENDING,
-    EVENT_POSITIONS, INBOX, LEASES, LOCAL_BINDINGS, LOCAL_EXCHANGES, LOCAL_MESSAGES, LOCAL_QUEUES,
-    LOCAL_TOPOLOGY, LOG_HEAD, OUTBOX_RETURNS, PARKED_LANES, STATE_EVENTS, STATUS_VALUES, TIMERS, Table,
+    EVENT_POSITIONS, FOLLOWED_LOGS, INBOX, LEASES, LOCAL_BINDINGS, LOCAL_EXCHANGES, LOCAL_MESSAGES,
+    LOCAL_QUEUES, LOCAL_TOPOLOGY, LOG_HEAD, OPERATIONS, OUTBOX_RETURNS, PARKED_LANES, STATE_EVENTS,
+    STATUS_VALUES, TIMERS, Table,
 };
 
 /// One version of the schema.
@@ -34,6 +35,7 @@ pub(crate) const MIGRATIONS: &[Migration] = &[Migration {
         Step::Create(&EVENT_PENDING),
         Step::Create(&EVENT_POSITIONS),
         Step::Create(&LOG_HEAD),
+        Step::Create(&FOLLOWED_LOGS),
         Step::Create(&STATE_EVENTS),
         Step::Create(&COMMAND_BOX),
         Step::Create(&EVENT_OUTBOX),
@@ -44,6 +46,7 @@ pub(crate) const MIGRATIONS: &[Migration] = &[Migration {
         Step::Create(&LEASES),
         Step::Create(&TIMERS),
         Step::Create(&CHANNELS),
+        Step::Create(&OPERATIONS),
         Step::Create(&LOCAL_TOPOLOGY),
         Step::Create(&LOCAL_EXCHANGES),
         Step::Create(&LOCAL_QUEUES),

@@ -196,8 +196,28 @@ pub(crate) const EVENT_POSITIONS: Table = Table {
 /// The last position given: one row, whose lock makes two sequencers take turns.
 pub(crate) const LOG_HEAD: Table = Table {
     name: "log_head",
-    columns: &[column("log_id", Int), column("last_position", Long)],
+    // How many notifications a page has is null until the log is first opened, and never changes after that.
+    columns: &[column("log_id", Int), column("last_position", Long), nullable("page_size", Int)],
     primary_key: &["log_id"],
+    indexes: &[],
+    foreign_key: None,
+    hot: true,
+};
+
+/// How far this store has applied the logs of others, a row for each follower. The row changes in the transaction of
+/// what it follows from.
+pub(crate) const FOLLOWED_LOGS: Table = Table {
+    name: "followed_logs",
+    columns: &[
+        column("follower", Name(64)),
+        column("peer_url", Text),
+        column("position", Long),
+        // Of the facts of the page that holds the position, up to it.
+        column("digest", Name(64)),
+        column("created_at", Time),
+        column("updated_at", Time),
+    ],
+    primary_key: &["follower"],
     indexes: &[],
     foreign_key: None,
     hot: true,
@@ -538,6 +558,47 @@ pub(crate) const CHANNELS: Table = Table {
         unique: true,
         only: Only::Where { condition: "deleted_at IS NULL", mysql_column: "living_name" },
     }],
+    foreign_key: None,
+    hot: false,
+};
+
+/// Changes that were asked for from outside: under way, or answered for who asks again.
+pub(crate) const OPERATIONS: Table = Table {
+    name: "operations",
+    columns: &[
+        column("actor_id", Name(128)),
+        column("operation_name", Name(128)),
+        column("operation_id", Uuid),
+        column("fingerprint", Name(64)),
+        column("role", Name(16)),
+        column("action", Name(255)),
+        column("target", Text),
+        nullable("request_id", Name(128)),
+        nullable("trace_id", Name(64)),
+        column("asked_at", Time),
+        column("claim_epoch", Long),
+        // Set while it is under way.
+        nullable("claim_expires_at", Time),
+        nullable("answered_at", Time),
+        nullable("answer_status", Int),
+        nullable("answer_headers", Json),
+        column("answer_body", Bytes),
+    ],
+    primary_key: &["actor_id", "operation_name"],
+    indexes: &[
+        Index {
+            name: "operations_claimed",
+            columns: &["claim_expires_at"],
+            unique: false,
+            only: Only::FirstNotNull,
+        },
+        Index {
+            name: "operations_answered",
+            columns: &["answered_at"],
+            unique: false,
+            only: Only::FirstNotNull,
+        },
+    ],
     foreign_key: None,
     hot: false,
 };

@@ -81,13 +81,17 @@
 //! ```
 
 mod bus;
+mod circumstances;
 mod cleaner;
 mod clock;
 pub mod config;
 mod consumer;
+#[cfg(feature = "follow")]
+pub mod follow;
 mod leases;
 mod listings;
 mod notices;
+mod operations;
 mod outbox;
 mod publishing;
 mod registry;
@@ -101,6 +105,7 @@ mod towpath;
 mod tracker;
 
 pub use bus::{Receipt, SendError};
+pub use circumstances::Circumstances;
 pub use clock::SystemClock;
 pub use config::Channels;
 pub use consumer::{
@@ -108,6 +113,7 @@ pub use consumer::{
     HandlerTx, Letters, LettersError, Next, Preview, ReplayReport, WrongDatabase,
 };
 pub use listings::{ConsumerView, Trace, arranged};
+pub use operations::{OPERATION_KIND, OPERATION_PERFORMED, Operations, Outcome};
 pub use outbox::{Outbox, OutboxError};
 pub use registry::Registry;
 pub use send::{Accepted, Send};

@@ -1,18 +1,19 @@
 //! Building, starting and stopping Towpath.
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 use towpath_broker::{BadBrokerUrl, BrokerUrl, LocalBroker, LocalOptions};
 use towpath_core::aggregate::Aggregate;
 use towpath_core::channel::Channel;
 use towpath_core::decider::RegistrationFlaw;
 use towpath_core::envelope::RecordedEvent;
 use towpath_core::flow::{FlowReport, validate_flow};
-use towpath_core::ids::{AggregateKey, CommandId, CorrelationId, InstanceId, InvalidId, Version};
+use towpath_core::ids::{AggregateKey, CommandId, CorrelationId, InstanceId, InvalidId, Position, Version};
 use towpath_core::payload::Payload;
 use towpath_core::ports::broker::{Broker, BrokerError, Topology};
 use towpath_core::ports::clock::Clock;
@@ -24,12 +25,14 @@ use towpath_store::{SqlStore, StoreOptions, StoreUrl};
 use uuid::Uuid;
 
 use crate::bus::{Bus, FoldError, SendError};
+use crate::circumstances::Circumstances;
 use crate::cleaner::{self, Keeping};
 use crate::clock::SystemClock;
 use crate::config::{BadChannels, Channels};
 use crate::consumer::{self, Consumer, Letters, Wired, wire};
 use crate::leases::{self, InFlight};
 use crate::listings::{ConsumerView, links};
+use crate::operations::{self, Operations};
 use crate::outbox::Outbox;
 use crate::registry::Registry;
 use crate::relay::{self, RelayWakes, Surroundings};
@@ -60,13 +63,17 @@ pub struct Towpath {
     broker_url: BrokerUrl,
     broker: Arc<dyn Broker>,
     instance: InstanceId,
-    wake: Wake,
+    pub(crate) wake: Wake,
     pub(crate) trackers: Trackers,
     horizon: Duration,
     /// Channels whose events get outbox rows.
     pub(crate) relayed: Arc<[Channel]>,
     pub(crate) consumers: Arc<[ConsumerView]>,
+    page_size: NonZeroU64,
     services: Arc<Mutex<Vec<Service>>>,
+    /// What follows the logs of others here.
+    #[cfg(feature = "follow")]
+    pub(crate) followers: crate::follow::Followers,
     /// Keeps the leases that the services work under: stopped after them.
     keeper: Arc<Mutex<Vec<Service>>>,
 }
@@ -87,6 +94,8 @@ pub struct Builder {
     lease: Duration,
     scan: Duration,
     keeping: Keeping,
+    page_size: Option<NonZeroU64>,
+    keep_operations: Duration,
     migrate: bool,
     workers: bool,
     flaws: Vec<RegistrationFlaw>,
@@ -193,6 +202,8 @@ impl Towpath {
             lease: Duration::from_secs(15),
             scan: Duration::from_secs(1),
             keeping: DEFAULT_KEEPING,
+            page_size: None,
+            keep_operations: Duration::from_secs(24 * 60 * 60),
             migrate: true,
             workers: true,
             flaws: Vec::new(),
@@ -308,7 +319,8 @@ impl Towpath {
     /// The dead letters of all consumers, and what the broker gave up.
     pub fn dead_letters(&self) -> Letters<'_> {
         let (store, broker, clock) = (&self.store, &self.broker, &self.bus.clock);
-        Letters { store, broker, clock, horizon: self.horizon, by: None }
+        let by = Circumstances::current().actor_id;
+        Letters { store, broker, clock, horizon: self.horizon, by }
     }
 
     /// What was registered.
@@ -331,9 +343,25 @@ impl Towpath {
         Outbox { bus: self.bus.clone(), horizon: self.horizon }
     }
 
+    /// Changes that somebody asked for from outside: each is run once and recorded as a fact.
+    pub fn operations(&self) -> Operations<'_> {
+        Operations { bus: &self.bus }
+    }
+
     /// The de-duplication horizon: for how long it is known that a delivery was handled.
     pub fn horizon(&self) -> Duration {
         self.horizon
+    }
+
+    /// How many notifications a page of the notification log has: the same for the life of the log.
+    pub fn page_size(&self) -> NonZeroU64 {
+        self.page_size
+    }
+
+    /// Tells when the sequencer of this process has given positions, by the last of them. It is a hint to look: where
+    /// another process is the sequencer it says nothing.
+    pub fn sequenced(&self) -> watch::Receiver<Position> {
+        self.bus.sequenced.subscribe()
     }
 
     /// Which instance this is.
@@ -354,6 +382,8 @@ impl Towpath {
     /// Stops: finishes what has begun, gives leases back, closes connections. Stopping twice is fine.
     pub async fn stop(&self) {
         self.trackers.stop().await;
+        #[cfg(feature = "follow")]
+        self.followers.stop().await;
         stop_all(&mut *self.services.lock().await).await;
         stop_all(&mut *self.keeper.lock().await).await;
         // The in-process broker gives back what is unsettled, and needs the store for that.
@@ -487,9 +517,24 @@ impl Builder {
         self
     }
 
+    /// For how long the answer to an operation is kept for who asks again. Default: 1 day.
+    pub fn keep_operations(mut self, duration: Duration) -> Self {
+        self.keep_operations = duration;
+        self
+    }
+
     /// How often it is looked for rows that are older than that. Default: every 10 minutes.
     pub fn clean_every(mut self, interval: Duration) -> Self {
         self.keeping.every = interval;
+        self
+    }
+
+    /// How many notifications a page of the notification log has. Default: what the log has, and 20 for a new one.
+    ///
+    /// It is fixed when the log is first opened: [`start`](Builder::start) refuses another one, because pages that others
+    /// have kept would change.
+    pub fn page_size(mut self, size: NonZeroU64) -> Self {
+        self.page_size = Some(size);
         self
     }
 
@@ -532,6 +577,7 @@ impl Builder {
             store.migrate().await?;
         }
         store.ready().await?;
+        let page_size = store.open_log(self.page_size).await?;
         let broker = open_broker(&broker_url, &store, self.lease)?;
         let consumers = wire(
             &mut self.channels,
@@ -561,6 +607,7 @@ impl Builder {
             relays: wakes.clone(),
             timers: TimerWake::default(),
             trackers: TrackerWakes::default(),
+            sequenced: watch::Sender::default(),
         };
         let wake = Wake::default();
         let (mut services, mut keepers) = (Vec::new(), Vec::new());
@@ -581,6 +628,8 @@ impl Builder {
                 services.push(hearing);
             }
             services.push(timers::start(bus.clone(), held.clone(), pace));
+            let (every, keep) = (self.lease, self.keep_operations);
+            services.push(operations::start(bus.clone(), held.clone(), every, keep));
             services.push(cleaner::start(bus.clone(), store.clone(), held.clone(), self.keeping));
             services.push(sequencer::start(bus.clone(), held.clone(), bus.committed.clone(), self.scan));
             for (channel, target) in publishing {
@@ -621,6 +670,9 @@ impl Builder {
             horizon: self.keeping.handled,
             relayed: outbox_channels,
             consumers: consumer_views,
+            page_size,
+            #[cfg(feature = "follow")]
+            followers: crate::follow::Followers::default(),
             services: Arc::new(Mutex::new(services)),
             keeper: Arc::new(Mutex::new(keepers)),
         })

@@ -19,6 +19,7 @@ fn every_error_code_has_its_section() {
         "crates/towpath/src/bus.rs",
         "crates/towpath/src/consumer/letters.rs",
         "crates/towpath/src/config.rs",
+        "crates/towpath/src/follow/mod.rs",
         "crates/towpath/src/tracker.rs",
         "crates/towpath/src/towpath.rs",
     ] {
@@ -29,17 +30,17 @@ fn every_error_code_has_its_section() {
             codes.extend(body.split('"').skip(1).step_by(2).map(str::to_owned));
         }
     }
-    // Those of the server's own are arguments of its problems, behind their status.
+    // Those of the server's own stand behind the status of its problems.
     let mut http = String::new();
     read_sources(&root.join("crates/server/src/http"), &mut http);
-    for argument in http.split("StatusCode::").skip(1) {
-        let behind_status =
-            argument.trim_start_matches(|letter: char| letter.is_ascii_uppercase() || letter == '_');
-        if let Some(code) = behind_status.trim_start_matches([',', ' ', '\n']).strip_prefix('"') {
-            codes.extend(code.split('"').next().map(str::to_owned));
-        }
+    let of_problems: BTreeSet<String> = http.split("StatusCode::").skip(1).filter_map(code_behind).collect();
+    for code in ["malformed", "not-found", "too-large"] {
+        assert!(of_problems.contains(code), "the source was not read as it is written: {of_problems:?}");
     }
-    assert!(codes.contains("malformed") && codes.contains("too-large"), "{codes:?}");
+    codes.extend(of_problems);
+    // The last words of a stream are no answers, and have no status.
+    assert!(http.contains("\"reader-too-slow\""));
+    codes.insert("reader-too-slow".to_owned());
     assert!(codes.len() > 25, "the source was not read as it is written: {codes:?}");
     let sections: BTreeSet<String> = read("docs/errors.md")
         .lines()
@@ -48,6 +49,15 @@ fn every_error_code_has_its_section() {
         .map(str::to_owned)
         .collect();
     assert_eq!(codes, sections);
+}
+
+/// `BAD_REQUEST, "malformed"` and `NOT_FOUND => ("not-found"` have a code.
+fn code_behind(status: &str) -> Option<String> {
+    let rest = status.trim_start_matches(|letter: char| letter.is_ascii_uppercase() || letter == '_');
+    let rest = rest.strip_prefix(" => (").or_else(|| rest.strip_prefix(','))?;
+    let code = rest.trim_start().strip_prefix('"')?.split('"').next()?;
+    let is_code = code.chars().all(|letter| letter.is_ascii_lowercase() || letter == '-');
+    is_code.then(|| code.to_owned())
 }
 
 /// Every test that docs/conformance.md names exists.

@@ -5,9 +5,14 @@
 mod bench;
 mod client;
 mod config;
+#[cfg(feature = "follow")]
+mod follow;
+mod keys;
 mod migrate;
 mod output;
 mod serve;
+mod settings;
+mod shown_config;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -36,6 +41,16 @@ enum Command {
     Migrate(ServeFlags),
     #[command(flatten)]
     Ask(client::Ask),
+    /// Keep the facts of another Towpath in a store of its own
+    #[cfg(feature = "follow")]
+    Follow(follow::FollowFlags),
+    /// Show what the server would run with, and where each value comes from
+    Config(ServeFlags),
+    /// Make API keys
+    Keys {
+        #[command(subcommand)]
+        what: keys::Keys,
+    },
     /// Measure against the raw driver doing the same work, in the same run
     Bench {
         #[command(subcommand)]
@@ -50,6 +65,11 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
+    /// The answer is "no".
+    pub(crate) fn answered_no(message: impl Into<String>) -> Self {
+        Self { code: ExitCode::from(1), message: message.into() }
+    }
+
     /// The call itself is wrong.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Self { code: ExitCode::from(2), message: message.into() }
@@ -87,6 +107,10 @@ pub(crate) fn main(
             Some(Command::Serve(flags)) => serve::serve(flags, extend).await,
             Some(Command::Migrate(flags)) => migrate::migrate(flags).await,
             Some(Command::Ask(ask)) => client::run(ask).await,
+            #[cfg(feature = "follow")]
+            Some(Command::Follow(flags)) => follow::follow(flags).await,
+            Some(Command::Config(flags)) => shown_config::show(flags),
+            Some(Command::Keys { what }) => keys::run(what),
             Some(Command::Bench { what }) => bench::run(what).await,
         }
     });

@@ -17,6 +17,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::App;
+use super::access::Caller;
 use super::extract::{JsonBody, OptionalJsonBody, Path};
 use super::outbox::channel_name;
 use super::problem::Problem;
@@ -186,9 +187,13 @@ async fn add(State(app): State<Towpath>, JsonBody(asked): JsonBody<Asked>) -> Re
         (status = 422, description = "It does not follow the log: its events get outbox rows, by the configuration."),
     )
 )]
-async fn remove(State(app): State<Towpath>, Path(name): Path<String>) -> Result<Response, Problem> {
+async fn remove(
+    State(app): State<Towpath>,
+    caller: Caller,
+    Path(name): Path<String>,
+) -> Result<Response, Problem> {
     let name = follower(&app, name)?;
-    app.channels().remove(&name, None, "operator").await?;
+    app.channels().remove(&name, Some(&caller.name), "operator").await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
@@ -222,6 +227,7 @@ struct PauseAsked {
 )]
 async fn pause(
     State(app): State<Towpath>,
+    caller: Caller,
     Path(name): Path<String>,
     OptionalJsonBody(asked): OptionalJsonBody<PauseAsked>,
 ) -> Result<Response, Problem> {
@@ -233,7 +239,7 @@ async fn pause(
         let detail = "Correct what the title names and send it again.";
         return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid-id", title, detail));
     }
-    app.channels().pause(&name, None, reason).await?;
+    app.channels().pause(&name, Some(caller.name), reason).await?;
     Ok(shown(&app, &name).await?.into_response())
 }
 

@@ -1,21 +1,32 @@
 //! The HTTP side of the server.
 
+pub(crate) mod access;
 mod channels;
 mod commands;
+mod conditional;
+pub(crate) mod connections;
 mod dead_letters;
 mod docs;
 mod extract;
 mod facts;
 mod flows;
+pub(crate) mod limits;
 mod machines;
 mod notifications;
 mod openapi;
+mod operations;
 mod outbox;
+mod patience;
 mod problem;
 mod range;
+mod request;
+pub(crate) mod stream;
 mod wire;
 
+use std::sync::Arc;
+
 use axum::extract::{DefaultBodyLimit, FromRef, State};
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
@@ -28,21 +39,27 @@ use utoipa_axum::routes;
 
 use problem::Problem;
 
+pub(crate) use patience::{PATIENCE, Patient};
+pub(crate) use stream::{Feed, FeedOptions};
+
 /// What handlers share. Those that only need the library ask for `State<Towpath>`.
 #[derive(Clone, FromRef)]
 pub(crate) struct App {
     pub(crate) towpath: Towpath,
+    pub(crate) access: Arc<access::Access>,
+    pub(crate) limits: Arc<limits::Limits>,
+    /// Follows the log for all readers of the event stream.
+    pub(crate) feed: Feed,
 }
 
 /// All paths. Each part of the API brings its own.
 pub(crate) fn router(app: App) -> Router {
     let (paths, document) = paths();
-    paths
+    let paths = paths
         .merge(docs::routes(&document))
         .fallback(nothing_here)
-        .method_not_allowed_fallback(not_that_method)
-        .layer(DefaultBodyLimit::max(LARGEST_BODY))
-        .with_state(app)
+        .method_not_allowed_fallback(not_that_method);
+    around(paths, &app).with_state(app)
 }
 
 fn paths() -> (Router<App>, OpenApi) {
@@ -52,6 +69,7 @@ fn paths() -> (Router<App>, OpenApi) {
         .merge(facts::routes())
         .merge(flows::routes())
         .merge(notifications::routes())
+        .merge(stream::routes())
         .merge(outbox::routes())
         .merge(dead_letters::routes())
         .merge(channels::routes())
@@ -60,12 +78,21 @@ fn paths() -> (Router<App>, OpenApi) {
     (paths, openapi::complete(document))
 }
 
+/// What holds for every path, those that are still to come included. The first one is the innermost.
+fn around(paths: Router<App>, app: &App) -> Router<App> {
+    paths
+        .layer(from_fn_with_state(app.clone(), operations::once_and_recorded))
+        // Bodies are limited where they are read, which is before any handler sees them.
+        .layer(DefaultBodyLimit::disable())
+        .layer(from_fn_with_state(app.clone(), limits::in_time))
+        .layer(from_fn_with_state(app.clone(), access::guard))
+        .layer(from_fn_with_state(app.clone(), limits::admit))
+        .layer(from_fn(request::identify))
+}
+
 fn about_this_server() -> OpenApiRouter<App> {
     OpenApiRouter::new().route("/", get(about)).routes(routes!(healthz)).routes(routes!(readyz))
 }
-
-/// How large a request may be: a payload of the largest size, and what is around it.
-const LARGEST_BODY: usize = 5 << 20;
 
 async fn nothing_here(uri: axum::http::Uri) -> Problem {
     Problem::not_found(format!("there is nothing at {}", uri.path()))

@@ -9,8 +9,10 @@ use towpath::retry::ErrorClass;
 use towpath::{ChannelError, LettersError, OutboxError, SendError};
 use utoipa::ToSchema;
 
+use super::request;
+
 /// The media type of problems.
-pub(crate) const MEDIA_TYPE: &str = "application/problem+json";
+pub(super) const PROBLEM_JSON: &str = "application/problem+json";
 
 /// An error on its way to a client.
 pub(crate) struct Problem {
@@ -175,6 +177,9 @@ pub(crate) struct ProblemBody {
     code: String,
     /// What to do about it.
     detail: String,
+    /// The request, as the server's log names it.
+    #[serde(rename = "requestId", skip_serializing_if = "Option::is_none")]
+    request_id: Option<String>,
 }
 
 impl IntoResponse for Problem {
@@ -185,10 +190,11 @@ impl IntoResponse for Problem {
             status: self.status.as_u16(),
             code: self.code,
             detail: self.detail,
+            request_id: request::current_id().map(|id| id.as_str().to_owned()),
         };
         let mut response = (self.status, axum::Json(body)).into_response();
         let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static(MEDIA_TYPE));
+        headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static(PROBLEM_JSON));
         if self.status == StatusCode::SERVICE_UNAVAILABLE {
             headers.insert(header::RETRY_AFTER, header::HeaderValue::from_static("5"));
         }

@@ -13,6 +13,7 @@ use utoipa_axum::routes;
 
 use super::shown::Cause;
 use crate::http::App;
+use crate::http::access::Caller;
 use crate::http::extract::{JsonBody, SoughtText};
 use crate::http::outbox::as_many_as_expected;
 use crate::http::problem::Problem;
@@ -101,12 +102,13 @@ impl ManyAsked {
 )]
 async fn replay_many(
     State(app): State<Towpath>,
+    caller: Caller,
     JsonBody(asked): JsonBody<ManyAsked>,
 ) -> Result<Response, Problem> {
     let preview = asked.preview(&app).await?;
     let replayed = match asked.dry_run {
         true => None,
-        false => Some(app.dead_letters().replay_all(&preview, asked.force).await?.into()),
+        false => Some(app.dead_letters().by(caller.name).replay_all(&preview, asked.force).await?.into()),
     };
     Ok(Json(ManyReplayed { scope: Scope::from(&preview), replayed }).into_response())
 }
@@ -129,12 +131,15 @@ async fn replay_many(
 )]
 async fn discard_many(
     State(app): State<Towpath>,
+    caller: Caller,
     JsonBody(asked): JsonBody<ManyAsked>,
 ) -> Result<Response, Problem> {
     let preview = asked.preview(&app).await?;
     let discarded = match asked.dry_run {
         true => None,
-        false => Some(app.dead_letters().discard_all(&preview, asked.message.as_deref()).await?),
+        false => {
+            Some(app.dead_letters().by(caller.name).discard_all(&preview, asked.message.as_deref()).await?)
+        }
     };
     Ok(Json(ManyDiscarded { scope: Scope::from(&preview), discarded }).into_response())
 }

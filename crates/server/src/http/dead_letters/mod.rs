@@ -19,6 +19,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::App;
+use super::access::Caller;
 use super::extract::{JsonBody, OptionalJsonBody, Path, Query, SoughtText};
 use super::problem::Problem;
 use super::range::{Number, limit, number, usually};
@@ -168,6 +169,7 @@ struct EditAsked {
 )]
 async fn edit(
     State(app): State<Towpath>,
+    caller: Caller,
     Path(Number(id)): Path<Number>,
     JsonBody(asked): JsonBody<EditAsked>,
 ) -> Result<Response, Problem> {
@@ -178,7 +180,7 @@ async fn edit(
             Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid-payload", title, "Send it as text.")
         })?,
     };
-    app.dead_letters().edit(id, &body).await?;
+    app.dead_letters().by(caller.name).edit(id, &body).await?;
     in_full(&app, id).await
 }
 
@@ -210,10 +212,11 @@ struct ReplayAsked {
 )]
 async fn replay(
     State(app): State<Towpath>,
+    caller: Caller,
     Path(Number(id)): Path<Number>,
     OptionalJsonBody(asked): OptionalJsonBody<ReplayAsked>,
 ) -> Result<Response, Problem> {
-    app.dead_letters().replay(id, asked.force).await?;
+    app.dead_letters().by(caller.name).replay(id, asked.force).await?;
     in_full(&app, id).await
 }
 
@@ -246,10 +249,11 @@ struct DiscardAsked {
 )]
 async fn discard(
     State(app): State<Towpath>,
+    caller: Caller,
     Path(Number(id)): Path<Number>,
     OptionalJsonBody(asked): OptionalJsonBody<DiscardAsked>,
 ) -> Result<Response, Problem> {
-    app.dead_letters().discard(id, asked.message.as_deref()).await?;
+    app.dead_letters().by(caller.name).discard(id, asked.message.as_deref()).await?;
     in_full(&app, id).await
 }
 
