@@ -864,6 +864,10 @@ impl Queues for SqlStore {
     async fn queue_depth(&self, queue: &str) -> StoreResult<QueueDepth> {
         reading!(self, ops::queues::depth, queue)
     }
+
+    async fn queue_depths(&self, queues: &[&str]) -> StoreResult<Vec<Option<QueueDepth>>> {
+        reading!(self, ops::queues::depths, queues)
+    }
 }
 
 /// Two processes that open a new file at once both switch it to WAL, and SQLite does not let the second wait: it is

@@ -7,6 +7,7 @@ mod client;
 mod config;
 #[cfg(feature = "follow")]
 mod follow;
+mod hive;
 mod keys;
 mod migrate;
 mod output;
@@ -41,6 +42,11 @@ enum Command {
     Migrate(ServeFlags),
     #[command(flatten)]
     Ask(client::Ask),
+    /// What hive keeps beside its facts
+    Hive {
+        #[command(subcommand)]
+        what: hive::HiveCommand,
+    },
     /// Keep the facts of another Towpath in a store of its own
     #[cfg(feature = "follow")]
     Follow(follow::FollowFlags),
@@ -107,6 +113,7 @@ pub(crate) fn main(
             Some(Command::Serve(flags)) => serve::serve(flags, extend).await,
             Some(Command::Migrate(flags)) => migrate::migrate(flags).await,
             Some(Command::Ask(ask)) => client::run(ask).await,
+            Some(Command::Hive { what }) => hive::run(what).await,
             #[cfg(feature = "follow")]
             Some(Command::Follow(flags)) => follow::follow(flags).await,
             Some(Command::Config(flags)) => shown_config::show(flags),

@@ -10,8 +10,10 @@ mod docs;
 mod extract;
 mod facts;
 mod flows;
+mod hive;
 pub(crate) mod limits;
 mod machines;
+pub(crate) mod metrics;
 mod notifications;
 mod openapi;
 mod operations;
@@ -32,6 +34,7 @@ use axum::routing::get;
 use axum::{Json, Router};
 use serde::Serialize;
 use towpath::Towpath;
+use towpath_hive::Hive;
 use utoipa::ToSchema;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
@@ -46,6 +49,9 @@ pub(crate) use stream::{Feed, FeedOptions};
 #[derive(Clone, FromRef)]
 pub(crate) struct App {
     pub(crate) towpath: Towpath,
+    /// Nothing, where it does not run.
+    pub(crate) hive: Option<Hive>,
+    pub(crate) measurements: metrics::Measurements,
     pub(crate) access: Arc<access::Access>,
     pub(crate) limits: Arc<limits::Limits>,
     /// Follows the log for all readers of the event stream.
@@ -68,6 +74,8 @@ fn paths() -> (Router<App>, OpenApi) {
         .merge(commands::routes())
         .merge(facts::routes())
         .merge(flows::routes())
+        .merge(hive::routes())
+        .merge(metrics::routes())
         .merge(notifications::routes())
         .merge(stream::routes())
         .merge(outbox::routes())
@@ -88,6 +96,7 @@ fn around(paths: Router<App>, app: &App) -> Router<App> {
         .layer(from_fn_with_state(app.clone(), access::guard))
         .layer(from_fn_with_state(app.clone(), limits::admit))
         .layer(from_fn(request::identify))
+        .layer(from_fn(metrics::count_requests))
 }
 
 fn about_this_server() -> OpenApiRouter<App> {
