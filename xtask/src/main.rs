@@ -43,6 +43,7 @@ Environment
   TOWPATH_TEST_AMQP_MANAGEMENT_URL, TOWPATH_TEST_KAFKA_URL
                                 servers that already run; nothing is installed or started for them
   TOWPATH_TEST_KAFKA_PROGRAM    file:// URL of a Kafka broker for tests that end or cut off one of their own
+  TOWPATH_TEST_SCHEMATHESIS     a schemathesis that is installed already; without, PyPI's is installed once
   TOWPATH_SERVICES_DIR          data of our own servers (default /var/tmp/towpath-services)
 ";
 

@@ -8,6 +8,7 @@ mod postgres;
 mod processes;
 mod progress;
 mod rabbitmq;
+mod schemathesis;
 mod server;
 mod url;
 
@@ -56,7 +57,9 @@ pub(crate) fn bring_up_for_tests() -> Result<Vec<(String, String)>, Failure> {
             .next_step("`cargo xtask test --no-services` runs the tests without starting servers")
     })?;
     let urls = addresses.into_iter().map(|address| (address.variable.to_owned(), address.url));
-    Ok(urls.chain(controls).collect())
+    let schemathesis = schemathesis::install(&prepare_data_root()?, &Progress::start())?;
+    let programs = [(schemathesis::VARIABLE.to_owned(), schemathesis.display().to_string())];
+    Ok(urls.chain(controls).chain(programs).collect())
 }
 
 const ALL_SERVERS: &[&dyn Server] =
@@ -242,6 +245,9 @@ fn print_environment(servers: &[&'static dyn Server]) -> Result<(), Failure> {
         for address in given.unwrap_or_else(|| server.addresses()) {
             println!("export {}={}", address.variable, quoted_for_shell(&address.url));
         }
+    }
+    if let Some(program) = schemathesis::installed(&data_root()?) {
+        println!("export {}={}", schemathesis::VARIABLE, quoted_for_shell(&program.display().to_string()));
     }
     Ok(())
 }

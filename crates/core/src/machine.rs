@@ -25,6 +25,7 @@
 
 mod check;
 mod mermaid;
+mod svg;
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -287,6 +288,11 @@ impl CheckedMachine {
     /// The machine as a Mermaid `stateDiagram-v2`. Events that change no state are not drawn.
     pub fn to_mermaid(&self) -> String {
         mermaid::draw(self)
+    }
+
+    /// The machine as a drawing (SVG). Events that change no state are not drawn.
+    pub fn to_svg(&self) -> String {
+        svg::draw(self)
     }
 
     fn find(&self, state: &str) -> Option<&State> {

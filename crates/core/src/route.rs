@@ -12,6 +12,11 @@ impl Glob {
         Self(pattern.into())
     }
 
+    /// The pattern as it was written.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
     /// Whether the whole text fits.
     pub fn matches(&self, text: &str) -> bool {
         let mut pieces = self.0.split('*');

@@ -20,6 +20,7 @@ mod deliveries;
 mod dialect;
 mod floors;
 mod followed;
+mod listings;
 mod migrate;
 mod migrations;
 mod notices;
@@ -38,6 +39,7 @@ pub use backlog::{
     Backlog, CommandBacklog, Connections, LetterCount, LogBacklog, OutboxBacklog, TimerBacklog,
 };
 pub use followed::FollowedLog;
+pub use listings::{FoundAs, OutboxFilter};
 pub use notices::{Heard, Notices};
 pub use ops::inbox::FirstDelivery;
 pub use own_tables::{OwnTables, Record};

@@ -340,6 +340,15 @@ pub(crate) const COMMAND_BOX: Table = Table {
             unique: false,
             only: Only::Where { condition: "status = 'FAILED'", mysql_column: "failed_changed_at" },
         },
+        // Listings and checks over a time.
+        index("command_box_received", &["received_at"]),
+        // Those that an operator looks for, among very many that are done.
+        Index {
+            name: "command_box_open",
+            columns: &["status", "received_at"],
+            unique: false,
+            only: Only::Where { condition: "status <> 'COMPLETED'", mysql_column: "open_status" },
+        },
     ],
     foreign_key: None,
     hot: false,

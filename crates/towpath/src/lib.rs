@@ -89,6 +89,7 @@ mod consumer;
 #[cfg(feature = "follow")]
 pub mod follow;
 mod leases;
+mod listings;
 pub mod metrics;
 mod notices;
 pub mod observer;
@@ -114,6 +115,7 @@ pub use consumer::{
     Afterwards, Batch, Consumer, ConsumerOf, ConsumerPolicy, DeadTo, Delivered, Delivery, HandlerError,
     HandlerTx, Letters, LettersError, Next, Preview, ReplayReport, WrongDatabase,
 };
+pub use listings::{ConsumerView, Trace, arranged};
 pub use operations::{OPERATION_KIND, OPERATION_PERFORMED, Operations, Outcome};
 pub use outbox::{Outbox, OutboxError};
 pub use registry::Registry;
@@ -132,6 +134,7 @@ pub mod format {
 }
 pub use towpath_broker::{BadBrokerUrl, BrokerUrl, LocalBroker, LocalOptions};
 pub use towpath_core::aggregate::{Aggregate, Context, Reason, Refusal};
+pub use towpath_core::channel;
 pub use towpath_core::channel::{Channel, ChannelPolicy, Format, Start};
 pub use towpath_core::envelope::{ChangeContext, EventEnvelope, RecordedEvent};
 pub use towpath_core::flow;
@@ -147,7 +150,10 @@ pub use towpath_core::ports;
 pub use towpath_core::retry;
 pub use towpath_core::route::Glob;
 pub use towpath_core::{from_variant, to_variant};
-pub use towpath_store::{JoinTransaction, Scratch, SqlStore, StoreOptions, StoreUrl, sqlx};
+pub use towpath_store::{
+    Backlog, FoundAs, JoinTransaction, OutboxBacklog, OutboxFilter, Scratch, SqlStore, StoreOptions,
+    StoreUrl, sqlx,
+};
 /// Tables of an application's own, declared as data and used on any of the databases.
 pub mod tables {
     pub use towpath_store::{Column, ColumnKind, Index, OwnTables, Record, SqlTransaction, Table, Value};

@@ -12,7 +12,7 @@ use towpath_core::aggregate::Aggregate;
 use towpath_core::channel::Channel;
 use towpath_core::decider::RegistrationFlaw;
 use towpath_core::envelope::RecordedEvent;
-use towpath_core::flow::{FlowCommand, FlowEvent, FlowReport, validate_flow};
+use towpath_core::flow::{FlowReport, validate_flow};
 use towpath_core::ids::{AggregateKey, CommandId, CorrelationId, InstanceId, InvalidId, Position, Version};
 use towpath_core::payload::Payload;
 use towpath_core::ports::broker::{Broker, BrokerError, Topology};
@@ -31,6 +31,7 @@ use crate::clock::SystemClock;
 use crate::config::{BadChannels, Channels};
 use crate::consumer::{self, Consumer, Letters, Wired, wire};
 use crate::leases::{self, InFlight};
+use crate::listings::{ConsumerView, links};
 use crate::metrics::{Gauges, Meters};
 use crate::observer::{Eyes, Observer, ObserverStanding, Standings};
 use crate::operations::{self, Operations};
@@ -67,6 +68,9 @@ pub struct Towpath {
     pub(crate) wake: Wake,
     pub(crate) trackers: Trackers,
     horizon: Duration,
+    /// Channels whose events get outbox rows.
+    pub(crate) relayed: Arc<[Channel]>,
+    pub(crate) consumers: Arc<[ConsumerView]>,
     observers: Standings,
     pub(crate) gauges: Arc<Gauges>,
     page_size: NonZeroU64,
@@ -315,24 +319,7 @@ impl Towpath {
         root_events: &[&str],
     ) -> Result<(Flow, FlowReport), StoreError> {
         let flow = self.bus.store.flow(correlation, 10_000).await?;
-        let commands: Vec<FlowCommand> = flow
-            .commands
-            .iter()
-            .map(|record| FlowCommand {
-                command_id: record.command.command_id.to_string(),
-                command_type: record.command.command_type.to_string(),
-                causation_id: record.command.context.causation_id.as_ref().map(ToString::to_string),
-            })
-            .collect();
-        let events: Vec<FlowEvent> = flow
-            .events
-            .iter()
-            .map(|event| FlowEvent {
-                event_id: event.envelope.event_id.to_string(),
-                event_type: event.envelope.event_type.to_string(),
-                causation_id: event.envelope.causation_id.as_ref().map(ToString::to_string),
-            })
-            .collect();
+        let (commands, events) = links(&flow);
         let report = validate_flow(&commands, &events, root_events);
         Ok((flow, report))
     }
@@ -398,6 +385,11 @@ impl Towpath {
     /// Whether the store answers and its tables are those of this build.
     pub async fn ready(&self) -> Result<(), StoreError> {
         self.bus.store.ready().await
+    }
+
+    /// Whether the broker answers.
+    pub async fn broker_ready(&self) -> Result<(), BrokerError> {
+        self.broker.ready().await
     }
 
     /// Stops: finishes what has begun, gives leases back, closes connections. Stopping twice is fine.
@@ -627,6 +619,8 @@ impl Builder {
         let handlers: BTreeSet<String> = consumers.iter().map(|wired| wired.handler.to_string()).collect();
         let (tracked, relayed): (Vec<_>, Vec<_>) =
             self.channels.into_iter().partition(|channel| channel.tracking.is_some());
+        let outbox_channels: Arc<[Channel]> = relayed.clone().into();
+        let consumer_views: Arc<[ConsumerView]> = consumers.iter().map(ConsumerView::of).collect();
         let with_rows: Vec<_> = relayed.iter().map(|channel| channel.name.clone()).collect();
         let targets = relayed.into_iter().filter_map(|channel| {
             let target = channel.target.clone()?;
@@ -729,6 +723,8 @@ impl Builder {
             wake,
             trackers,
             horizon: self.keeping.handled,
+            relayed: outbox_channels,
+            consumers: consumer_views,
             observers,
             gauges: Arc::new(gauges),
             page_size,

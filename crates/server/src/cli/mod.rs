@@ -3,6 +3,7 @@
 //! Exit codes: 0 fine, 1 the answer is "no", 2 usage, 3 a server or database could not be reached.
 
 mod bench;
+mod client;
 mod config;
 #[cfg(feature = "follow")]
 mod follow;
@@ -39,6 +40,8 @@ enum Command {
     Serve(ServeFlags),
     /// Bring the database to this version's tables
     Migrate(ServeFlags),
+    #[command(flatten)]
+    Ask(client::Ask),
     /// What hive keeps beside its facts
     Hive {
         #[command(subcommand)]
@@ -78,6 +81,11 @@ impl Failure {
         Self { code: ExitCode::from(2), message: message.into() }
     }
 
+    /// The answer is "no".
+    pub(crate) fn no(message: impl Into<String>) -> Self {
+        Self { code: ExitCode::from(1), message: message.into() }
+    }
+
     /// A server or database could not be reached, or refuses to work.
     pub(crate) fn unreachable(message: impl Into<String>) -> Self {
         Self { code: ExitCode::from(3), message: message.into() }
@@ -90,6 +98,8 @@ pub(crate) fn main(
     extend: impl FnOnce(Builder) -> Builder,
 ) -> ExitCode {
     let arguments = Arguments::parse_from(arguments);
+    // Two of them are in the graph, and TLS asks which. A second call would find it chosen, and that is fine.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -102,6 +112,7 @@ pub(crate) fn main(
             None => serve::serve(arguments.serve, extend).await,
             Some(Command::Serve(flags)) => serve::serve(flags, extend).await,
             Some(Command::Migrate(flags)) => migrate::migrate(flags).await,
+            Some(Command::Ask(ask)) => client::run(ask).await,
             Some(Command::Hive { what }) => hive::run(what).await,
             #[cfg(feature = "follow")]
             Some(Command::Follow(flags)) => follow::follow(flags).await,

@@ -2,14 +2,23 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line prints")]
 
-/// A line of the answer.
+use std::io::Write as _;
+
+/// A line of the answer. Who reads it may stop reading: then there is nobody left to tell.
 pub(crate) fn line(text: &str) {
-    println!("{text}");
+    if writeln!(std::io::stdout(), "{text}").is_err() {
+        std::process::exit(0);
+    }
 }
 
 /// A line beside the answer: progress, hints.
 pub(crate) fn note(text: &str) {
     eprintln!("{text}");
+}
+
+/// A question beside the answer.
+pub(crate) fn ask(text: &str) {
+    eprint!("{text}");
 }
 
 /// Why the call failed.

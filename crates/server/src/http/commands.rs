@@ -1,62 +1,83 @@
 //! Commands over HTTP: the same id gives the same answer and no second effect.
 
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use towpath::ids::{AggregateKey, CommandId, CorrelationId};
+use towpath::ids::{CausationId, CommandId, CorrelationId};
 use towpath::lifecycle::CommandStatus;
-use towpath::{Payload, Towpath};
+use towpath::ports::store::CommandRecord;
+use towpath::{Payload, Receipt, Towpath};
+use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use super::App;
+use super::extract::{JsonBody, Path, Query};
 use super::problem::Problem;
+use super::range::{limit, usually};
+use super::wire::{Aggregate, Envelope, command_status};
 
 /// The paths of this part.
 pub(super) fn routes() -> OpenApiRouter<App> {
-    OpenApiRouter::new().route("/api/commands", post(send)).route("/api/commands/{id}", get(show))
+    OpenApiRouter::new().routes(routes!(list, send)).routes(routes!(show))
 }
 
 /// What is asked.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = CommandAsked)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Asked {
+    /// The same id again gives the same answer and no second effect. It may stand in the Idempotency-Key header instead.
+    #[schema(min_length = 1, max_length = 128)]
     command_id: Option<String>,
+    /// The command's name.
     #[serde(rename = "type")]
+    #[schema(min_length = 1)]
     command_type: String,
+    #[schema(min_length = 1, max_length = 128)]
     aggregate_id: String,
+    /// What the command's type wants.
+    #[schema(value_type = Value)]
     payload: Box<RawValue>,
+    /// The flow it belongs to; a new one if nothing is said.
+    #[schema(min_length = 1, max_length = 128)]
     correlation_id: Option<String>,
+    /// The event or command that caused it.
+    #[schema(min_length = 1, max_length = 128)]
     causation_id: Option<String>,
 }
 
-/// Sends a command.
+/// Sends a command
+///
+/// It is decided at once, and everything that follows from it is committed when the answer comes. The same id again
+/// gives the same answer and no second effect.
+#[utoipa::path(
+    post,
+    path = "/api/commands",
+    tag = "commands",
+    operation_id = "sendCommand",
+    params(("Idempotency-Key" = Option<String>, Header, description = "The command's id, if the body has none.")),
+    request_body = Asked,
+    responses(
+        (status = 201, description = "It was decided and committed.", body = Answer),
+        (status = 200, description = "It was decided before; this is the recorded answer.", body = Answer),
+        (status = 403, description = "The aggregate does not allow it to this caller."),
+        (status = 404, description = "The aggregate says that what it is about does not exist."),
+        (status = 409, description = "Refused by the aggregate or its machine, still being processed, or the id was used for something else."),
+        (status = 413, description = "The payload is too large."),
+        (status = 415, description = "The body is not JSON."),
+        (status = 422, description = "Nobody decides commands of this type, or the payload or an id does not fit."),
+    )
+)]
 async fn send(
     State(app): State<Towpath>,
     headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    JsonBody(asked): JsonBody<Asked>,
 ) -> Result<Response, Problem> {
-    let body = body.map_err(|rejection| match rejection.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => Problem::new(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "too-large",
-            "the request is too large",
-            "Send at most 4 MiB of payload.",
-        ),
-        _ => Problem::malformed("the request cannot be read", rejection.body_text()),
-    })?;
-    let asked: Asked = serde_json::from_slice(&body).map_err(|error| {
-        Problem::malformed(
-            format!("the body is not a command: {error}"),
-            "Send {\"type\": …, \"aggregateId\": …, \"payload\": …} as JSON.",
-        )
-    })?;
     let key = match headers.get("idempotency-key").map(|value| value.to_str()) {
         None => None,
         Some(Ok(key)) => Some(key.to_owned()),
@@ -83,50 +104,159 @@ async fn send(
     }
     let receipt = command.await?;
     let status = if receipt.replayed { StatusCode::OK } else { StatusCode::CREATED };
-    Ok((status, Json(receipt)).into_response())
+    Ok((status, Json(Answer::from(&receipt))).into_response())
 }
 
-/// A command on the wire.
-#[derive(Serialize)]
+/// The answer to a command.
+#[derive(Serialize, ToSchema)]
+#[schema(as = CommandAnswer)]
 #[serde(rename_all = "camelCase")]
-struct Shown<'a> {
+struct Answer<'a> {
+    #[schema(value_type = String)]
+    command_id: &'a CommandId,
+    #[schema(schema_with = command_status)]
+    status: CommandStatus,
+    /// The version of the aggregate after it.
+    aggregate_version: u64,
+    #[schema(value_type = String)]
+    correlation_id: &'a CorrelationId,
+    /// What happened, in order; nothing when the decision was that nothing happens.
+    events: Vec<Envelope<'a>>,
+}
+
+impl<'a> From<&'a Receipt> for Answer<'a> {
+    fn from(receipt: &'a Receipt) -> Self {
+        Self {
+            command_id: &receipt.command_id,
+            status: receipt.status,
+            aggregate_version: receipt.aggregate_version,
+            correlation_id: &receipt.correlation_id,
+            events: receipt.events.iter().map(Envelope::from).collect(),
+        }
+    }
+}
+
+/// A command and where it is.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Command)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Shown<'a> {
+    #[schema(value_type = String)]
     command_id: &'a CommandId,
     #[serde(rename = "type")]
     command_type: &'a str,
-    aggregate: &'a AggregateKey,
+    aggregate: Aggregate<'a>,
+    #[schema(value_type = Value)]
     payload: &'a Payload,
+    #[schema(value_type = String)]
     correlation_id: &'a CorrelationId,
+    #[schema(value_type = Option<String>)]
+    causation_id: Option<&'a CausationId>,
+    #[schema(schema_with = command_status)]
     status: CommandStatus,
     status_changed_at: DateTime<Utc>,
+    /// A stable code.
     status_reason: Option<&'a str>,
+    /// A text for people.
     status_message: Option<&'a str>,
     retry_count: u32,
     next_retry_at: Option<DateTime<Utc>>,
+    received_at: DateTime<Utc>,
     started_at: Option<DateTime<Utc>>,
     finished_at: Option<DateTime<Utc>>,
+    /// The version of the aggregate after it, once it is completed.
     aggregate_version: Option<u64>,
 }
 
-/// Where a command is.
+impl<'a> From<&'a CommandRecord> for Shown<'a> {
+    fn from(record: &'a CommandRecord) -> Self {
+        let command = &record.command;
+        Self {
+            command_id: &command.command_id,
+            command_type: command.command_type.as_str(),
+            aggregate: (&command.aggregate).into(),
+            payload: &command.payload,
+            correlation_id: &command.context.correlation_id,
+            causation_id: command.context.causation_id.as_ref(),
+            status: record.status,
+            status_changed_at: record.status_changed_at,
+            status_reason: record.status_reason.as_deref(),
+            status_message: record.status_message.as_deref(),
+            retry_count: record.retry_count,
+            next_retry_at: record.next_retry_at,
+            received_at: command.context.occurred_at,
+            started_at: record.started_at,
+            finished_at: record.finished_at,
+            aggregate_version: record.result.map(|result| result.aggregate_version),
+        }
+    }
+}
+
+/// Which commands.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Which {
+    /// Only those in this status.
+    #[param(schema_with = command_status)]
+    status: Option<CommandStatus>,
+    /// Only what was received before this command: the `next` of the page before.
+    #[param(min_length = 1, max_length = 128)]
+    after: Option<String>,
+    /// At most so many.
+    #[serde(default = "usually", deserialize_with = "limit")]
+    #[param(required = false, minimum = 1, maximum = 1000)]
+    limit: u32,
+}
+
+/// Commands, the last received first
+///
+/// `next` is what to give as `after` to read on; it is missing on the last page.
+#[utoipa::path(
+    get,
+    path = "/api/commands",
+    tag = "commands",
+    operation_id = "listCommands",
+    params(Which),
+    responses(
+        (status = 200, description = "The commands.", body = Listed),
+        (status = 404, description = "There is no such command to read on behind."),
+    )
+)]
+async fn list(State(app): State<Towpath>, Query(which): Query<Which>) -> Result<Response, Problem> {
+    let behind = which.after.map(CommandId::new).transpose();
+    let behind = behind.map_err(|error| Problem::not_found(error.to_string()))?;
+    let records = app.commands(which.status, behind.as_ref(), which.limit).await?;
+    let is_full = records.len() == which.limit as usize;
+    let next = records.last().filter(|_| is_full).map(|record| &record.command.command_id);
+    Ok(Json(Listed { commands: records.iter().map(Shown::from).collect(), next }).into_response())
+}
+
+/// Commands, the last received first.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Commands)]
+struct Listed<'a> {
+    commands: Vec<Shown<'a>>,
+    /// What to give as `after` to read on; nothing on the last page.
+    #[schema(value_type = Option<String>)]
+    next: Option<&'a CommandId>,
+}
+
+/// A command, and where it is
+#[utoipa::path(
+    get,
+    path = "/api/commands/{id}",
+    tag = "commands",
+    operation_id = "showCommand",
+    params(("id" = String, Path, description = "The command's id.")),
+    responses(
+        (status = 200, description = "The command.", body = Shown),
+        (status = 404, description = "There is no such command."),
+    )
+)]
 async fn show(State(app): State<Towpath>, Path(id): Path<String>) -> Result<Response, Problem> {
-    let id = CommandId::new(id).map_err(|error| Problem::malformed(error.to_string(), "Check the id."))?;
+    let id = CommandId::new(id).map_err(|error| Problem::not_found(error.to_string()))?;
     let record = app.command(&id).await?;
     let record = record.ok_or_else(|| Problem::not_found(format!("there is no command {id}")))?;
-    let shown = Shown {
-        command_id: &record.command.command_id,
-        command_type: record.command.command_type.as_str(),
-        aggregate: &record.command.aggregate,
-        payload: &record.command.payload,
-        correlation_id: &record.command.context.correlation_id,
-        status: record.status,
-        status_changed_at: record.status_changed_at,
-        status_reason: record.status_reason.as_deref(),
-        status_message: record.status_message.as_deref(),
-        retry_count: record.retry_count,
-        next_retry_at: record.next_retry_at,
-        started_at: record.started_at,
-        finished_at: record.finished_at,
-        aggregate_version: record.result.map(|result| result.aggregate_version),
-    };
-    Ok(Json(shown).into_response())
+    Ok(Json(Shown::from(&record)).into_response())
 }

@@ -1,63 +1,116 @@
 //! Facts over HTTP: events by position, and aggregates with their history.
 
 use axum::Json;
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
-use towpath::Payload;
-use towpath::ids::{AggregateId, AggregateKey, AggregateKind, CausationId, CorrelationId, EventId};
-use towpath::name::EventName;
+use towpath::ids::{AggregateId, AggregateKey, AggregateKind, InvalidId};
 use towpath::ports::store::Store as _;
-use towpath::{RecordedEvent, Towpath};
+use towpath::{Payload, Towpath};
+use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use super::App;
+use super::extract::{Path, Query};
 use super::problem::Problem;
+use super::range::{Range, limit, usually};
+use super::wire::{Event, StateChange};
 
 /// The paths of this part.
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
-        .route("/api/events", get(events))
-        .route("/api/aggregates/{kind}/{id}", get(aggregate))
-        .route("/api/aggregates/{kind}/{id}/history", get(history))
-        .route("/api/aggregates/{kind}/{id}/events", get(events_of))
+        .routes(routes!(events))
+        .routes(routes!(aggregates))
+        .routes(routes!(aggregate))
+        .routes(routes!(history))
+        .routes(routes!(events_of))
 }
 
-/// How many events an answer holds at most.
-const MOST: u32 = 1000;
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Range {
-    #[serde(default)]
-    after: u64,
-    limit: Option<u32>,
-}
-
-impl Range {
-    fn limit(&self) -> u32 {
-        self.limit.unwrap_or(100).clamp(1, MOST)
-    }
-}
-
-/// Events behind a position.
-async fn events(
-    State(app): State<Towpath>,
-    range: Result<Query<Range>, axum::extract::rejection::QueryRejection>,
-) -> Result<Response, Problem> {
-    let Query(range) =
-        range.map_err(|error| Problem::malformed(error.body_text(), "Write ?after=N&limit=N."))?;
+/// Events behind a position
+///
+/// In the order of the log. `next` is what to give as `after` to read on.
+#[utoipa::path(
+    get,
+    path = "/api/events",
+    tag = "facts",
+    operation_id = "listEvents",
+    params(Range),
+    responses((status = 200, description = "The events.", body = Events))
+)]
+async fn events(State(app): State<Towpath>, Query(range): Query<Range>) -> Result<Response, Problem> {
     let low = range.after.saturating_add(1);
-    let high = range.after.saturating_add(u64::from(range.limit()));
-    let events = app.store().events_between(low, high.min(i64::MAX as u64)).await?;
+    let high = range.after.saturating_add(u64::from(range.limit));
+    let events = app.store().events_between(low, high).await?;
     let next = events.last().and_then(|event| event.position).unwrap_or(range.after);
     let events = events.iter().map(Event::from).collect();
-    Ok(Json(Events { events, next: Some(next) }).into_response())
+    Ok(Json(Events { events, next }).into_response())
 }
 
-/// An aggregate as it is now.
+/// Which aggregates.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Which {
+    /// Only what is behind this id.
+    #[param(min_length = 1, max_length = 128)]
+    after: Option<String>,
+    /// At most so many.
+    #[serde(default = "usually", deserialize_with = "limit")]
+    #[param(required = false, minimum = 1, maximum = 1000)]
+    limit: u32,
+}
+
+/// The aggregates of a kind, by id
+///
+/// `next` is what to give as `after` to read on; it is missing on the last page.
+#[utoipa::path(
+    get,
+    path = "/api/aggregates/{kind}",
+    tag = "facts",
+    operation_id = "listAggregates",
+    params(("kind" = String, Path, description = "What sort of aggregate."), Which),
+    responses(
+        (status = 200, description = "The aggregates.", body = Aggregates),
+        (status = 404, description = "No aggregate or kind can have this name."),
+    )
+)]
+async fn aggregates(
+    State(app): State<Towpath>,
+    Path(kind): Path<String>,
+    Query(which): Query<Which>,
+) -> Result<Response, Problem> {
+    let not_found = |error: InvalidId| Problem::not_found(error.to_string());
+    let kind = AggregateKind::new(kind).map_err(not_found)?;
+    let after = which.after.map(AggregateId::new).transpose().map_err(not_found)?;
+    let rows = app.aggregates(&kind, after.as_ref(), which.limit).await?;
+    let next = rows.last().filter(|_| rows.len() == which.limit as usize).map(|row| &row.aggregate.id);
+    let aggregates = rows.iter().map(|row| Listed {
+        kind: &row.aggregate.kind,
+        id: &row.aggregate.id,
+        version: row.version,
+        state: row.state.as_deref(),
+        state_changed_at: row.state_changed_at,
+        status: row.status.as_deref(),
+        created_at: row.created_at,
+        updated_at: row.updated_at,
+    });
+    Ok(Json(Aggregates { aggregates: aggregates.collect(), next }).into_response())
+}
+
+/// An aggregate as it is now
+#[utoipa::path(
+    get,
+    path = "/api/aggregates/{kind}/{id}",
+    tag = "facts",
+    operation_id = "showAggregate",
+    params(("kind" = String, Path, description = "What sort of aggregate."), ("id" = String, Path, description = "Which one.")),
+    responses(
+        (status = 200, description = "The aggregate.", body = Shown),
+        (status = 404, description = "There is no such aggregate."),
+    )
+)]
 async fn aggregate(
     State(app): State<Towpath>,
     Path((kind, id)): Path<(String, String)>,
@@ -87,37 +140,55 @@ async fn aggregate(
     Ok(Json(shown).into_response())
 }
 
-/// The state changes of an aggregate behind a version.
+/// The state changes of an aggregate behind a version
+#[utoipa::path(
+    get,
+    path = "/api/aggregates/{kind}/{id}/history",
+    tag = "facts",
+    operation_id = "showHistory",
+    params(("kind" = String, Path, description = "What sort of aggregate."), ("id" = String, Path, description = "Which one."), Range),
+    responses(
+        (status = 200, description = "Its state changes, in order.", body = History),
+        (status = 404, description = "There is no such aggregate."),
+    )
+)]
 async fn history(
     State(app): State<Towpath>,
     Path((kind, id)): Path<(String, String)>,
-    range: Result<Query<Range>, axum::extract::rejection::QueryRejection>,
+    Query(range): Query<Range>,
 ) -> Result<Response, Problem> {
-    let Query(range) =
-        range.map_err(|error| Problem::malformed(error.body_text(), "Write ?after=N&limit=N."))?;
     let key = key(kind, id)?;
     exists(&app, &key).await?;
-    let history = app.history_of(&key, range.after, range.limit()).await?;
-    Ok(Json(serde_json::json!({ "history": history })).into_response())
+    let history = app.history_of(&key, range.after, range.limit).await?;
+    Ok(Json(History { history: history.iter().map(StateChange::from).collect() }).into_response())
 }
 
-/// The events of an aggregate behind a version.
+/// The events of an aggregate behind a version
+#[utoipa::path(
+    get,
+    path = "/api/aggregates/{kind}/{id}/events",
+    tag = "facts",
+    operation_id = "listEventsOfAggregate",
+    params(("kind" = String, Path, description = "What sort of aggregate."), ("id" = String, Path, description = "Which one."), Range),
+    responses(
+        (status = 200, description = "Its events, in order.", body = EventsOfAggregate),
+        (status = 404, description = "There is no such aggregate."),
+    )
+)]
 async fn events_of(
     State(app): State<Towpath>,
     Path((kind, id)): Path<(String, String)>,
-    range: Result<Query<Range>, axum::extract::rejection::QueryRejection>,
+    Query(range): Query<Range>,
 ) -> Result<Response, Problem> {
-    let Query(range) =
-        range.map_err(|error| Problem::malformed(error.body_text(), "Write ?after=N&limit=N."))?;
     let key = key(kind, id)?;
     exists(&app, &key).await?;
-    let events = app.events_of(&key, range.after, range.limit()).await?;
-    Ok(Json(Events { events: events.iter().map(Event::from).collect(), next: None }).into_response())
+    let events = app.events_of(&key, range.after, range.limit).await?;
+    Ok(Json(EventsOfAggregate { events: events.iter().map(Event::from).collect() }).into_response())
 }
 
 fn key(kind: String, id: String) -> Result<AggregateKey, Problem> {
-    AggregateKey::new(kind, id)
-        .map_err(|error| Problem::malformed(error.to_string(), "Write /api/aggregates/KIND/ID."))
+    // What no aggregate can be called is not there.
+    AggregateKey::new(kind, id).map_err(|error| Problem::not_found(error.to_string()))
 }
 
 async fn exists(app: &Towpath, key: &AggregateKey) -> Result<(), Problem> {
@@ -127,66 +198,83 @@ async fn exists(app: &Towpath, key: &AggregateKey) -> Result<(), Problem> {
     }
 }
 
-/// An event on the wire. Written as it stands, so that its payload stays the exact text.
-#[derive(Serialize)]
+/// Aggregates of a kind, by id.
+#[derive(Serialize, ToSchema)]
+struct Aggregates<'a> {
+    aggregates: Vec<Listed<'a>>,
+    /// What to give as `after` to read on; nothing on the last page.
+    #[schema(value_type = Option<String>)]
+    next: Option<&'a AggregateId>,
+}
+
+/// An aggregate, in short.
+#[derive(Serialize, ToSchema)]
+#[schema(as = AggregateInShort)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Event<'a> {
-    position: Option<u64>,
-    event_id: EventId,
-    #[serde(rename = "type")]
-    event_type: &'a EventName,
-    aggregate_kind: &'a AggregateKind,
-    aggregate_id: &'a AggregateId,
-    aggregate_version: u64,
-    occurred_at: DateTime<Utc>,
-    correlation_id: &'a CorrelationId,
-    causation_id: Option<&'a CausationId>,
-    payload: &'a Payload,
-}
-
-impl<'a> From<&'a RecordedEvent> for Event<'a> {
-    fn from(event: &'a RecordedEvent) -> Self {
-        let envelope = &event.envelope;
-        Self {
-            position: event.position,
-            event_id: envelope.event_id,
-            event_type: &envelope.event_type,
-            aggregate_kind: &envelope.aggregate.kind,
-            aggregate_id: &envelope.aggregate.id,
-            aggregate_version: envelope.aggregate_version,
-            occurred_at: envelope.occurred_at,
-            correlation_id: &envelope.correlation_id,
-            causation_id: envelope.causation_id.as_ref(),
-            payload: &envelope.payload,
-        }
-    }
-}
-
-#[derive(Serialize)]
-struct Events<'a> {
-    events: Vec<Event<'a>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    next: Option<u64>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Shown<'a> {
+struct Listed<'a> {
+    #[schema(value_type = String)]
     kind: &'a AggregateKind,
+    #[schema(value_type = String)]
     id: &'a AggregateId,
     version: u64,
-    value: Option<&'a Payload>,
     state: Option<&'a str>,
-    state_reason: Option<&'a str>,
-    state_message: Option<&'a str>,
     state_changed_at: Option<DateTime<Utc>>,
     status: Option<&'a str>,
     created_at: DateTime<Utc>,
     updated_at: DateTime<Utc>,
+}
+
+/// Events in the order of the log.
+#[derive(Serialize, ToSchema)]
+struct Events<'a> {
+    events: Vec<Event<'a>>,
+    /// What to give as `after` to read on.
+    next: u64,
+}
+
+/// Events of one aggregate, in order.
+#[derive(Serialize, ToSchema)]
+struct EventsOfAggregate<'a> {
+    events: Vec<Event<'a>>,
+}
+
+/// State changes of one aggregate, in order.
+#[derive(Serialize, ToSchema)]
+struct History<'a> {
+    history: Vec<StateChange<'a>>,
+}
+
+/// An aggregate as it is now.
+#[derive(Serialize, ToSchema)]
+#[schema(as = AggregateNow)]
+#[serde(rename_all = "camelCase")]
+struct Shown<'a> {
+    #[schema(value_type = String)]
+    kind: &'a AggregateKind,
+    #[schema(value_type = String)]
+    id: &'a AggregateId,
+    /// How many events it has.
+    version: u64,
+    /// The folded state; nothing for an application that keeps it in tables of its own.
+    #[schema(value_type = Value)]
+    value: Option<&'a Payload>,
+    /// Where its machine is.
+    state: Option<&'a str>,
+    /// A stable code.
+    state_reason: Option<&'a str>,
+    /// A text for people.
+    state_message: Option<&'a str>,
+    state_changed_at: Option<DateTime<Utc>>,
+    /// A business value from the tenant's dictionary.
+    status: Option<&'a str>,
+    created_at: DateTime<Utc>,
+    updated_at: DateTime<Utc>,
+    /// What its machine allows next.
     possible_next: Vec<PossibleStep>,
 }
 
-#[derive(Serialize)]
+/// What a machine allows next.
+#[derive(Serialize, ToSchema)]
 struct PossibleStep {
     event: String,
     to: String,

@@ -1,19 +1,29 @@
 //! The HTTP side of the server.
 
 pub(crate) mod access;
+mod channels;
 mod commands;
 mod conditional;
 pub(crate) mod connections;
+mod dead_letters;
+mod docs;
+mod extract;
 mod facts;
+mod flows;
 mod hive;
 pub(crate) mod limits;
+mod machines;
 pub(crate) mod metrics;
 mod notifications;
+mod openapi;
 mod operations;
+mod outbox;
 mod patience;
 mod problem;
+mod range;
 mod request;
 pub(crate) mod stream;
+mod wire;
 
 use std::sync::Arc;
 
@@ -22,10 +32,15 @@ use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
-use serde_json::json;
+use serde::Serialize;
 use towpath::Towpath;
 use towpath_hive::Hive;
+use utoipa::ToSchema;
+use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use problem::Problem;
 
 pub(crate) use patience::{PATIENCE, Patient};
 pub(crate) use stream::{Feed, FeedOptions};
@@ -45,16 +60,30 @@ pub(crate) struct App {
 
 /// All paths. Each part of the API brings its own.
 pub(crate) fn router(app: App) -> Router {
-    let (paths, _openapi) = OpenApiRouter::<App>::new()
+    let (paths, document) = paths();
+    let paths = paths
+        .merge(docs::routes(&document))
+        .fallback(nothing_here)
+        .method_not_allowed_fallback(not_that_method);
+    around(paths, &app).with_state(app)
+}
+
+fn paths() -> (Router<App>, OpenApi) {
+    let (paths, document) = OpenApiRouter::<App>::new()
         .merge(about_this_server())
         .merge(commands::routes())
         .merge(facts::routes())
+        .merge(flows::routes())
         .merge(hive::routes())
         .merge(metrics::routes())
         .merge(notifications::routes())
         .merge(stream::routes())
+        .merge(outbox::routes())
+        .merge(dead_letters::routes())
+        .merge(channels::routes())
+        .merge(machines::routes())
         .split_for_parts();
-    around(paths.fallback(nothing_here), &app).with_state(app)
+    (paths, openapi::complete(document))
 }
 
 /// What holds for every path, those that are still to come included. The first one is the innermost.
@@ -71,16 +100,20 @@ fn around(paths: Router<App>, app: &App) -> Router<App> {
 }
 
 fn about_this_server() -> OpenApiRouter<App> {
-    OpenApiRouter::new().route("/", get(about)).route("/healthz", get(healthz)).route("/readyz", get(readyz))
+    OpenApiRouter::new().route("/", get(about)).routes(routes!(healthz)).routes(routes!(readyz))
 }
 
-async fn nothing_here(uri: axum::http::Uri) -> problem::Problem {
-    problem::Problem::not_found(format!("there is nothing at {}", uri.path()))
+async fn nothing_here(uri: axum::http::Uri) -> Problem {
+    Problem::not_found(format!("there is nothing at {}", uri.path()))
+}
+
+async fn not_that_method() -> Problem {
+    Problem::method_not_allowed()
 }
 
 /// What this is.
 async fn about(State(app): State<Towpath>) -> Response {
-    Json(json!({
+    Json(serde_json::json!({
         "name": "towpath",
         "version": env!("CARGO_PKG_VERSION"),
         "about": "A backbone on which every state change becomes a fact, and every fact arrives.",
@@ -90,21 +123,96 @@ async fn about(State(app): State<Towpath>) -> Response {
     .into_response()
 }
 
-/// The process lives. Asks nobody.
-async fn healthz() -> Response {
-    Json(json!({ "status": "ok", "name": "towpath", "version": env!("CARGO_PKG_VERSION") })).into_response()
+/// That the process lives.
+#[derive(Serialize, ToSchema)]
+struct Alive {
+    #[schema(example = "ok")]
+    status: &'static str,
+    name: &'static str,
+    version: &'static str,
 }
 
-/// The store answers and has this build's tables.
-async fn readyz(State(app): State<Towpath>) -> Response {
-    match app.ready().await {
-        Ok(()) => Json(json!({ "status": "ready" })).into_response(),
-        Err(error) => problem::Problem::new(
-            axum::http::StatusCode::SERVICE_UNAVAILABLE,
-            error.code(),
-            error.to_string(),
-            error.next_step(),
-        )
-        .into_response(),
+/// Whether the process lives
+///
+/// Asks nobody.
+#[utoipa::path(
+    get,
+    path = "/healthz",
+    tag = "server",
+    operation_id = "healthz",
+    responses((status = 200, description = "It lives.", body = Alive))
+)]
+async fn healthz() -> Response {
+    Json(Alive { status: "ok", name: "towpath", version: env!("CARGO_PKG_VERSION") }).into_response()
+}
+
+/// That the server can work.
+#[derive(Serialize, ToSchema)]
+struct Ready {
+    #[schema(example = "ready")]
+    status: &'static str,
+}
+
+/// How long the broker may take to say that it is there. Who asks has a limit, too.
+const BROKER_PATIENCE: std::time::Duration = std::time::Duration::from_secs(4);
+
+/// Whether the server can work
+///
+/// The store answers and has this build's tables, and the broker answers.
+#[utoipa::path(
+    get,
+    path = "/readyz",
+    tag = "server",
+    operation_id = "readyz",
+    responses((status = 200, description = "It can.", body = Ready))
+)]
+async fn readyz(State(app): State<Towpath>) -> Result<Json<Ready>, Problem> {
+    app.ready().await.map_err(|error| {
+        let status = axum::http::StatusCode::SERVICE_UNAVAILABLE;
+        Problem::new(status, error.code(), error.to_string(), error.next_step())
+    })?;
+    let unavailable = |code: &str, title: String, detail: &str| {
+        Problem::new(axum::http::StatusCode::SERVICE_UNAVAILABLE, code, title, detail)
+    };
+    match tokio::time::timeout(BROKER_PATIENCE, app.broker_ready()).await {
+        Ok(Ok(())) => Ok(Json(Ready { status: "ready" })),
+        Ok(Err(error)) => Err(unavailable(error.code(), error.to_string(), error.next_step())),
+        Err(_) => {
+            let detail = "Check that the broker runs and the URL is right.";
+            Err(unavailable("broker-unavailable", "the broker does not answer".to_owned(), detail))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_operation_is_described() {
+        let (_, document) = super::paths();
+        let document: serde_json::Value = serde_json::from_str(&document.to_json().unwrap()).unwrap();
+        let paths = document["paths"].as_object().unwrap();
+        assert!(paths.len() > 8, "{paths:?}");
+        let mut ids = std::collections::BTreeSet::new();
+        for (path, item) in paths {
+            for (method, operation) in item.as_object().unwrap() {
+                let id = operation["operationId"].as_str().unwrap();
+                assert!(ids.insert(id.to_owned()), "two operations are called {id}");
+                assert!(operation["summary"].is_string(), "{method} {path} has no summary");
+                assert_eq!(operation["tags"].as_array().unwrap().len(), 1, "{method} {path}");
+                let responses = operation["responses"].as_object().unwrap();
+                assert!(responses.keys().any(|status| status.starts_with('2')), "{method} {path}");
+                for (status, response) in responses.iter().filter(|(status, _)| *status >= &"400".to_owned())
+                {
+                    let problem = &response["content"]["application/problem+json"]["schema"]["$ref"];
+                    assert_eq!(problem, "#/components/schemas/Problem", "{method} {path} {status}");
+                }
+            }
+        }
+        // Whatever is referred to is there.
+        let text = document.to_string();
+        for reference in text.split("#/components/schemas/").skip(1) {
+            let name = reference.split('"').next().unwrap();
+            assert!(document["components"]["schemas"][name].is_object(), "{name}");
+        }
     }
 }

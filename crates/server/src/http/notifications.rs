@@ -1,34 +1,65 @@
 //! The notification log over HTTP (N4): pages computed at each request, archived ones cacheable for ever.
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
+use towpath::Towpath;
 use towpath::notifications::{Page, PageId};
 use towpath::ports::store::{Store as _, StoreError};
-use towpath::{EventEnvelope, Towpath};
+use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use super::App;
 use super::conditional::{is_known, tag_of};
+use super::extract::Path;
 use super::problem::Problem;
+use super::wire::Envelope;
 
 /// The paths of this part.
 pub(super) fn routes() -> OpenApiRouter<App> {
-    OpenApiRouter::new().route("/notifications", get(current)).route("/notifications/{id}", get(page))
+    OpenApiRouter::new().routes(routes!(current)).routes(routes!(page))
 }
 
 const MEDIA_TYPE: &str = "application/vnd.towpath.notifications+json";
 
-/// The current page.
+/// The current page of the notification log
+#[utoipa::path(
+    get,
+    path = "/notifications",
+    tag = "notification log",
+    operation_id = "currentLog",
+    params(("If-None-Match" = Option<String>, Header, description = "The ETag of what the client has.")),
+    responses(
+        (status = 200, description = "The page.", body = Log, content_type = "application/vnd.towpath.notifications+json"),
+        (status = 304, description = "The client has it already."),
+    )
+)]
 async fn current(State(app): State<Towpath>, headers: HeaderMap) -> Result<Response, Problem> {
     let head = app.store().head().await?;
     page_response(&app, Page::current(head, app.page_size()), &headers).await
 }
 
-/// A page by its id.
+/// A page of the notification log
+///
+/// A page that is archived never changes.
+#[utoipa::path(
+    get,
+    path = "/notifications/{id}",
+    tag = "notification log",
+    operation_id = "showLog",
+    params(
+        ("id" = String, Path, description = "The first and the last position that fit on it: `low,high`.", pattern = "^[1-9][0-9]{0,14},[1-9][0-9]{0,14}$", example = "1,20"),
+        ("If-None-Match" = Option<String>, Header, description = "The ETag of what the client has."),
+    ),
+    responses(
+        (status = 200, description = "The page.", body = Log, content_type = "application/vnd.towpath.notifications+json"),
+        (status = 304, description = "The client has it already."),
+        (status = 404, description = "There is no such page."),
+    )
+)]
 async fn page(
     State(app): State<Towpath>,
     Path(id): Path<String>,
@@ -88,7 +119,7 @@ async fn body_of(app: &Towpath, page: Page) -> Result<Vec<u8>, Problem> {
         notification_id: event.position,
         event_type: event.envelope.event_type.as_str(),
         occurred_on: event.envelope.occurred_at,
-        event: &event.envelope,
+        event: (&event.envelope).into(),
     });
     let log = Log {
         id: page.id.to_string(),
@@ -102,8 +133,9 @@ async fn body_of(app: &Towpath, page: Page) -> Result<Vec<u8>, Problem> {
     })
 }
 
-/// A page on the wire. Written as it stands, so that payloads stay the exact texts.
-#[derive(Serialize)]
+/// A page of the notification log, newest first.
+#[derive(Serialize, ToSchema)]
+#[schema(as = NotificationLog)]
 #[serde(rename_all = "camelCase")]
 struct Log<'a> {
     id: String,
@@ -113,12 +145,13 @@ struct Log<'a> {
     notifications: Vec<Notification<'a>>,
 }
 
-#[derive(Serialize)]
+/// That something has happened.
+#[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct Notification<'a> {
     notification_id: Option<u64>,
     #[serde(rename = "type")]
     event_type: &'a str,
     occurred_on: DateTime<Utc>,
-    event: &'a EventEnvelope,
+    event: Envelope<'a>,
 }

@@ -2,10 +2,12 @@
 
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde_json::json;
-use towpath::SendError;
+use serde::Serialize;
+use towpath::ids::InvalidId;
 use towpath::ports::store::StoreError;
 use towpath::retry::ErrorClass;
+use towpath::{ChannelError, LettersError, OutboxError, SendError};
+use utoipa::ToSchema;
 
 use super::request;
 
@@ -39,17 +41,89 @@ impl Problem {
     pub(crate) fn not_found(title: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "not-found", title, "Check the path; listings show what exists.")
     }
+
+    /// A name in the body breaks its rule.
+    pub(crate) fn invalid_id(error: &InvalidId) -> Self {
+        let detail = "Correct what the title names and send it again.";
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid-id", error.to_string(), detail)
+    }
+
+    /// The path is there, and does not do that.
+    pub(crate) fn method_not_allowed() -> Self {
+        let detail = "The Allow header says what can be done here.";
+        Self::new(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "method-not-allowed",
+            "this path does not take that method",
+            detail,
+        )
+    }
+
+    /// The body is something else than JSON.
+    pub(crate) fn unsupported_media_type() -> Self {
+        let title = "the body is of a media type that is not understood";
+        let detail = "Send JSON, with Content-Type: application/json.";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported-media-type", title, detail)
+    }
+
+    /// Something of ours is broken. The log says what.
+    pub(crate) fn internal(error: &(dyn std::error::Error + 'static)) -> Self {
+        tracing::error!(error, "a request failed");
+        let detail = "The server's log says more. Sending the request again does not help.";
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "something is broken here", detail)
+    }
+
+    /// The body is larger than the server takes.
+    pub(crate) fn too_large() -> Self {
+        let detail = "Send at most 4 MiB of payload.";
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "the request is too large", detail)
+    }
 }
 
 impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
         let status = match error.class() {
+            _ if matches!(error, StoreError::NameTaken { .. }) => StatusCode::CONFLICT,
             ErrorClass::Transient => StatusCode::SERVICE_UNAVAILABLE,
             ErrorClass::Conflict => StatusCode::CONFLICT,
             ErrorClass::NotFound => StatusCode::NOT_FOUND,
             ErrorClass::InvalidPayload | ErrorClass::Validation => StatusCode::UNPROCESSABLE_ENTITY,
             ErrorClass::Denied => StatusCode::FORBIDDEN,
             ErrorClass::Unrecoverable => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        Self::new(status, error.code(), error.to_string(), error.next_step())
+    }
+}
+
+impl From<OutboxError> for Problem {
+    fn from(error: OutboxError) -> Self {
+        match error {
+            OutboxError::Store(error) => error.into(),
+            OutboxError::BeyondHorizon { .. } => {
+                Self::new(StatusCode::CONFLICT, error.code(), error.to_string(), error.next_step())
+            }
+        }
+    }
+}
+
+impl From<LettersError> for Problem {
+    fn from(error: LettersError) -> Self {
+        let status = match error {
+            LettersError::Store(error) => return error.into(),
+            LettersError::Unknown(_) => StatusCode::NOT_FOUND,
+            LettersError::NotDead { .. } | LettersError::BeyondHorizon { .. } => StatusCode::CONFLICT,
+            LettersError::NotTaken { .. } => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        Self::new(status, error.code(), error.to_string(), error.next_step())
+    }
+}
+
+impl From<ChannelError> for Problem {
+    fn from(error: ChannelError) -> Self {
+        let status = match error {
+            ChannelError::Store(error) => return error.into(),
+            ChannelError::NotTracking(_) | ChannelError::NoTarget(_) => StatusCode::UNPROCESSABLE_ENTITY,
+            ChannelError::BeyondHorizon { .. } => StatusCode::CONFLICT,
         };
         Self::new(status, error.code(), error.to_string(), error.next_step())
     }
@@ -86,19 +160,40 @@ impl From<SendError> for Problem {
     }
 }
 
+/// A problem on the wire (RFC 9457).
+#[derive(Serialize, ToSchema)]
+#[schema(as = Problem)]
+pub(crate) struct ProblemBody {
+    /// Where the page of the code is.
+    #[serde(rename = "type")]
+    #[schema(format = "uri-reference", example = "/docs/errors/malformed")]
+    problem_type: String,
+    /// What is wrong.
+    title: String,
+    /// The status of the answer.
+    #[schema(minimum = 400, maximum = 599)]
+    status: u16,
+    /// A stable code: compare this one, never a text.
+    #[schema(example = "malformed")]
+    code: String,
+    /// What to do about it.
+    detail: String,
+    /// The request, as the server's log names it.
+    #[serde(rename = "requestId", skip_serializing_if = "Option::is_none")]
+    request_id: Option<String>,
+}
+
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let mut body = json!({
-            "type": format!("https://towpath.dev/errors#{}", self.code),
-            "title": self.title,
-            "status": self.status.as_u16(),
-            "code": self.code,
-            "detail": self.detail,
-        });
-        if let Some(id) = request::current_id() {
-            body["requestId"] = json!(id.as_str());
-        }
-        let mut response = (self.status, body.to_string()).into_response();
+        let body = ProblemBody {
+            problem_type: format!("/docs/errors/{}", self.code),
+            title: self.title,
+            status: self.status.as_u16(),
+            code: self.code,
+            detail: self.detail,
+            request_id: request::current_id().map(|id| id.as_str().to_owned()),
+        };
+        let mut response = (self.status, axum::Json(body)).into_response();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static(PROBLEM_JSON));
         if self.status == StatusCode::SERVICE_UNAVAILABLE {

@@ -12,6 +12,7 @@ pub(crate) mod followed;
 pub(crate) mod inbox;
 pub(crate) mod leases;
 pub(crate) mod letters;
+pub(crate) mod listings;
 pub(crate) mod log;
 pub(crate) mod operations;
 pub(crate) mod outbox;

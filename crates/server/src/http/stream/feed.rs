@@ -16,7 +16,7 @@ use towpath::name::EventName;
 use towpath::ports::store::{Store as _, StoreError, StoreResult};
 use towpath::{RecordedEvent, Towpath};
 
-use crate::http::facts::Event;
+use crate::http::wire::Event;
 
 /// The limits of a feed.
 #[derive(Debug, Clone)]

@@ -1,0 +1,226 @@
+//! The command line as a client of a running server: everything it shows and does goes over HTTP.
+
+mod aggregates;
+mod channels;
+mod commands;
+mod dead;
+mod events;
+mod machines;
+mod outbox;
+mod shown;
+mod trace;
+
+use std::io::{BufRead, Write};
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use reqwest::{Method, Url};
+use serde_json::Value;
+
+use super::{Failure, output};
+
+/// Where the server is, and how to show what it says.
+#[derive(Args, Clone)]
+pub(crate) struct Connection {
+    /// The server
+    #[arg(long, env = "TOWPATH_SERVER", default_value = "http://127.0.0.1:7400", value_name = "URL")]
+    server: String,
+
+    /// The key to show to the server
+    #[arg(long, env = "TOWPATH_KEY", value_name = "KEY", hide_env_values = true)]
+    key: Option<String>,
+
+    /// Show what the server says, as it says it
+    #[arg(long)]
+    json: bool,
+}
+
+/// What a server is asked for.
+#[derive(Subcommand)]
+pub(crate) enum Ask {
+    /// Send a command
+    Send(commands::Send),
+    /// Show the flow that a command, event, correlation or aggregate id belongs to, as a tree
+    Trace(trace::Trace),
+    /// Events in the order of the log
+    #[command(subcommand)]
+    Events(events::Events),
+    /// A page of the notification log: the current one, or LOW,HIGH
+    Log(events::Log),
+    /// Commands, and where they are
+    #[command(subcommand)]
+    Commands(commands::Commands),
+    /// Events on their way to a channel
+    #[command(subcommand)]
+    Outbox(outbox::Outbox),
+    /// Deliveries that were given up
+    #[command(subcommand)]
+    Dead(dead::Dead),
+    /// Who handles events
+    #[command(subcommand)]
+    Consumers(channels::Consumers),
+    /// Where events go, and how far that is
+    #[command(subcommand)]
+    Channels(channels::Channels),
+    /// Aggregates as they are now
+    #[command(subcommand)]
+    Aggregates(aggregates::Aggregates),
+    /// State machines: all of them, or one drawn
+    Machines(machines::Machines),
+}
+
+/// Asks, and shows the answer.
+pub(crate) async fn run(ask: Ask) -> Result<(), Failure> {
+    match ask {
+        Ask::Send(send) => send.run().await,
+        Ask::Trace(trace) => trace.run().await,
+        Ask::Events(events) => events.run().await,
+        Ask::Log(log) => log.run().await,
+        Ask::Commands(commands) => commands.run().await,
+        Ask::Outbox(outbox) => outbox.run().await,
+        Ask::Dead(dead) => dead.run().await,
+        Ask::Consumers(consumers) => consumers.run().await,
+        Ask::Channels(channels) => channels.run().await,
+        Ask::Aggregates(aggregates) => aggregates.run().await,
+        Ask::Machines(machines) => machines.run().await,
+    }
+}
+
+/// A server that is spoken to.
+struct Client {
+    http: reqwest::Client,
+    base: Url,
+    key: Option<String>,
+    json: bool,
+}
+
+/// What it said.
+struct Answer {
+    /// To the letter.
+    text: String,
+    /// Read.
+    value: Value,
+}
+
+impl Client {
+    fn new(connection: &Connection) -> Result<Self, Failure> {
+        let wrong = || {
+            Failure::usage(format!(
+                "{:?} is not the address of a server; write one such as http://127.0.0.1:7400",
+                connection.server
+            ))
+        };
+        let base = Url::parse(&connection.server).map_err(|_| wrong())?;
+        if !matches!(base.scheme(), "http" | "https") || base.cannot_be_a_base() {
+            return Err(wrong());
+        }
+        let http = reqwest::Client::builder()
+            .connect_timeout(Duration::from_secs(5))
+            .timeout(Duration::from_secs(120))
+            .redirect(reqwest::redirect::Policy::none())
+            .build()
+            .map_err(|error| Failure::unreachable(format!("no connection can be made: {error}")))?;
+        Ok(Self { http, base, key: connection.key.clone(), json: connection.json })
+    }
+
+    /// Reads something.
+    async fn get(&self, path: &[&str], query: &[(&str, String)]) -> Result<Answer, Failure> {
+        self.ask(Method::GET, path, query, None).await
+    }
+
+    /// Changes something.
+    async fn post(&self, path: &[&str], body: &Value) -> Result<Answer, Failure> {
+        self.ask(Method::POST, path, &[], Some(body.to_string())).await
+    }
+
+    async fn ask(
+        &self,
+        method: Method,
+        path: &[&str],
+        query: &[(&str, String)],
+        body: Option<String>,
+    ) -> Result<Answer, Failure> {
+        let mut url = self.base.clone();
+        if let Ok(mut segments) = url.path_segments_mut() {
+            // What is in an id must not become a part of the path.
+            segments.pop_if_empty().extend(path);
+        }
+        let mut request = self.http.request(method, url);
+        if !query.is_empty() {
+            request = request.query(query);
+        }
+        if let Some(body) = body {
+            request = request.header("content-type", "application/json").body(body);
+        }
+        if let Some(key) = &self.key {
+            request = request.bearer_auth(key);
+        }
+        let unreachable = |error: reqwest::Error| {
+            let error = error.without_url();
+            let mut message = format!("the server at {} cannot be reached: {error}", self.base);
+            let mut cause = std::error::Error::source(&error);
+            while let Some(inner) = cause {
+                message.push_str(&format!("\n  because: {inner}"));
+                cause = inner.source();
+            }
+            message.push_str(
+                "\nStart one with `towpath serve`, or say where it is with --server or TOWPATH_SERVER.",
+            );
+            Failure::unreachable(message)
+        };
+        let response = request.send().await.map_err(unreachable)?;
+        let status = response.status();
+        let text = response.text().await.map_err(unreachable)?;
+        let value: Value = serde_json::from_str(&text).unwrap_or(Value::Null);
+        if status.is_success() {
+            return Ok(Answer { text, value });
+        }
+        let said = |field: &str| value[field].as_str().unwrap_or_default().to_owned();
+        let message = match value["code"].as_str() {
+            Some(code) => format!("{} [{code}]\n{}", said("title"), said("detail")),
+            None => format!("the server at {} answered {status}, and not as Towpath does", self.base),
+        };
+        match status.as_u16() {
+            400 | 405 | 413 | 415 => Err(Failure::usage(message)),
+            401..=499 => Err(Failure::no(message)),
+            _ => Err(Failure::unreachable(message)),
+        }
+    }
+
+    /// Shows an answer: to the letter, or as people like to read it.
+    fn show(&self, answer: &Answer, for_people: impl FnOnce(&Value)) {
+        if self.json { output::line(answer.text.trim_end()) } else { for_people(&answer.value) }
+    }
+}
+
+/// Asks whether to go on. Who cannot answer has not agreed.
+fn agreed(question: &str, yes: bool) -> Result<(), Failure> {
+    if yes {
+        return Ok(());
+    }
+    output::ask(&format!("{question} [y/N] "));
+    let mut answer = String::new();
+    let read = std::io::stdin().lock().read_line(&mut answer);
+    match (read, answer.trim().to_ascii_lowercase().as_str()) {
+        (Ok(_), "y" | "yes") => Ok(()),
+        (Ok(0) | Err(_), _) => {
+            let _ = std::io::stderr().write_all(b"\n");
+            Err(Failure::no("nothing was done; give --yes where nobody can be asked"))
+        }
+        _ => Err(Failure::no("nothing was done")),
+    }
+}
+
+/// A text, or what is in the file that `@FILE` names.
+fn text_or_file(given: &str) -> Result<String, Failure> {
+    match given.strip_prefix('@') {
+        None => Ok(given.to_owned()),
+        Some(path) => std::fs::read_to_string(path)
+            .map_err(|error| Failure::usage(format!("the file {path} cannot be read: {error}"))),
+    }
+}
+
+/// What was given, as parts of a query.
+fn query(parts: &[(&'static str, Option<String>)]) -> Vec<(&'static str, String)> {
+    parts.iter().filter_map(|(name, value)| Some((*name, value.clone()?))).collect()
+}

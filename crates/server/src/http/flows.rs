@@ -1,0 +1,177 @@
+//! Flows over HTTP: everything with one correlation id, and what an id belongs to.
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use towpath::flow::{BrokenLink, FlowKind, FlowNode};
+use towpath::ids::CorrelationId;
+use towpath::{FoundAs, Towpath};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::App;
+use super::commands::Shown as Command;
+use super::extract::{Path, Query};
+use super::problem::Problem;
+use super::wire::{Event, one_of};
+
+/// The paths of this part.
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(flow)).routes(routes!(trace))
+}
+
+/// Everything that belongs to a flow
+///
+/// Its commands and events in the order of time, how they caused each other, and whether that chain is whole.
+#[utoipa::path(
+    get,
+    path = "/api/flows/{correlationId}",
+    tag = "flows",
+    operation_id = "showFlow",
+    params(("correlationId" = String, Path, description = "The flow's id.")),
+    responses(
+        (status = 200, description = "The flow.", body = Shown),
+        (status = 404, description = "Nothing has this correlation id."),
+    )
+)]
+async fn flow(State(app): State<Towpath>, Path(id): Path<String>) -> Result<Response, Problem> {
+    let id = CorrelationId::new(id).map_err(|error| Problem::not_found(error.to_string()))?;
+    let (flow, report) = app.flow(&id, &[]).await?;
+    if flow.commands.is_empty() && flow.events.is_empty() {
+        return Err(Problem::not_found(format!("there is no flow {id}")));
+    }
+    let nodes = towpath::arranged(&flow);
+    let shown = Shown {
+        correlation_id: &id,
+        whole: report.whole,
+        broken: report.broken.iter().map(Broken::from).collect(),
+        orphans: &report.orphans,
+        roots: &report.roots,
+        cycles: &report.cycles,
+        tree: nodes.iter().map(Node::from).collect(),
+        commands: flow.commands.iter().map(Command::from).collect(),
+        events: flow.events.iter().map(Event::from).collect(),
+    };
+    Ok(Json(shown).into_response())
+}
+
+/// A flow.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Flow)]
+#[serde(rename_all = "camelCase")]
+struct Shown<'a> {
+    #[schema(value_type = String)]
+    correlation_id: &'a CorrelationId,
+    /// Whether the chain of causes is whole: nothing broken, no orphans, no cycles.
+    whole: bool,
+    /// What names a cause that is not in the flow.
+    broken: Vec<Broken<'a>>,
+    /// Events that name no cause.
+    orphans: &'a [String],
+    /// Where it begins.
+    roots: &'a [String],
+    /// What caused each other in a circle.
+    cycles: &'a [Vec<String>],
+    /// Everything once, each directly followed by what it caused.
+    tree: Vec<Node<'a>>,
+    /// In the order of time.
+    commands: Vec<Command<'a>>,
+    /// In the order of time.
+    events: Vec<Event<'a>>,
+}
+
+/// Something whose cause is not in the flow.
+#[derive(Serialize, ToSchema)]
+#[schema(as = BrokenLink)]
+#[serde(rename_all = "camelCase")]
+struct Broken<'a> {
+    #[schema(schema_with = node_kind)]
+    kind: FlowKind,
+    id: &'a str,
+    missing_causation_id: &'a str,
+}
+
+impl<'a> From<&'a BrokenLink> for Broken<'a> {
+    fn from(link: &'a BrokenLink) -> Self {
+        Self { kind: link.kind, id: &link.id, missing_causation_id: &link.missing_causation_id }
+    }
+}
+
+/// A line of the tree.
+#[derive(Serialize, ToSchema)]
+#[schema(as = FlowNode)]
+#[serde(rename_all = "camelCase")]
+struct Node<'a> {
+    #[schema(schema_with = node_kind)]
+    kind: FlowKind,
+    id: &'a str,
+    /// The command's or event's type.
+    name: &'a str,
+    /// How many causes lie above it.
+    depth: usize,
+    /// Which lines are what it caused.
+    children: &'a [usize],
+}
+
+impl<'a> From<&'a FlowNode> for Node<'a> {
+    fn from(node: &'a FlowNode) -> Self {
+        Self { kind: node.kind, id: &node.id, name: &node.name, depth: node.depth, children: &node.children }
+    }
+}
+
+fn node_kind() -> utoipa::openapi::schema::Object {
+    one_of(["command", "event"])
+}
+
+/// What is looked for.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Looked {
+    /// A command's, an event's, a flow's or an aggregate's id. An aggregate may be written KIND/ID.
+    id: String,
+}
+
+/// What an id is the id of, and the flows it belongs to
+#[utoipa::path(
+    get,
+    path = "/api/trace",
+    tag = "flows",
+    operation_id = "trace",
+    params(Looked),
+    responses(
+        (status = 200, description = "What it is.", body = Traced),
+        (status = 404, description = "Nothing has this id."),
+    )
+)]
+async fn trace(State(app): State<Towpath>, Query(looked): Query<Looked>) -> Result<Response, Problem> {
+    let id = looked.id;
+    // No identity has a control character, and not every database can be asked for one.
+    let traced = if id.chars().any(char::is_control) { None } else { app.trace(&id).await? };
+    let traced = traced.ok_or_else(|| Problem::not_found(format!("nothing has the id {id}")))?;
+    let found_as = match traced.found_as {
+        FoundAs::Command => "command",
+        FoundAs::Event => "event",
+        FoundAs::Flow => "flow",
+        FoundAs::Aggregate => "aggregate",
+    };
+    Ok(Json(Traced { id: &id, found_as, correlation_ids: &traced.flows }).into_response())
+}
+
+/// What an id is.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct Traced<'a> {
+    id: &'a str,
+    #[schema(schema_with = found_as)]
+    found_as: &'static str,
+    /// The flows it belongs to, the last first.
+    #[schema(value_type = Vec<String>)]
+    correlation_ids: &'a [CorrelationId],
+}
+
+fn found_as() -> utoipa::openapi::schema::Object {
+    one_of(["command", "event", "flow", "aggregate"])
+}

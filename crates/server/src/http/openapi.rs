@@ -1,0 +1,95 @@
+//! The OpenAPI document: made from the handlers, completed with what holds for all of them.
+
+use utoipa::openapi::path::{Operation, Parameter, ParameterBuilder, ParameterIn};
+use utoipa::openapi::schema::{ObjectBuilder, Type};
+use utoipa::openapi::{ContentBuilder, Info, OpenApi, Ref, RefOr, Required, ResponseBuilder};
+use utoipa::{PartialSchema as _, ToSchema as _};
+
+use super::problem::{PROBLEM_JSON, ProblemBody};
+
+/// What can happen to any request, whatever it asks for.
+const ANYWHERE: [(&str, &str); 8] = [
+    ("400", "The request cannot be read."),
+    ("401", "Who asks is not known."),
+    ("403", "Who asks may not do this."),
+    ("413", "The request is too large."),
+    ("429", "This caller asks more often than it may; ask again after `Retry-After`."),
+    ("500", "Something is wrong here that sending the request again does not cure."),
+    (
+        "503",
+        "The store or the broker cannot be reached, or too much is asked at once; send it again after `Retry-After`.",
+    ),
+    ("504", "It took too long."),
+];
+
+/// What can happen to any change.
+const CHANGING: [(&str, &str); 2] = [
+    ("409", "The same Idempotency-Key is at work already."),
+    ("422", "The Idempotency-Key belongs to another request."),
+];
+
+/// Completes the document that was collected from the handlers: who we are, and that every error is a problem.
+pub(crate) fn complete(mut document: OpenApi) -> OpenApi {
+    document.info = Info::builder()
+        .title("Towpath")
+        .version(env!("CARGO_PKG_VERSION"))
+        .description(Some(
+            "A backbone on which every state change becomes a fact, and every fact arrives. Errors are RFC 9457 \
+             problems with a stable `code`; the problem's `type` leads to the page of that code.",
+        ))
+        .build();
+    let components = document.components.get_or_insert_default();
+    components.schemas.insert(ProblemBody::name().into_owned(), ProblemBody::schema());
+    for item in document.paths.paths.values_mut() {
+        for operation in [&mut item.get, &mut item.head].into_iter().flatten() {
+            complete_operation(operation, &ANYWHERE);
+        }
+        let changes = [&mut item.put, &mut item.post, &mut item.delete, &mut item.patch];
+        for operation in changes.into_iter().flatten() {
+            complete_operation(operation, &ANYWHERE);
+            complete_operation(operation, &CHANGING);
+            takes_idempotency_key(operation);
+        }
+    }
+    document
+}
+
+fn complete_operation(operation: &mut Operation, answers: &[(&str, &str)]) {
+    for (status, description) in answers {
+        let said = || ResponseBuilder::new().description(*description).build().into();
+        operation.responses.responses.entry((*status).to_owned()).or_insert_with(said);
+    }
+    errors_are_problems(operation);
+}
+
+/// Every change takes one, by the layer around all paths. A handler that says more about it is left alone.
+fn takes_idempotency_key(operation: &mut Operation) {
+    let parameters = operation.parameters.get_or_insert_default();
+    let is_key =
+        |parameter: &RefOr<Parameter>| matches!(parameter, RefOr::T(known) if known.name == IDEMPOTENCY_KEY);
+    if !parameters.iter().any(is_key) {
+        let text = ObjectBuilder::new().schema_type(Type::String);
+        let key = ParameterBuilder::new()
+            .name(IDEMPOTENCY_KEY)
+            .parameter_in(ParameterIn::Header)
+            .required(Required::False)
+            .description(Some("The same key again gives the same answer and no second effect."))
+            .schema(Some(text));
+        parameters.push(key.build().into());
+    }
+}
+
+const IDEMPOTENCY_KEY: &str = "Idempotency-Key";
+
+/// Handlers only name the status of an error and when it comes.
+fn errors_are_problems(operation: &mut Operation) {
+    for (status, response) in &mut operation.responses.responses {
+        let RefOr::T(response) = response else { continue };
+        let is_error = status.starts_with('4') || status.starts_with('5');
+        if is_error && response.content.is_empty() {
+            let schema = Ref::from_schema_name(ProblemBody::name());
+            let problem = ContentBuilder::new().schema(Some(schema)).build();
+            response.content.insert(PROBLEM_JSON.to_owned(), problem.into());
+        }
+    }
+}

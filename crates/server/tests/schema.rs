@@ -1,0 +1,75 @@
+//! The OpenAPI document keeps its word: schemathesis makes requests from it, good and bad, and holds the answers
+//! against it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
+
+mod parcels;
+
+use std::process::Command;
+
+use parcels::Server;
+
+/// Not a test: the server process that the others start.
+#[test]
+fn server_of_a_test() {
+    parcels::become_server();
+}
+
+/// How many requests are made up per operation, of each sort.
+const EXAMPLES: &str = "12";
+
+/// What the schema cannot say. A command that fits it can still be refused: no such aggregate, no such command. A page's
+/// two numbers must be in order. An id may stand in the body or in a header, and must be the same in both.
+const CONFIG: &str = r#"
+hooks = "hooks"
+
+[checks.positive_data_acceptance]
+expected-statuses = [200, 201, 204, 304, 404, 409, 422]
+
+[[operations]]
+include-operation-id = ["showLog", "sendCommand"]
+checks.positive_data_acceptance.expected-statuses = [200, 201, 304, 400, 404, 409, 422]
+"#;
+
+/// Keys that are made up come again with another request, and then there is only one answer to see.
+const HOOKS: &str = r#"
+import schemathesis
+
+@schemathesis.hook
+def before_call(context, case, kwargs):
+    if case.headers:
+        case.headers.pop("Idempotency-Key", None)
+"#;
+
+#[test]
+fn schemathesis_finds_no_server_error_and_no_breach_of_the_schema() {
+    let program = std::env::var("TOWPATH_TEST_SCHEMATHESIS").unwrap_or_else(|_| {
+        panic!("TOWPATH_TEST_SCHEMATHESIS is not set: run `cargo xtask test`, or `eval \"$(cargo xtask services env)\"`")
+    });
+    let server = Server::of_carrier();
+    // Something to find: schemathesis cannot guess ids.
+    for number in 0..3 {
+        server.send("parcel.register", &number.to_string(), r#"{"weight":1000}"#);
+        server.send("parcel.lose", &number.to_string(), "null");
+    }
+    server.until("/api/dead-letters", |listed| !listed["letters"].as_array().unwrap().is_empty());
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("schemathesis.toml");
+    std::fs::write(&config, CONFIG).unwrap();
+    std::fs::write(folder.path().join("hooks.py"), HOOKS).unwrap();
+    let output = Command::new(program)
+        .arg("--config-file")
+        .arg(&config)
+        .args(["run", &format!("http://{}/openapi.json", server.address)])
+        .args(["--max-examples", EXAMPLES, "--phases", "examples,coverage,fuzzing", "--checks", "all"])
+        // An event stream does not end.
+        .args(["--exclude-path-regex", "stream"])
+        // The same requests each time: a finding can be looked at again.
+        .args(["--seed", "7400", "--generation-deterministic", "--no-color", "--request-timeout", "20"])
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains("POST /api/commands") || said.contains("passed"), "nothing was tried: {said}");
+}

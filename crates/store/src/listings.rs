@@ -1,0 +1,89 @@
+//! What operators look through: commands, outbox rows, aggregates, and what an id belongs to.
+
+use towpath_core::ids::{AggregateId, AggregateKey, AggregateKind, ChannelName, CommandId, CorrelationId};
+use towpath_core::lifecycle::{CommandStatus, OutboxStatus};
+use towpath_core::ports::store::{
+    AggregateRow, CommandRecord, FailedRow, Store as _, StoreError, StoreResult,
+};
+
+use crate::ops;
+use crate::store::{Purpose, SqlStore, reading};
+
+/// Which outbox rows. What is not said fits all.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct OutboxFilter {
+    /// Of this channel.
+    pub channel: Option<ChannelName>,
+    /// In this status.
+    pub status: Option<OutboxStatus>,
+}
+
+/// What an id turned out to be the id of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FoundAs {
+    /// A command.
+    Command,
+    /// An event.
+    Event,
+    /// A flow.
+    Flow,
+    /// An aggregate.
+    Aggregate,
+}
+
+impl SqlStore {
+    /// Commands, the last received first: the next `limit` behind one of them.
+    ///
+    /// # Errors
+    /// `Missing` when there is no such command to go on behind.
+    pub async fn commands(
+        &self,
+        status: Option<CommandStatus>,
+        behind: Option<&CommandId>,
+        limit: u32,
+    ) -> StoreResult<Vec<CommandRecord>> {
+        let behind = match behind {
+            None => None,
+            Some(id) => {
+                let missing = || StoreError::Missing { what: "command", name: id.to_string() };
+                let command = self.command(id).await?.ok_or_else(missing)?;
+                Some((command.command.context.occurred_at, id))
+            }
+        };
+        reading!(self, ops::listings::commands, status, behind, limit)
+    }
+
+    /// Outbox rows that fit a filter, with their facts, by number: the next `limit` behind `after`.
+    pub async fn outbox_rows(
+        &self,
+        filter: &OutboxFilter,
+        after: u64,
+        limit: u32,
+    ) -> StoreResult<Vec<FailedRow>> {
+        reading!(self, ops::listings::outbox, filter, after, limit)
+    }
+
+    /// One outbox row with its fact.
+    pub async fn outbox_row(&self, outbox_id: u64) -> StoreResult<Option<FailedRow>> {
+        reading!(self, ops::listings::outbox_row, outbox_id)
+    }
+
+    /// Aggregates of a kind, by id: the next `limit` behind one of them.
+    pub async fn aggregates(
+        &self,
+        kind: &AggregateKind,
+        after: Option<&AggregateId>,
+        limit: u32,
+    ) -> StoreResult<Vec<AggregateRow>> {
+        reading!(self, ops::listings::aggregates, kind, after, limit)
+    }
+
+    /// What an id is the id of, and the flows it belongs to. Which aggregates it could name is the caller's to say.
+    pub async fn trace(
+        &self,
+        id: &str,
+        aggregates: &[AggregateKey],
+    ) -> StoreResult<Vec<(FoundAs, CorrelationId)>> {
+        reading!(self, ops::listings::trace, id, aggregates)
+    }
+}

@@ -1,0 +1,221 @@
+//! What operators look through, page by page: each page is read from an index, whatever lies before and behind it.
+
+use chrono::{DateTime, Utc};
+use towpath_core::ids::{AggregateId, AggregateKey, AggregateKind, CommandId, CorrelationId};
+use towpath_core::lifecycle::{CommandStatus, OutboxStatus};
+use towpath_core::ports::store::{AggregateRow, CommandRecord, FailedFilter, FailedRow, StoreResult};
+use uuid::Uuid;
+
+use crate::listings::{FoundAs, OutboxFilter};
+use crate::ops::failed;
+use crate::rows::{read_aggregate, read_command, read_event, read_outbox, select_list};
+use crate::schema::{AGGREGATES, COMMAND_BOX, DOMAIN_EVENTS, EVENT_OUTBOX, Index};
+use crate::sql::{Session, Value, unreadable, values};
+
+/// How many flows of one aggregate are looked for: its last events tell.
+const LAST_EVENTS: u32 = 100;
+
+/// Commands, the last received first, behind one of them.
+pub(crate) async fn commands(
+    session: &mut Session<'_>,
+    status: Option<CommandStatus>,
+    behind: Option<(DateTime<Utc>, &CommandId)>,
+    limit: u32,
+) -> StoreResult<Vec<CommandRecord>> {
+    let mut keys = values![];
+    let (mut condition, mut order) = ("1 = 1".to_owned(), String::new());
+    match status {
+        None => {}
+        // Nearly all are: the order of time finds them quickly.
+        Some(CommandStatus::Completed) => condition = "c.status = 'COMPLETED'".to_owned(),
+        Some(status) => {
+            let (column, partial) = session.dialect().partial(open_commands(), "c.");
+            let (pinned, first) = session.dialect().pinned(&column);
+            keys.extend(pinned.matches('?').map(|_| Value::from(status.as_str())));
+            condition = format!("{pinned}{partial}");
+            order = first.replace(", ", " DESC, ");
+        }
+    }
+    if let Some((received_at, command_id)) = behind {
+        keys.extend(values![received_at, received_at, command_id.as_str()]);
+        condition.push_str(" AND c.received_at <= ? AND (c.received_at < ? OR c.command_id < ?)");
+    }
+    let sql = format!(
+        "SELECT {} FROM command_box c WHERE {condition} ORDER BY {order}c.received_at DESC, c.command_id DESC \
+         LIMIT {limit}",
+        select_list(&COMMAND_BOX, "c", "")
+    );
+    let mut commands = Vec::new();
+    for row in session.rows("commands.list", &sql, keys).await? {
+        commands.extend(read_command(&row, "")?);
+    }
+    Ok(commands)
+}
+
+/// Outbox rows with their facts, by number, behind one of them.
+pub(crate) async fn outbox(
+    session: &mut Session<'_>,
+    filter: &OutboxFilter,
+    after: u64,
+    limit: u32,
+) -> StoreResult<Vec<FailedRow>> {
+    let mut keys = values![];
+    let from = match filter.status {
+        Some(OutboxStatus::Failed) => {
+            let filter = FailedFilter { channel: filter.channel.clone(), ..FailedFilter::default() };
+            return failed::list(session, &filter, after, limit).await;
+        }
+        // Each index holds a part of those that wait.
+        Some(status @ (OutboxStatus::New | OutboxStatus::Retry)) => {
+            let [_, ready, parked, _] = EVENT_OUTBOX.indexes else {
+                return Err(unreadable("event_outbox", "its indexes are not those of this build"));
+            };
+            let parts = [("ready", ready), ("parked", parked)].map(|(name, index)| {
+                let within = in_index(session, index, filter, &mut keys);
+                keys.extend(values![after, status.as_str()]);
+                format!(
+                    "SELECT {name}.outbox_id FROM (SELECT o.outbox_id FROM event_outbox o WHERE {within} \
+                     AND o.outbox_id > ? AND o.status = ? ORDER BY o.outbox_id LIMIT {limit}) AS {name}"
+                )
+            });
+            format!(
+                "({}) AS chosen JOIN event_outbox o ON o.outbox_id = chosen.outbox_id \
+                 JOIN domain_events e ON e.event_id = o.event_id",
+                parts.join(" UNION ALL ")
+            )
+        }
+        Some(OutboxStatus::Sent) | None => {
+            let mut condition = "o.outbox_id > ?".to_owned();
+            keys.extend(values![after]);
+            let status = filter.status.map(OutboxStatus::as_str);
+            let channel = filter.channel.as_ref().map(|channel| channel.as_str());
+            for (column, text) in [("o.status", status), ("o.channel", channel)] {
+                if let Some(text) = text {
+                    keys.extend(values![text]);
+                    condition.push_str(&format!(" AND {column} = ?"));
+                }
+            }
+            format!("event_outbox o JOIN domain_events e ON e.event_id = o.event_id WHERE {condition}")
+        }
+    };
+    let sql = format!(
+        "SELECT {}, {} FROM {from} ORDER BY o.outbox_id LIMIT {limit}",
+        select_list(&EVENT_OUTBOX, "o", ""),
+        select_list(&DOMAIN_EVENTS, "e", ""),
+    );
+    let rows = session.rows("outbox.list", &sql, keys).await?;
+    rows.iter().map(|row| Ok(FailedRow { row: read_outbox(row)?, event: read_event(row)? })).collect()
+}
+
+/// One outbox row with its fact.
+pub(crate) async fn outbox_row(session: &mut Session<'_>, outbox_id: u64) -> StoreResult<Option<FailedRow>> {
+    let sql = format!(
+        "SELECT {}, {} FROM event_outbox o JOIN domain_events e ON e.event_id = o.event_id WHERE o.outbox_id = ?",
+        select_list(&EVENT_OUTBOX, "o", ""),
+        select_list(&DOMAIN_EVENTS, "e", ""),
+    );
+    let row = session.row("outbox.one", &sql, values![outbox_id]).await?;
+    row.map(|row| Ok(FailedRow { row: read_outbox(&row)?, event: read_event(&row)? })).transpose()
+}
+
+/// Aggregates of a kind, by id, behind one of them.
+pub(crate) async fn aggregates(
+    session: &mut Session<'_>,
+    kind: &AggregateKind,
+    after: Option<&AggregateId>,
+    limit: u32,
+) -> StoreResult<Vec<AggregateRow>> {
+    let sql = format!(
+        "SELECT {} FROM aggregates a WHERE a.aggregate_kind = ? AND a.aggregate_id > ? \
+         ORDER BY a.aggregate_kind, a.aggregate_id LIMIT {limit}",
+        select_list(&AGGREGATES, "a", "")
+    );
+    // No id is empty, so all are behind it.
+    let keys = values![kind.as_str(), after.map_or("", |after| after.as_str())];
+    let mut found = Vec::new();
+    for row in session.rows("aggregates.list", &sql, keys).await? {
+        found.extend(read_aggregate(&row, "")?);
+    }
+    Ok(found)
+}
+
+/// What an id is the id of, and the flows it belongs to, the last first.
+pub(crate) async fn trace(
+    session: &mut Session<'_>,
+    id: &str,
+    aggregates: &[AggregateKey],
+) -> StoreResult<Vec<(FoundAs, CorrelationId)>> {
+    let mut keys = values![id, id, id];
+    let mut parts = vec![
+        format!("SELECT {} AS found_as, c.correlation_id FROM command_box c WHERE c.command_id = ?", COMMAND),
+        format!(
+            "SELECT {FLOW}, known.correlation_id FROM \
+             (SELECT c.correlation_id FROM command_box c WHERE c.correlation_id = ? LIMIT 1) AS known"
+        ),
+        format!(
+            "SELECT {FLOW}, told.correlation_id FROM \
+             (SELECT e.correlation_id FROM domain_events e WHERE e.correlation_id = ? LIMIT 1) AS told"
+        ),
+    ];
+    if let Ok(event_id) = Uuid::parse_str(id) {
+        keys.extend(values![event_id]);
+        parts.push(format!("SELECT {EVENT}, e.correlation_id FROM domain_events e WHERE e.event_id = ?"));
+    }
+    for (number, key) in aggregates.iter().enumerate() {
+        keys.extend(values![key.kind.as_str(), key.id.as_str()]);
+        parts.push(format!(
+            "SELECT {AGGREGATE}, of_{number}.correlation_id FROM (SELECT e.correlation_id FROM domain_events e \
+             WHERE e.aggregate_kind = ? AND e.aggregate_id = ? ORDER BY e.aggregate_version DESC \
+             LIMIT {LAST_EVENTS}) AS of_{number}"
+        ));
+    }
+    let mut found: Vec<(FoundAs, CorrelationId)> = Vec::new();
+    for row in session.rows("trace", &parts.join(" UNION ALL "), keys).await? {
+        let found_as = match row.long("found_as")? {
+            COMMAND => FoundAs::Command,
+            EVENT => FoundAs::Event,
+            FLOW => FoundAs::Flow,
+            _ => FoundAs::Aggregate,
+        };
+        let flow = (found_as, CorrelationId::from_stored(row.text("correlation_id")?));
+        if !found.contains(&flow) {
+            found.push(flow);
+        }
+    }
+    Ok(found)
+}
+
+const COMMAND: i64 = 1;
+const EVENT: i64 = 2;
+const FLOW: i64 = 3;
+const AGGREGATE: i64 = 4;
+
+/// What a filter says of the rows in an index that begins with the channel.
+fn in_index<'f>(
+    session: &Session<'_>,
+    index: &Index,
+    filter: &'f OutboxFilter,
+    keys: &mut Vec<Value<'f>>,
+) -> String {
+    let (channel, condition) = session.dialect().partial(index, "o.");
+    match &filter.channel {
+        Some(name) => {
+            keys.extend(values![name.as_str()]);
+            format!("{channel} = ?{condition}")
+        }
+        None => format!("{channel} IS NOT NULL{condition}"),
+    }
+}
+
+fn open_commands() -> &'static Index {
+    let by_name = |index: &&Index| index.name == "command_box_open";
+    COMMAND_BOX.indexes.iter().find(by_name).unwrap_or(&COMMAND_BOX.indexes[0])
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_index_of_open_commands_is_found() {
+        assert_eq!(super::open_commands().name, "command_box_open");
+    }
+}
