@@ -15,6 +15,7 @@
 //! # Ok(()) }
 //! ```
 
+mod backlog;
 mod deliveries;
 mod dialect;
 mod floors;
@@ -24,6 +25,7 @@ mod migrations;
 mod notices;
 mod operations;
 mod ops;
+mod own_tables;
 mod rows;
 mod schema;
 mod scratch;
@@ -32,10 +34,16 @@ mod store;
 mod transaction;
 mod url;
 
+pub use backlog::{
+    Backlog, CommandBacklog, Connections, LetterCount, LogBacklog, OutboxBacklog, TimerBacklog,
+};
 pub use followed::FollowedLog;
 pub use notices::{Heard, Notices};
 pub use ops::inbox::FirstDelivery;
+pub use own_tables::{OwnTables, Record};
+pub use schema::{Column, ColumnKind, Index, Table};
 pub use scratch::Scratch;
+pub use sql::Value;
 pub use sqlx;
 pub use store::{SqlStore, StoreOptions};
 pub use transaction::{JoinTransaction, SqlTransaction};

@@ -13,7 +13,7 @@ use ColumnKind::{AutoId, Bytes, Int, Json, Long, Name, Text, Time, Uuid};
 
 /// What a column holds; each database picks its own type for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ColumnKind {
+pub enum ColumnKind {
     /// A short text that is compared byte for byte, of at most so many characters.
     Name(u16),
     /// A text for people.
@@ -36,7 +36,7 @@ pub(crate) enum ColumnKind {
 
 /// One column.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Column {
+pub struct Column {
     pub(crate) name: &'static str,
     pub(crate) kind: ColumnKind,
     pub(crate) nullable: bool,
@@ -44,7 +44,7 @@ pub(crate) struct Column {
 
 /// An index; with `only`, over the rows that satisfy a condition.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Index {
+pub struct Index {
     pub(crate) name: &'static str,
     pub(crate) columns: &'static [&'static str],
     pub(crate) unique: bool,
@@ -70,7 +70,7 @@ pub(crate) enum Only {
 
 /// One table.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Table {
+pub struct Table {
     pub(crate) name: &'static str,
     pub(crate) columns: &'static [Column],
     pub(crate) primary_key: &'static [&'static str],
@@ -102,6 +102,47 @@ const fn index(name: &'static str, columns: &'static [&'static str]) -> Index {
 
 const fn unique(name: &'static str, columns: &'static [&'static str]) -> Index {
     Index { name, columns, unique: true, only: Only::All }
+}
+
+impl Column {
+    /// A column that always has a value.
+    pub const fn new(name: &'static str, kind: ColumnKind) -> Self {
+        column(name, kind)
+    }
+
+    /// A column that may be null.
+    pub const fn nullable(name: &'static str, kind: ColumnKind) -> Self {
+        nullable(name, kind)
+    }
+}
+
+impl Index {
+    /// An index over all rows.
+    pub const fn new(name: &'static str, columns: &'static [&'static str]) -> Self {
+        index(name, columns)
+    }
+
+    /// An index that lets no two rows have the same values.
+    pub const fn unique(name: &'static str, columns: &'static [&'static str]) -> Self {
+        unique(name, columns)
+    }
+}
+
+impl Table {
+    /// A table of an application's own.
+    pub const fn new(
+        name: &'static str,
+        columns: &'static [Column],
+        primary_key: &'static [&'static str],
+        indexes: &'static [Index],
+    ) -> Self {
+        Self { name, columns, primary_key, indexes, foreign_key: None, hot: true }
+    }
+
+    /// Its name.
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
 }
 
 /// The values of a tenant's status dictionary (S7).
@@ -292,6 +333,12 @@ pub(crate) const COMMAND_BOX: Table = Table {
             columns: &["claimed_by_id"],
             unique: false,
             only: Only::FirstNotNull,
+        },
+        Index {
+            name: "command_box_failed",
+            columns: &["status_changed_at"],
+            unique: false,
+            only: Only::Where { condition: "status = 'FAILED'", mysql_column: "failed_changed_at" },
         },
     ],
     foreign_key: None,

@@ -12,13 +12,18 @@ use crate::dialect::Dialect;
 
 /// A value on its way into a statement. Nulls keep their type, which PostgreSQL asks for.
 #[derive(Debug, Clone)]
-pub(crate) enum Value<'a> {
+pub enum Value<'a> {
+    /// A text.
     Text(Option<Cow<'a, str>>),
+    /// A number.
     Long(Option<i64>),
+    /// An id.
     Uuid(Option<Uuid>),
+    /// A moment.
     Time(Option<DateTime<Utc>>),
+    /// Bytes of any sort.
     Bytes(&'a [u8]),
-    /// A set of numbers. Only PostgreSQL binds one; see [`Session::one_of`].
+    /// A set of numbers. Only PostgreSQL binds one; see `Session::one_of`.
     Longs(Vec<i64>),
     /// A set of ids. Only PostgreSQL binds one.
     Uuids(Vec<Uuid>),

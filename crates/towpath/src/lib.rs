@@ -89,7 +89,9 @@ mod consumer;
 #[cfg(feature = "follow")]
 pub mod follow;
 mod leases;
+pub mod metrics;
 mod notices;
+pub mod observer;
 mod operations;
 mod outbox;
 mod publishing;
@@ -99,6 +101,7 @@ mod runner;
 mod send;
 mod sequencer;
 mod service;
+mod spans;
 mod timers;
 mod towpath;
 mod tracker;
@@ -139,11 +142,16 @@ pub use towpath_core::lifecycle;
 pub use towpath_core::machine::{self, Deadline, Machine};
 pub use towpath_core::name;
 pub use towpath_core::notifications;
-pub use towpath_core::payload::Payload;
+pub use towpath_core::payload::{InvalidPayload, Payload};
 pub use towpath_core::ports;
 pub use towpath_core::retry;
 pub use towpath_core::route::Glob;
+pub use towpath_core::{from_variant, to_variant};
 pub use towpath_store::{JoinTransaction, Scratch, SqlStore, StoreOptions, StoreUrl, sqlx};
+/// Tables of an application's own, declared as data and used on any of the databases.
+pub mod tables {
+    pub use towpath_store::{Column, ColumnKind, Index, OwnTables, Record, SqlTransaction, Table, Value};
+}
 
 /// The README's programs are run as tests.
 #[cfg(doctest)]

@@ -34,6 +34,11 @@ impl Wake {
     pub(crate) fn wake(&self) {
         self.0.notify_one();
     }
+
+    /// Waits until it is woken.
+    pub(crate) async fn woken(&self) {
+        self.0.notified().await;
+    }
 }
 
 /// Rests until woken, until the time is over, or until told to stop.

@@ -21,7 +21,7 @@ use towpath_core::ports::store::{AggregateRow, CommandRecord, Flow, StateEvent, 
 use towpath_core::retry::RetryPolicy;
 use towpath_core::route::Route;
 use towpath_core::to_variant;
-use towpath_store::{SqlStore, StoreOptions, StoreUrl};
+use towpath_store::{SqlStore, StoreOptions, StoreUrl, Table};
 use uuid::Uuid;
 
 use crate::bus::{Bus, FoldError, SendError};
@@ -31,6 +31,8 @@ use crate::clock::SystemClock;
 use crate::config::{BadChannels, Channels};
 use crate::consumer::{self, Consumer, Letters, Wired, wire};
 use crate::leases::{self, InFlight};
+use crate::observer::{Eyes, Observer, ObserverStanding, Standings};
+use crate::metrics::{Gauges, Meters};
 use crate::operations::{self, Operations};
 use crate::outbox::Outbox;
 use crate::registry::Registry;
@@ -65,6 +67,8 @@ pub struct Towpath {
     pub(crate) wake: Wake,
     pub(crate) trackers: Trackers,
     horizon: Duration,
+    observers: Standings,
+    pub(crate) gauges: Arc<Gauges>,
     page_size: NonZeroU64,
     services: Arc<Mutex<Vec<Service>>>,
     /// What follows the logs of others here.
@@ -83,6 +87,8 @@ pub struct Builder {
     channels: Vec<Channel>,
     topology: Topology,
     consumers: Vec<Consumer>,
+    tables: Vec<Table>,
+    observers: Vec<Observer>,
     dead_letter_queues: Vec<String>,
     clock: Arc<dyn Clock>,
     retries: RetryPolicy,
@@ -190,6 +196,8 @@ impl Towpath {
             registry: Registry::default(),
             channels: Vec::new(),
             consumers: Vec::new(),
+            tables: Vec::new(),
+            observers: Vec::new(),
             dead_letter_queues: Vec::new(),
             topology: Topology::default(),
             clock: Arc::new(SystemClock),
@@ -336,6 +344,11 @@ impl Towpath {
         Letters { store, broker, clock, horizon: self.horizon, by }
     }
 
+    /// Where the observers of this instance are, by name.
+    pub fn observers(&self) -> Vec<ObserverStanding> {
+        self.observers.all()
+    }
+
     /// What was registered.
     pub fn registry(&self) -> &Registry {
         &self.bus.registry
@@ -474,6 +487,18 @@ impl Builder {
         self
     }
 
+    /// Adds tables of the application's own: made at the start where they are missing.
+    pub fn tables(mut self, tables: &[Table]) -> Self {
+        self.tables.extend_from_slice(tables);
+        self
+    }
+
+    /// Adds an observer of resources outside.
+    pub fn observer(mut self, observer: Observer) -> Self {
+        self.observers.push(observer);
+        self
+    }
+
     /// A dead-letter queue of the broker's own that is read into the dead letters ([`Towpath::dead_letters`]). It must
     /// exist, or be declared in the topology.
     pub fn dead_letter_queue(mut self, queue: impl Into<String>) -> Self {
@@ -583,6 +608,7 @@ impl Builder {
         let store = SqlStore::connect_with(&url, self.store_options).await?;
         if self.migrate {
             store.migrate().await?;
+            store.create_tables(&self.tables).await?;
         }
         store.ready().await?;
         let page_size = store.open_log(self.page_size).await?;
@@ -595,8 +621,13 @@ impl Builder {
             broker.promises(),
         )?;
         broker.declare(&self.topology).await?;
+        let queues = self.topology.queues.iter().map(|queue| &queue.name);
+        let queues = queues.chain(consumers.iter().map(|wired| &wired.queue)).chain(&self.dead_letter_queues);
+        let queues: BTreeSet<String> = queues.cloned().collect();
+        let handlers: BTreeSet<String> = consumers.iter().map(|wired| wired.handler.to_string()).collect();
         let (tracked, relayed): (Vec<_>, Vec<_>) =
             self.channels.into_iter().partition(|channel| channel.tracking.is_some());
+        let with_rows: Vec<_> = relayed.iter().map(|channel| channel.name.clone()).collect();
         let targets = relayed.into_iter().filter_map(|channel| {
             let target = channel.target.clone()?;
             Some((channel, target))
@@ -605,6 +636,7 @@ impl Builder {
         let wakes = RelayWakes::new(publishing.iter().map(|(channel, _)| channel));
         let bus = Bus {
             store: Arc::new(store.clone()),
+            meters: Arc::new(Meters::of(&self.registry)),
             registry: Arc::new(self.registry),
             clock: self.clock,
             retries: self.retries,
@@ -617,6 +649,7 @@ impl Builder {
         };
         let wake = Wake::default();
         let (mut services, mut keepers) = (Vec::new(), Vec::new());
+        let mut holding = None;
         let notifies = store.promises().notifies;
         if notifies {
             services.push(notices::tell(bus.clone(), store.clone(), instance.clone()));
@@ -627,6 +660,7 @@ impl Builder {
             let (keeper, held) =
                 leases::start(bus.clone(), instance.clone(), relayed, in_flight.clone(), self.lease).await?;
             keepers.push(keeper);
+            holding = Some(held.clone());
             let pace = runner::Pace { lease: self.lease, scan: self.scan };
             services.push(runner::start(bus.clone(), held.clone(), wake.clone(), pace));
             if notifies {
@@ -658,12 +692,33 @@ impl Builder {
                 services.push(consumer::start_reader(running.clone(), queue));
             }
         }
+        let observers = Standings::default();
+        for Observer { name, start } in self.observers.into_iter().filter(|_| self.workers) {
+            services.push(start(Eyes {
+                name,
+                bus: bus.clone(),
+                store: store.clone(),
+                runner: wake.clone(),
+                instance: instance.clone(),
+                lease: self.lease,
+                standings: observers.clone(),
+            }));
+        }
         let published = self.workers.then(|| broker.clone());
         let trackers =
             Trackers::new(bus.clone(), published, instance.clone(), self.lease, self.keeping.handled);
         for channel in tracked {
             trackers.follow(channel).await?;
         }
+        let gauges = Gauges::new(
+            store.clone(),
+            broker.clone(),
+            bus.clock.clone(),
+            holding,
+            with_rows,
+            queues,
+            handlers,
+        );
         tracing::info!(store = %url, broker = %broker_url, %instance, "towpath started");
         Ok(Towpath {
             bus,
@@ -674,6 +729,8 @@ impl Builder {
             wake,
             trackers,
             horizon: self.keeping.handled,
+            observers,
+            gauges: Arc::new(gauges),
             page_size,
             #[cfg(feature = "follow")]
             followers: crate::follow::Followers::default(),

@@ -22,6 +22,7 @@ fn every_error_code_has_its_section() {
         "crates/towpath/src/follow/mod.rs",
         "crates/towpath/src/tracker.rs",
         "crates/towpath/src/towpath.rs",
+        "apps/hive/src/gateway/mod.rs",
     ] {
         let source = read(path);
         // `fn code` is a match whose arms end in the code.
@@ -36,6 +37,19 @@ fn every_error_code_has_its_section() {
     let of_problems: BTreeSet<String> = http.split("StatusCode::").skip(1).filter_map(code_behind).collect();
     for code in ["malformed", "not-found", "too-large"] {
         assert!(of_problems.contains(code), "the source was not read as it is written: {of_problems:?}");
+    }
+    // Those of the observer are in the log and in its standing.
+    for (code, file) in [
+        ("observer-timeout", "observer.rs"),
+        ("observer-panicked", "observer/looking.rs"),
+        ("observer-platform-down", "observer/looking.rs"),
+    ] {
+        assert!(read(&format!("crates/towpath/src/{file}")).contains(&format!("\"{code}\"")), "{code}");
+        codes.insert(code.to_owned());
+    }
+    for code in ["read-model", "invalid-service-spec"] {
+        assert!(read("crates/server/src/http/hive.rs").contains(&format!("\"{code}\"")), "{code}");
+        codes.insert(code.to_owned());
     }
     codes.extend(of_problems);
     // The last words of a stream are no answers, and have no status.
@@ -65,7 +79,7 @@ fn code_behind(status: &str) -> Option<String> {
 fn every_test_that_shows_a_requirement_exists() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut sources = String::new();
-    for folder in ["crates", "examples", "xtask"] {
+    for folder in ["apps", "crates", "examples", "xtask"] {
         read_sources(&root.join(folder), &mut sources);
     }
     let table = std::fs::read_to_string(root.join("docs/conformance.md")).unwrap();

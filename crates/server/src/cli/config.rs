@@ -12,6 +12,7 @@ use towpath::config::{ChannelEntry, TopologyEntry};
 use towpath::notifications::LARGEST_PAGE_SIZE;
 
 use super::Failure;
+use super::hive::HiveConfig;
 use super::settings::{SettingFlags, Settings, Source};
 use crate::http::access::{ASYMMETRIC, ApiKey, JwtSettings, Role};
 use crate::http::limits::LimitSettings;
@@ -50,6 +51,7 @@ pub(crate) struct Config {
     pub(crate) store: String,
     pub(crate) broker: String,
     pub(crate) channels: Channels,
+    pub(crate) hive: HiveConfig,
     pub(crate) log_page_size: Option<NonZeroU64>,
     pub(crate) keys: Vec<ApiKey>,
     pub(crate) jwt: Option<JwtSettings>,
@@ -85,6 +87,8 @@ struct File {
     listen: Option<String>,
     store: Option<String>,
     broker: Option<String>,
+    #[serde(default)]
+    hive: toml::Table,
     #[serde(default)]
     access: toml::Table,
     #[serde(default)]
@@ -158,6 +162,7 @@ impl ServeFlags {
         Ok(Config {
             log_page_size: page_size(&settings)?,
             channels,
+            hive: HiveConfig::read(file.hive)?,
             listen: listen.parse().map_err(|_| {
                 Failure::usage(format!(
                     "{listen:?} is not an address to listen on; write one such as {DEFAULT_LISTEN}"

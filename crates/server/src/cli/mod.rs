@@ -6,6 +6,7 @@ mod bench;
 mod config;
 #[cfg(feature = "follow")]
 mod follow;
+mod hive;
 mod keys;
 mod migrate;
 mod output;
@@ -38,6 +39,11 @@ enum Command {
     Serve(ServeFlags),
     /// Bring the database to this version's tables
     Migrate(ServeFlags),
+    /// What hive keeps beside its facts
+    Hive {
+        #[command(subcommand)]
+        what: hive::HiveCommand,
+    },
     /// Keep the facts of another Towpath in a store of its own
     #[cfg(feature = "follow")]
     Follow(follow::FollowFlags),
@@ -96,6 +102,7 @@ pub(crate) fn main(
             None => serve::serve(arguments.serve, extend).await,
             Some(Command::Serve(flags)) => serve::serve(flags, extend).await,
             Some(Command::Migrate(flags)) => migrate::migrate(flags).await,
+            Some(Command::Hive { what }) => hive::run(what).await,
             #[cfg(feature = "follow")]
             Some(Command::Follow(flags)) => follow::follow(flags).await,
             Some(Command::Config(flags)) => shown_config::show(flags),

@@ -5,7 +5,9 @@ mod commands;
 mod conditional;
 pub(crate) mod connections;
 mod facts;
+mod hive;
 pub(crate) mod limits;
+pub(crate) mod metrics;
 mod notifications;
 mod operations;
 mod patience;
@@ -22,6 +24,7 @@ use axum::routing::get;
 use axum::{Json, Router};
 use serde_json::json;
 use towpath::Towpath;
+use towpath_hive::Hive;
 use utoipa_axum::router::OpenApiRouter;
 
 pub(crate) use patience::{PATIENCE, Patient};
@@ -31,6 +34,9 @@ pub(crate) use stream::{Feed, FeedOptions};
 #[derive(Clone, FromRef)]
 pub(crate) struct App {
     pub(crate) towpath: Towpath,
+    /// Nothing, where it does not run.
+    pub(crate) hive: Option<Hive>,
+    pub(crate) measurements: metrics::Measurements,
     pub(crate) access: Arc<access::Access>,
     pub(crate) limits: Arc<limits::Limits>,
     /// Follows the log for all readers of the event stream.
@@ -43,6 +49,8 @@ pub(crate) fn router(app: App) -> Router {
         .merge(about_this_server())
         .merge(commands::routes())
         .merge(facts::routes())
+        .merge(hive::routes())
+        .merge(metrics::routes())
         .merge(notifications::routes())
         .merge(stream::routes())
         .split_for_parts();
@@ -59,6 +67,7 @@ fn around(paths: Router<App>, app: &App) -> Router<App> {
         .layer(from_fn_with_state(app.clone(), access::guard))
         .layer(from_fn_with_state(app.clone(), limits::admit))
         .layer(from_fn(request::identify))
+        .layer(from_fn(metrics::count_requests))
 }
 
 fn about_this_server() -> OpenApiRouter<App> {

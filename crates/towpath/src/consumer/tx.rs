@@ -10,11 +10,12 @@ use towpath_core::incoming::IncomingEvent;
 use towpath_core::name::CommandName;
 use towpath_core::ports::store::{Append, Appended, NewCommand, NewTimer, StoreError};
 use towpath_core::to_variant;
-use towpath_store::{SqlTransaction, sqlx};
+use towpath_store::{OwnTables, SqlTransaction, sqlx};
 use uuid::Uuid;
 
 use crate::bus::Bus;
 use crate::consumer::HandlerError;
+use crate::observer::ObserverWake;
 use crate::service::Wake;
 
 /// The transaction in which a handler works. It commits when the handler answers `handled`, together with the mark that
@@ -33,8 +34,10 @@ pub struct HandlerTx {
 #[derive(Default)]
 struct Afterwards {
     facts: bool,
+    event_types: Vec<String>,
     channels: Vec<(String, Lane)>,
     timer_due_at: Option<DateTime<Utc>>,
+    observers: Vec<ObserverWake>,
 }
 
 /// A connection of another database was asked for.
@@ -99,10 +102,21 @@ impl HandlerTx {
         }
     }
 
+    /// Statements on the application's own tables, on any of the databases.
+    pub fn own_tables(&mut self) -> OwnTables<'_> {
+        self.inner.own_tables()
+    }
+
+    /// Wakes an observer of this process once this has committed.
+    pub fn wake_after_commit(&mut self, observer: &ObserverWake) {
+        self.after.observers.push(observer.clone());
+    }
+
     /// Appends facts.
     pub async fn append(&mut self, append: &Append) -> Result<Appended, StoreError> {
         let appended = self.inner.append_facts(append).await?;
         self.after.facts = true;
+        self.after.event_types.extend(append.events.iter().map(|event| event.event_type.to_string()));
         let (channels, lane) =
             (append.events.iter().flat_map(|event| &event.channels), append.aggregate.lane());
         self.after.channels.extend(channels.map(|channel| (channel.to_string(), lane)));
@@ -163,6 +177,7 @@ impl HandlerTx {
             Some(event_id) => self.inner.finish_marked(event_id, handler).await?,
             None => self.inner.finish().await?,
         }
+        self.bus.meters.committed(self.after.event_types.iter().map(String::as_str));
         if self.after.facts {
             self.bus.committed.wake();
             self.bus.told.wake();
@@ -173,6 +188,7 @@ impl HandlerTx {
         if let Some(due_at) = self.after.timer_due_at {
             self.bus.timers.scheduled(due_at);
         }
+        self.after.observers.iter().for_each(ObserverWake::wake);
         if !self.sent.is_empty() {
             self.runner.wake();
             self.bus.told.wake();

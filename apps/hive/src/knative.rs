@@ -1,0 +1,260 @@
+//! The platform's side of a service, as it was last seen: what of a look is worth telling (H14).
+//!
+//! A look that shows nothing new is no fact. What a service still waits for is told again after a while, in case that what
+//! was told did not get through.
+
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use towpath::{Aggregate, Context};
+
+use crate::gateway::{Observed, RevisionSeen, RouteTarget};
+use crate::service::{ServiceStatus, Snapshot};
+use crate::spec::{ResourceName, SpecHash};
+
+/// After how long something is told again that a service waits for.
+const TOLD_AGAIN_AFTER: TimeDelta = TimeDelta::seconds(60);
+
+/// The platform's side of a service.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct KnativeService {
+    /// What was told last.
+    pub told: Option<KnativeServiceObserved>,
+    /// When it was told that it is gone.
+    pub told_deleted_at: Option<DateTime<Utc>>,
+    /// The revisions that were told.
+    pub revisions: BTreeSet<String>,
+    /// Where requests were told to go.
+    pub traffic: Vec<RouteTarget>,
+}
+
+/// What may be asked of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum KnativeServiceCommand {
+    /// It was looked at.
+    #[serde(rename = "Command.Hive.KnativeService.Observe")]
+    Observe(Look),
+}
+
+/// A look, and what the looker knew of the service.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Look {
+    /// Which service of ours.
+    pub service_id: String,
+    /// Where it is.
+    pub resource: ResourceName,
+    /// What was seen.
+    pub observed: Observed,
+    /// When.
+    pub observed_at: DateTime<Utc>,
+    /// What the service is to be.
+    pub desired_spec_hash: SpecHash,
+    /// Which one in the row.
+    pub spec_version: u64,
+    /// The state of the service.
+    pub status: ServiceStatus,
+    /// How many looks in a row must find it not ready before it counts as failed.
+    pub failure_threshold: u32,
+}
+
+/// What a look showed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum KnativeServiceEvent {
+    /// Something has changed, or is awaited.
+    #[serde(rename = "KnativeServiceObserved")]
+    Observed(KnativeServiceObserved),
+    /// It is gone, as it should be.
+    #[serde(rename = "KnativeServiceDeletedObserved")]
+    DeletedObserved(KnativeServiceDeletedObserved),
+    /// There is a new revision.
+    #[serde(rename = "RevisionCreated")]
+    RevisionCreated(RevisionCreated),
+    /// Requests go elsewhere.
+    #[serde(rename = "RouteAligned")]
+    RouteAligned(RouteAligned),
+}
+
+/// `KnativeServiceObserved`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct KnativeServiceObserved {
+    /// Which service of ours.
+    pub service_id: String,
+    /// Where it is.
+    pub resource: ResourceName,
+    /// Whether it is ready; null: not known yet.
+    pub ready: Option<bool>,
+    /// Whether it is what was asked for.
+    pub hash_match: bool,
+    /// What was asked for.
+    pub desired_spec_hash: SpecHash,
+    /// Which one in the row.
+    pub spec_version: u64,
+    /// How many looks in a row must find it not ready before it counts as failed.
+    pub failure_threshold: u32,
+    /// All that was seen.
+    pub snapshot: Snapshot,
+}
+
+/// `KnativeServiceDeletedObserved`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct KnativeServiceDeletedObserved {
+    /// Which service of ours.
+    pub service_id: String,
+    /// Where it was.
+    pub resource: ResourceName,
+    /// All that was seen: that it is not there.
+    pub snapshot: Snapshot,
+}
+
+/// `RevisionCreated`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RevisionCreated {
+    /// Which service of ours.
+    pub service_id: String,
+    /// Where it is.
+    pub resource: ResourceName,
+    /// The revision.
+    pub revision: RevisionSeen,
+    /// The hash of what the resource was when the revision was seen.
+    pub spec_hash: Option<SpecHash>,
+}
+
+/// `RouteAligned`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RouteAligned {
+    /// Which service of ours.
+    pub service_id: String,
+    /// Where it is.
+    pub resource: ResourceName,
+    /// Where requests go.
+    pub traffic: Vec<RouteTarget>,
+    /// The address.
+    pub url: Option<String>,
+}
+
+impl Aggregate for KnativeService {
+    const KIND: &'static str = "knative-service";
+    type Command = KnativeServiceCommand;
+    type Event = KnativeServiceEvent;
+    type Refusal = Infallible;
+
+    fn decide(
+        &self,
+        command: KnativeServiceCommand,
+        _: &Context,
+    ) -> Result<Vec<KnativeServiceEvent>, Infallible> {
+        let KnativeServiceCommand::Observe(look) = command;
+        let mut events = self.new_revisions(&look);
+        events.extend(self.new_route(&look));
+        let observed = self.observed(&look);
+        let gone = look.status == ServiceStatus::Deleting && !observed.snapshot.present;
+        if self.is_worth_telling(&look, &observed) {
+            events.push(KnativeServiceEvent::Observed(observed.clone()));
+        }
+        if gone && is_due(self.told_deleted_at, look.observed_at) {
+            let KnativeServiceObserved { service_id, resource, snapshot, .. } = observed;
+            let deleted = KnativeServiceDeletedObserved { service_id, resource, snapshot };
+            events.push(KnativeServiceEvent::DeletedObserved(deleted));
+        }
+        Ok(events)
+    }
+
+    fn evolve(mut self, event: &KnativeServiceEvent) -> Self {
+        match event {
+            KnativeServiceEvent::Observed(observed) => self.told = Some(observed.clone()),
+            KnativeServiceEvent::DeletedObserved(deleted) => {
+                self.told_deleted_at = Some(deleted.snapshot.observed_at);
+            }
+            KnativeServiceEvent::RevisionCreated(created) => {
+                self.revisions.insert(created.revision.name.clone());
+            }
+            KnativeServiceEvent::RouteAligned(aligned) => self.traffic = aligned.traffic.clone(),
+        }
+        self
+    }
+}
+
+impl KnativeService {
+    fn observed(&self, look: &Look) -> KnativeServiceObserved {
+        let earlier = self.told.as_ref().filter(|told| told.spec_version == look.spec_version);
+        let mut snapshot = Snapshot::of(
+            Some(&look.service_id),
+            &look.observed,
+            &look.desired_spec_hash,
+            0,
+            look.observed_at,
+        );
+        if snapshot.ready == Some(false) {
+            let before = earlier.map_or(0, |told| told.snapshot.consecutive_failures);
+            // Beyond the threshold one more says nothing new.
+            snapshot.consecutive_failures = (before + 1).min(look.failure_threshold.max(1));
+        }
+        KnativeServiceObserved {
+            service_id: look.service_id.clone(),
+            resource: look.resource.clone(),
+            ready: snapshot.ready,
+            hash_match: snapshot.hash_match,
+            desired_spec_hash: look.desired_spec_hash.clone(),
+            spec_version: look.spec_version,
+            failure_threshold: look.failure_threshold,
+            snapshot,
+        }
+    }
+
+    /// Whether it is another than what was told, or the service waits for it still.
+    fn is_worth_telling(&self, look: &Look, observed: &KnativeServiceObserved) -> bool {
+        let Some(told) = &self.told else { return true };
+        // Listed before the service went on: who looks at what it is now will tell.
+        if look.spec_version < told.spec_version {
+            return false;
+        }
+        let awaited = look.status.is_converging()
+            && observed.hash_match
+            && observed.ready.is_some()
+            && is_due(Some(told.snapshot.observed_at), look.observed_at);
+        awaited
+            || told.spec_version != observed.spec_version
+            || !told.snapshot.says_the_same(&observed.snapshot)
+    }
+
+    fn new_revisions(&self, look: &Look) -> Vec<KnativeServiceEvent> {
+        let Observed::Found(found) = &look.observed else { return Vec::new() };
+        let new = found.revisions.iter().filter(|revision| !self.revisions.contains(&revision.name));
+        new.map(|revision| {
+            let is_latest = found.latest_created_revision.as_ref() == Some(&revision.name);
+            KnativeServiceEvent::RevisionCreated(RevisionCreated {
+                service_id: look.service_id.clone(),
+                resource: look.resource.clone(),
+                revision: revision.clone(),
+                spec_hash: found.spec_hash.clone().filter(|_| is_latest),
+            })
+        })
+        .collect()
+    }
+
+    fn new_route(&self, look: &Look) -> Option<KnativeServiceEvent> {
+        let Observed::Found(found) = &look.observed else { return None };
+        if found.traffic.is_empty() || found.traffic == self.traffic {
+            return None;
+        }
+        Some(KnativeServiceEvent::RouteAligned(RouteAligned {
+            service_id: look.service_id.clone(),
+            resource: look.resource.clone(),
+            traffic: found.traffic.clone(),
+            url: found.url.clone(),
+        }))
+    }
+}
+
+fn is_due(told_at: Option<DateTime<Utc>>, now: DateTime<Utc>) -> bool {
+    told_at.is_none_or(|told_at| now - told_at >= TOLD_AGAIN_AFTER)
+}

@@ -1,0 +1,203 @@
+//! What users send: the bodies of create and update, and whether they can be.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::spec::{ResourceName, ServiceSpec};
+
+/// The body of a create.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ServiceAsked {
+    /// The name: a DNS label.
+    pub name: String,
+    /// The namespace: a DNS label.
+    pub namespace: String,
+    /// The container's image.
+    pub image: String,
+    /// The container's environment.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// The fewest instances.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_scale: Option<u32>,
+    /// The most instances.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_scale: Option<u32>,
+    /// How many requests an instance takes at a time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub concurrency: Option<u32>,
+    /// Take over what others have set on the platform, and make a new revision in any case.
+    #[serde(default)]
+    pub force_replace: bool,
+    /// Answer when the outcome is known, or when that takes too long.
+    #[serde(default)]
+    pub wait: bool,
+}
+
+/// The body of an update. The place may be left out; it cannot be changed.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct UpdateAsked {
+    /// The name, as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The namespace, as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// The container's image.
+    pub image: String,
+    /// The container's environment.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// The fewest instances.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_scale: Option<u32>,
+    /// The most instances.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_scale: Option<u32>,
+    /// How many requests an instance takes at a time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub concurrency: Option<u32>,
+    /// Take over what others have set on the platform, and make a new revision in any case.
+    #[serde(default)]
+    pub force_replace: bool,
+    /// Answer when the outcome is known, or when that takes too long.
+    #[serde(default)]
+    pub wait: bool,
+}
+
+/// What is wrong with what was asked for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SpecFlaw {
+    /// A name that the platform does not take.
+    #[error(
+        "{field} {given:?} is no DNS label: write 1 to 63 of a-z, 0-9 and -, beginning and ending with a letter or digit"
+    )]
+    NotALabel {
+        /// Which field.
+        field: &'static str,
+        /// What was given.
+        given: String,
+    },
+    /// An image that cannot be one.
+    #[error("image {given:?} is none: write one such as registry.example/shop:1")]
+    NotAnImage {
+        /// What was given.
+        given: String,
+    },
+    /// A variable whose name cannot be one.
+    #[error("{given:?} is no name of a variable: write letters, digits and _, not beginning with a digit")]
+    NotAVariable {
+        /// What was given.
+        given: String,
+    },
+    /// More at the least than at the most.
+    #[error("minScale {min} is more than maxScale {max}")]
+    Scale {
+        /// The fewest.
+        min: u32,
+        /// The most.
+        max: u32,
+    },
+}
+
+impl ServiceAsked {
+    /// Where it is to be.
+    pub fn resource(&self) -> Result<ResourceName, SpecFlaw> {
+        for (field, given) in [("namespace", &self.namespace), ("name", &self.name)] {
+            if !is_label(given) {
+                return Err(SpecFlaw::NotALabel { field, given: given.clone() });
+            }
+        }
+        Ok(ResourceName::new(&self.namespace, &self.name))
+    }
+
+    /// What it is to be.
+    pub fn spec(&self) -> Result<ServiceSpec, SpecFlaw> {
+        checked(ServiceSpec {
+            image: self.image.clone(),
+            env: self.env.clone(),
+            min_scale: self.min_scale,
+            max_scale: self.max_scale,
+            concurrency: self.concurrency,
+            replacement: None,
+        })
+    }
+}
+
+impl UpdateAsked {
+    /// What it is to be.
+    pub fn spec(&self) -> Result<ServiceSpec, SpecFlaw> {
+        checked(ServiceSpec {
+            image: self.image.clone(),
+            env: self.env.clone(),
+            min_scale: self.min_scale,
+            max_scale: self.max_scale,
+            concurrency: self.concurrency,
+            replacement: None,
+        })
+    }
+}
+
+fn checked(spec: ServiceSpec) -> Result<ServiceSpec, SpecFlaw> {
+    let image = &spec.image;
+    if image.is_empty() || image.len() > 1024 || !image.chars().all(|one| one.is_ascii_graphic()) {
+        return Err(SpecFlaw::NotAnImage { given: image.clone() });
+    }
+    if let Some(given) = spec.env.keys().find(|name| !is_variable(name)) {
+        return Err(SpecFlaw::NotAVariable { given: given.clone() });
+    }
+    match (spec.min_scale, spec.max_scale) {
+        // To Knative, at most 0 is no limit.
+        (Some(min), Some(max)) if min > max && max > 0 => Err(SpecFlaw::Scale { min, max }),
+        _ => Ok(spec),
+    }
+}
+
+fn is_label(text: &str) -> bool {
+    let inside = |one: u8| one.is_ascii_lowercase() || one.is_ascii_digit();
+    (1..=63).contains(&text.len())
+        && text.bytes().all(|one| inside(one) || one == b'-')
+        && text.bytes().next().is_some_and(inside)
+        && text.bytes().last().is_some_and(inside)
+}
+
+fn is_variable(name: &str) -> bool {
+    !name.is_empty()
+        && name.bytes().all(|one| one.is_ascii_alphanumeric() || one == b'_')
+        && !name.starts_with(|one: char| one.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked() -> ServiceAsked {
+        ServiceAsked {
+            name: "cart".to_owned(),
+            namespace: "shop".to_owned(),
+            image: "registry.example/cart:1".to_owned(),
+            ..ServiceAsked::default()
+        }
+    }
+
+    #[test]
+    fn what_the_platform_would_not_take_is_refused() {
+        assert!(asked().resource().is_ok() && asked().spec().is_ok());
+        for name in ["", "Cart", "-cart", "cart-", "ca rt", &"c".repeat(64)] {
+            assert!(ServiceAsked { name: name.to_owned(), ..asked() }.resource().is_err(), "{name:?}");
+        }
+        for image in ["", "a b", "a\u{7}", "ä"] {
+            assert!(ServiceAsked { image: image.to_owned(), ..asked() }.spec().is_err(), "{image:?}");
+        }
+        let env = |name: &str| [(name.to_owned(), String::new())].into();
+        for name in ["", "1A", "A-B", "Ä"] {
+            assert!(ServiceAsked { env: env(name), ..asked() }.spec().is_err(), "{name:?}");
+        }
+        let scale = |min, max| ServiceAsked { min_scale: Some(min), max_scale: Some(max), ..asked() }.spec();
+        assert!(scale(2, 1).is_err() && scale(2, 0).is_ok() && scale(1, 1).is_ok());
+    }
+}

@@ -1,0 +1,414 @@
+//! The read models (H11): what facts make of rows. Pure; who reads facts and writes rows is elsewhere.
+//!
+//! The consumer takes facts as they come, a rebuild takes all of them from the log; both go through [`Pages`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use towpath::tables::{Record, Value};
+use towpath::{Aggregate, HandlerError, IncomingEvent, Payload};
+
+use crate::knative::{KnativeService, RevisionCreated, RouteAligned};
+use crate::namespace::{Namespace, NamespaceValidated};
+use crate::record::{ServiceAudited, ServicePersisted, ServiceRecord};
+use crate::service::{Service, ServiceEvent, ServiceStatus};
+use crate::spec::ResourceName;
+
+/// The longest that a look is put off: nobody means longer, and not every database can write a far moment down.
+const LONGEST: Duration = Duration::from_secs(3600 * 24 * 365);
+
+/// For how long a service is left alone of which more facts are on their way.
+const UNFINISHED: Duration = Duration::from_secs(3600);
+
+/// Rows as facts have made them.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Pages {
+    /// Services, by id.
+    pub services: BTreeMap<String, ServiceRow>,
+    revisions: BTreeMap<(String, String), (RevisionCreated, DateTime<Utc>)>,
+    routes: BTreeMap<String, (u64, RouteAligned, DateTime<Utc>)>,
+    specs: BTreeMap<(String, u64), (ServicePersisted, DateTime<Utc>)>,
+    audit: BTreeMap<String, ServiceAudited>,
+    namespaces: BTreeMap<String, (u64, NamespaceValidated)>,
+    /// Services that want to be looked at now.
+    pub urgent: BTreeSet<String>,
+}
+
+/// A service in the status view.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ServiceRow {
+    /// Its id.
+    pub service_id: String,
+    /// How many facts it has.
+    pub version: u64,
+    /// What they say.
+    pub service: Service,
+    /// When it began.
+    pub created_at: DateTime<Utc>,
+    /// When something last happened.
+    pub updated_at: DateTime<Utc>,
+    /// Since when it has its status.
+    pub status_changed_at: DateTime<Utc>,
+    /// What is to be done on the platform.
+    pub wanted: Option<Wanted>,
+    /// The fact because of which something is to be done, or was.
+    pub cause: Option<Cause>,
+}
+
+/// What is to be done on the platform.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// Nothing yet: more facts of the same change are on their way, and a look would see half of it.
+    Facts,
+    /// The specification is to be applied.
+    Apply,
+    /// The resource is to be deleted.
+    Delete,
+}
+
+/// The fact that started something, and its flow.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Cause {
+    /// The fact.
+    pub event_id: String,
+    /// Its flow.
+    pub flow_id: Option<String>,
+}
+
+impl Wanted {
+    /// As it is stored.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Facts => "facts",
+            Self::Apply => "apply",
+            Self::Delete => "delete",
+        }
+    }
+
+    /// From what is stored.
+    pub fn from_stored(text: &str) -> Option<Self> {
+        [Self::Facts, Self::Apply, Self::Delete].into_iter().find(|wanted| wanted.as_str() == text)
+    }
+}
+
+impl Pages {
+    /// Begins with services as they are.
+    pub fn knowing(services: BTreeMap<String, ServiceRow>) -> Self {
+        Self { services, ..Self::default() }
+    }
+
+    /// The services that facts are about.
+    pub fn services_of<'e>(events: impl Iterator<Item = &'e IncomingEvent>) -> Vec<String> {
+        let keys = events.filter_map(|event| event.aggregate.as_ref());
+        let ids: BTreeSet<String> =
+            keys.filter(|key| key.kind.as_str() == Service::KIND).map(|key| key.id.to_string()).collect();
+        ids.into_iter().collect()
+    }
+
+    /// Takes in a fact.
+    ///
+    /// # Errors
+    /// It cannot be read: that will be no better the next time.
+    pub fn take(&mut self, event: &IncomingEvent) -> Result<(), HandlerError> {
+        let Some(key) = &event.aggregate else { return Ok(()) };
+        let (id, at) = (key.id.to_string(), event.occurred_at.unwrap_or_default());
+        let version = event.aggregate_version.unwrap_or_default();
+        match key.kind.as_str() {
+            Service::KIND => self.take_service(id, version, at, event)?,
+            KnativeService::KIND => match event.event_type.as_str() {
+                "RevisionCreated" => {
+                    let created: RevisionCreated = read(event)?;
+                    self.revisions.insert((id, created.revision.name.clone()), (created, at));
+                }
+                "RouteAligned" => drop(self.routes.insert(id, (version, read(event)?, at))),
+                _ => {}
+            },
+            ServiceRecord::KIND => match event.event_type.as_str() {
+                "service.persisted" => {
+                    let persisted: ServicePersisted = read(event)?;
+                    self.specs.insert((id, persisted.spec_version), (persisted, at));
+                }
+                "service.audit.recorded" => {
+                    let audited: ServiceAudited = read(event)?;
+                    self.audit.insert(audited.event_id.clone(), audited);
+                }
+                _ => {}
+            },
+            Namespace::KIND => drop(self.namespaces.insert(id, (version, read(event)?))),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn take_service(
+        &mut self,
+        id: String,
+        version: u64,
+        at: DateTime<Utc>,
+        event: &IncomingEvent,
+    ) -> Result<(), HandlerError> {
+        let row = self.services.entry(id.clone()).or_insert_with(|| ServiceRow {
+            service_id: id.clone(),
+            version: 0,
+            service: Service::default(),
+            created_at: at,
+            updated_at: at,
+            status_changed_at: at,
+            wanted: None,
+            cause: None,
+        });
+        // Known already: delivered again, or taken in by a rebuild.
+        if version <= row.version {
+            return Ok(());
+        }
+        let fact: ServiceEvent = towpath::from_variant(event.event_type.as_str(), &event.payload)?;
+        let before = row.service.status;
+        let cause = || Cause {
+            event_id: event.event_id.to_string(),
+            flow_id: event.correlation_id.as_ref().map(ToString::to_string),
+        };
+        match &fact {
+            ServiceEvent::CreationRequested(_)
+            | ServiceEvent::UpdateRequested(_)
+            | ServiceEvent::DeletionRequested(_) => row.wanted = Some(Wanted::Facts),
+            ServiceEvent::SpecApplyStarted(_) => {
+                (row.wanted, row.cause) = (Some(Wanted::Apply), Some(cause()));
+                self.urgent.insert(id);
+            }
+            ServiceEvent::DeletionMarked(_) => {
+                (row.wanted, row.cause) = (Some(Wanted::Delete), Some(cause()));
+                self.urgent.insert(id);
+            }
+            ServiceEvent::SnapshotUpdated(updated) if updated.refresh_requested => {
+                self.urgent.insert(id);
+            }
+            ServiceEvent::SpecApplied(_)
+            | ServiceEvent::Ready(_)
+            | ServiceEvent::Failed(_)
+            | ServiceEvent::Deleted(_) => row.wanted = None,
+            _ => {}
+        }
+        row.service = std::mem::take(&mut row.service).evolve(&fact);
+        (row.version, row.updated_at) = (version, at);
+        if row.service.status != before {
+            row.status_changed_at = at;
+        }
+        Ok(())
+    }
+
+    /// The rows of `hive_services`.
+    pub fn service_rows(&self) -> Result<Vec<Vec<Value<'static>>>, HandlerError> {
+        self.services.values().map(ServiceRow::values).collect()
+    }
+
+    /// The rows of `hive_targets`.
+    pub fn target_rows(&self, stale: Duration) -> Result<Vec<Vec<Value<'static>>>, HandlerError> {
+        let living = self.services.values().filter(|row| row.service.status != Some(ServiceStatus::Deleted));
+        living.map(|row| row.target(self.urgent.contains(&row.service_id), stale)).collect()
+    }
+
+    /// Services that are not looked at any more.
+    pub fn gone(&self) -> Vec<String> {
+        let gone = self.services.values().filter(|row| row.service.status == Some(ServiceStatus::Deleted));
+        gone.map(|row| row.service_id.clone()).collect()
+    }
+
+    /// The rows of `hive_revisions`.
+    pub fn revision_rows(&self) -> Vec<Vec<Value<'static>>> {
+        let rows = self.revisions.iter().map(|((service_id, name), (created, at))| {
+            vec![
+                service_id.clone().into(),
+                name.clone().into(),
+                created.revision.image.clone().into(),
+                created.spec_hash.as_ref().map(ToString::to_string).into(),
+                created.revision.created_at.into(),
+                (*at).into(),
+            ]
+        });
+        rows.collect()
+    }
+
+    /// The rows of `hive_routes`.
+    pub fn route_rows(&self) -> Result<Vec<Vec<Value<'static>>>, HandlerError> {
+        let rows = self.routes.iter().map(|(service_id, (version, aligned, at))| {
+            Ok(vec![
+                service_id.clone().into(),
+                (*version).into(),
+                aligned.url.clone().into(),
+                serde_json::to_string(&aligned.traffic)?.into(),
+                (*at).into(),
+            ])
+        });
+        rows.collect()
+    }
+
+    /// The rows of `hive_specs`.
+    pub fn spec_rows(&self) -> Result<Vec<Vec<Value<'static>>>, HandlerError> {
+        let rows = self.specs.iter().map(|((service_id, version), (persisted, at))| {
+            Ok(vec![
+                service_id.clone().into(),
+                (*version).into(),
+                persisted.spec_hash.to_string().into(),
+                serde_json::to_string(&persisted.spec)?.into(),
+                (*at).into(),
+            ])
+        });
+        rows.collect()
+    }
+
+    /// The rows of `hive_audit`.
+    pub fn audit_rows(&self) -> Vec<Vec<Value<'static>>> {
+        let rows = self.audit.values().map(|audited| {
+            vec![
+                audited.event_id.clone().into(),
+                audited.service_id.clone().into(),
+                audited.action.clone().into(),
+                audited.requested_by.clone().into(),
+                audited.requested_at.into(),
+            ]
+        });
+        rows.collect()
+    }
+
+    /// The rows of `hive_namespaces`.
+    pub fn namespace_rows(&self) -> Vec<Vec<Value<'static>>> {
+        let rows = self.namespaces.iter().map(|(namespace, (version, validated))| {
+            vec![
+                namespace.clone().into(),
+                (*version).into(),
+                u32::from(validated.exists).into(),
+                validated.validated_at.into(),
+            ]
+        });
+        rows.collect()
+    }
+
+    /// Drops what is older than what is there.
+    pub fn without_older(&mut self, services: &BTreeMap<String, u64>, routes: &BTreeMap<String, u64>) {
+        let is_older = |known: Option<&u64>, version: u64| known.is_some_and(|known| *known > version);
+        self.services.retain(|id, row| !is_older(services.get(id), row.version));
+        self.routes.retain(|id, (version, ..)| !is_older(routes.get(id), *version));
+    }
+}
+
+impl ServiceRow {
+    /// What is read back: [`SELECT_SERVICES`] and what is kept with the target.
+    pub fn read(record: &Record) -> Result<Self, HandlerError> {
+        let service: Service = json(record.text("service")?)?;
+        let wanted = record.text_or_null("wanted")?.as_deref().and_then(Wanted::from_stored);
+        let cause = record.text_or_null("cause_id")?;
+        let flow_id = record.text_or_null("flow_id")?;
+        Ok(Self {
+            service_id: record.text("service_id")?,
+            version: record.count("version")?,
+            service,
+            created_at: record.time("created_at")?,
+            updated_at: record.time("updated_at")?,
+            status_changed_at: record.time("status_changed_at")?,
+            wanted,
+            cause: cause.map(|event_id| Cause { event_id, flow_id }),
+        })
+    }
+
+    /// Whether it is ready.
+    pub fn is_ready(&self) -> bool {
+        self.service.snapshot.as_ref().and_then(|snapshot| snapshot.ready).unwrap_or(false)
+    }
+
+    fn status(&self) -> &'static str {
+        self.service.status.map_or("", ServiceStatus::as_str)
+    }
+
+    fn values(&self) -> Result<Vec<Value<'static>>, HandlerError> {
+        let service = &self.service;
+        let observed = service.snapshot.as_ref().and_then(|snapshot| snapshot.observed_spec_hash.clone());
+        Ok(vec![
+            self.service_id.clone().into(),
+            self.version.into(),
+            service.resource.namespace.clone().into(),
+            service.resource.name.clone().into(),
+            self.status().to_owned().into(),
+            self.status_changed_at.into(),
+            service.failure.as_ref().map(|failure| cut(&failure.reason)).into(),
+            service.failure.as_ref().map(|failure| failure.message.clone()).into(),
+            u32::from(self.is_ready()).into(),
+            service.desired_spec_hash.to_string().into(),
+            observed.map(|hash| hash.to_string()).into(),
+            serde_json::to_string(service)?.into(),
+            self.created_at.into(),
+            self.updated_at.into(),
+        ])
+    }
+
+    fn target(&self, urgent: bool, stale: Duration) -> Result<Vec<Value<'static>>, HandlerError> {
+        let service = &self.service;
+        let snapshot = service.snapshot.as_ref();
+        let missing = snapshot.is_some_and(|snapshot| !snapshot.present);
+        Ok(vec![
+            self.service_id.clone().into(),
+            self.version.into(),
+            resource_key(&service.resource).into(),
+            self.status().to_owned().into(),
+            serde_json::to_string(&service.spec)?.into(),
+            service.desired_spec_hash.to_string().into(),
+            service.spec_version.into(),
+            u32::from(service.force_replace).into(),
+            u32::from(self.is_applied()).into(),
+            self.wanted.map(Wanted::as_str).into(),
+            self.cause.as_ref().map(|cause| cause.event_id.clone()).into(),
+            self.cause.as_ref().and_then(|cause| cause.flow_id.clone()).into(),
+            snapshot.map(serde_json::to_string).transpose()?.into(),
+            u32::from(missing).into(),
+            snapshot.map(|snapshot| snapshot.observed_at).into(),
+            self.due_at(urgent, missing, stale).into(),
+        ])
+    }
+
+    fn is_applied(&self) -> bool {
+        self.service.spec_version > 0 && self.service.applied_spec_version == self.service.spec_version
+    }
+
+    /// When it is to be looked at (H14): a READY service from which nothing is missing when what is known is stale, all
+    /// others at the next scan.
+    fn due_at(&self, urgent: bool, missing: bool, stale: Duration) -> DateTime<Utc> {
+        let now = self.updated_at;
+        match self.service.status {
+            _ if self.wanted == Some(Wanted::Facts) => later(now, UNFINISHED),
+            _ if urgent => now,
+            Some(ServiceStatus::Ready) if !missing => {
+                let seen_at = self.service.snapshot.as_ref().map_or(now, |snapshot| snapshot.observed_at);
+                later(seen_at, stale)
+            }
+            _ => now,
+        }
+    }
+}
+
+/// So much later.
+pub(crate) fn later(moment: DateTime<Utc>, by: Duration) -> DateTime<Utc> {
+    let by = chrono::TimeDelta::from_std(by.min(LONGEST)).unwrap_or_default();
+    moment.checked_add_signed(by).unwrap_or(moment)
+}
+
+/// What a look is called by, and what hints name.
+pub fn resource_key(resource: &ResourceName) -> String {
+    resource.to_string()
+}
+
+fn read<T: serde::de::DeserializeOwned>(event: &IncomingEvent) -> Result<T, HandlerError> {
+    event
+        .payload
+        .read(event.event_type.as_str())
+        .map_err(|error| HandlerError::unrecoverable("invalid-payload", error.to_string()))
+}
+
+/// JSON that was stored.
+pub(crate) fn json<T: serde::de::DeserializeOwned>(text: String) -> Result<T, HandlerError> {
+    Ok(Payload::from_text(text)?.read("a stored row")?)
+}
+
+/// A platform's code, cut to what the column holds.
+fn cut(code: &str) -> String {
+    code.chars().take(128).collect()
+}

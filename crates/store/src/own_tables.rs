@@ -1,0 +1,201 @@
+//! Tables of an application's own: declared as data like ours, and read and written on any of the three databases.
+//!
+//! The application writes its statements once, with `?`, and keeps to what the databases say alike; what they say
+//! differently (types, upserts) is done here. The probe sees these statements, too.
+
+use chrono::{DateTime, Utc};
+use towpath_core::ports::store::{StoreError, StoreResult};
+
+use crate::dialect::Dialect;
+use crate::schema::Table;
+use crate::sql::{MAX_VALUES, Row, Session, Value, values};
+use crate::store::{Purpose, SqlStore};
+use crate::transaction::SqlTransaction;
+
+/// Statements on the application's own tables, inside a transaction or on a connection.
+pub struct OwnTables<'c>(Session<'c>);
+
+/// A row of the application's own.
+pub struct Record(Row);
+
+impl OwnTables<'_> {
+    /// Runs a statement and answers how many rows it touched. `name` is what the probe and errors call it.
+    pub async fn execute(
+        &mut self,
+        name: &'static str,
+        sql: &str,
+        values: Vec<Value<'_>>,
+    ) -> StoreResult<u64> {
+        Ok(self.0.execute(name, sql, values).await?)
+    }
+
+    /// Runs a statement and answers its rows.
+    pub async fn rows(
+        &mut self,
+        name: &'static str,
+        sql: &str,
+        values: Vec<Value<'_>>,
+    ) -> StoreResult<Vec<Record>> {
+        Ok(self.0.rows(name, sql, values).await?.into_iter().map(Record).collect())
+    }
+
+    /// Writes whole rows, each with a value per column in the order of the declaration. A row that has the same primary
+    /// key is replaced. No key may be among them twice.
+    pub async fn put(
+        &mut self,
+        name: &'static str,
+        table: &Table,
+        rows: Vec<Vec<Value<'_>>>,
+    ) -> StoreResult<()> {
+        let width = table.columns.len();
+        if let Some(row) = rows.iter().find(|row| row.len() != width) {
+            let what = format!("a row of {} has {width} values, and {} were given", table.name, row.len());
+            return Err(StoreError::Refused { statement: name, source: what.into() });
+        }
+        let per_statement = (MAX_VALUES / width.max(1)).max(1);
+        let mut rows = rows.into_iter().peekable();
+        while rows.peek().is_some() {
+            let page: Vec<_> = rows.by_ref().take(per_statement).collect();
+            let sql = put_sql(self.0.dialect(), table, page.len());
+            self.0.execute(name, &sql, page.into_iter().flatten().collect()).await?;
+        }
+        Ok(())
+    }
+
+    /// `column` is one of these texts; bind them after the values that stand before.
+    pub fn one_of<'v>(column: &str, texts: &'v [String], values: &mut Vec<Value<'v>>) -> String {
+        if texts.is_empty() {
+            return "1 = 0".to_owned();
+        }
+        values.extend(texts.iter().map(|text| Value::from(text.as_str())));
+        format!("{column} IN ({})", vec!["?"; texts.len()].join(", "))
+    }
+}
+
+fn put_sql(dialect: Dialect, table: &Table, rows: usize) -> String {
+    let columns: Vec<&str> = table.columns.iter().map(|column| column.name).collect();
+    let row = format!("({})", vec!["?"; columns.len()].join(", "));
+    let others: Vec<String> = columns
+        .iter()
+        .filter(|column| !table.primary_key.contains(column))
+        .map(|column| format!("{column} = {}", dialect.inserted(column)))
+        .collect();
+    // A table that is all key has nothing to replace; setting a key column to itself says so on all three.
+    let set = if others.is_empty() {
+        let key = table.primary_key.first().copied().unwrap_or_default();
+        format!("{key} = {}", dialect.inserted(key))
+    } else {
+        others.join(", ")
+    };
+    format!(
+        "INSERT INTO {} ({}) VALUES {} {} {set}",
+        table.name,
+        columns.join(", "),
+        vec![row; rows].join(", "),
+        dialect.on_conflict(&table.primary_key.join(", ")),
+    )
+}
+
+impl SqlTransaction {
+    /// Statements on the application's own tables, in this transaction.
+    pub fn own_tables(&mut self) -> OwnTables<'_> {
+        OwnTables(self.session())
+    }
+}
+
+impl SqlStore {
+    /// Makes the application's own tables where they are missing. Instances that do it at the same time take turns.
+    ///
+    /// # Caveats
+    /// A table that is there is taken as it is.
+    pub async fn create_tables(&self, tables: &[Table]) -> StoreResult<()> {
+        // Mostly they are there, and then no lock is needed.
+        let mut missing = false;
+        {
+            let mut connection = self.connection(Purpose::Read).await?;
+            let mut session = connection.session();
+            for table in tables {
+                missing |= !exists(&mut session, table).await?;
+            }
+        }
+        if !missing {
+            return Ok(());
+        }
+        let mut transaction = self.transaction().await?;
+        let mut session = transaction.session();
+        if let Some(lock) = session.dialect().migration_lock() {
+            session.plain("tables.lock", lock).await?;
+        }
+        for table in tables {
+            // On MySQL a table is made at once and only if it is missing: there nobody needs to take turns.
+            if !exists(&mut session, table).await? {
+                for statement in session.dialect().create_table(table) {
+                    session.plain("tables.create", &statement).await?;
+                }
+            }
+        }
+        transaction.commit().await
+    }
+
+    /// Reads from the application's own tables: one statement, by itself.
+    pub async fn own_rows(
+        &self,
+        name: &'static str,
+        sql: &str,
+        values: Vec<Value<'_>>,
+    ) -> StoreResult<Vec<Record>> {
+        let mut connection = self.connection(Purpose::Read).await?;
+        OwnTables(connection.session()).rows(name, sql, values).await
+    }
+
+    /// Writes to the application's own tables: one statement, which is its own transaction.
+    pub async fn own_execute(
+        &self,
+        name: &'static str,
+        sql: &str,
+        values: Vec<Value<'_>>,
+    ) -> StoreResult<u64> {
+        let mut connection = self.connection(Purpose::Write).await?;
+        OwnTables(connection.session()).execute(name, sql, values).await
+    }
+}
+
+async fn exists(session: &mut Session<'_>, table: &Table) -> StoreResult<bool> {
+    let sql = session.dialect().table_exists();
+    Ok(session.row("tables.look", sql, values![table.name]).await?.is_some())
+}
+
+impl Record {
+    /// A text.
+    ///
+    /// # Errors
+    /// This and the others: there is no such column, it is null, or it is of another type.
+    pub fn text(&self, column: &str) -> StoreResult<String> {
+        self.0.text(column)
+    }
+
+    /// A text or null.
+    pub fn text_or_null(&self, column: &str) -> StoreResult<Option<String>> {
+        self.0.text_or_null(column)
+    }
+
+    /// A number.
+    pub fn long(&self, column: &str) -> StoreResult<i64> {
+        self.0.long(column)
+    }
+
+    /// A number that cannot be negative.
+    pub fn count(&self, column: &str) -> StoreResult<u64> {
+        self.0.count(column)
+    }
+
+    /// A moment.
+    pub fn time(&self, column: &str) -> StoreResult<DateTime<Utc>> {
+        self.0.time(column)
+    }
+
+    /// A moment or null.
+    pub fn time_or_null(&self, column: &str) -> StoreResult<Option<DateTime<Utc>>> {
+        self.0.time_or_null(column)
+    }
+}

@@ -1,0 +1,285 @@
+//! The observer: looks at resources outside, compares, and decides what follows.
+//!
+//! Level-triggered: what matters is what a look sees, and not which change led there. So a look can come at any time, twice
+//! or late, and a hint that was lost is made good by the next scan. One instance looks at a time, under the lease
+//! `observer/<name>`. Looks run beside each other, each with a time-out of its own, and a resource is never looked at
+//! twice at once: one that is slow holds up nobody else. A platform that does not answer is told once, and decides
+//! nothing about any resource.
+//!
+//! What is due is asked of the application page by page, so a scan that finds nothing costs one statement.
+
+mod looking;
+mod standing;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use futures_util::Stream;
+use towpath_core::aggregate::Aggregate;
+use towpath_core::payload::{InvalidPayload, Payload};
+use towpath_core::ports::store::StoreResult;
+use towpath_core::to_variant;
+use towpath_store::SqlStore;
+
+use crate::service::{Service, Wake};
+
+pub(crate) use looking::Eyes;
+pub(crate) use standing::Standings;
+pub use standing::{ObserverStanding, Platform};
+
+/// Names of resources that may have changed, as they change.
+pub type Hints = Pin<Box<dyn Stream<Item = String> + Send>>;
+
+/// Resources outside of Towpath: what is to be looked at, how, and what follows from what was seen.
+///
+/// ```
+/// # use chrono::{DateTime, Utc};
+/// # use towpath::observer::{Decision, ExternalResources, Looked, ObserveError};
+/// # use towpath::ports::store::StoreResult;
+/// # use towpath::SqlStore;
+/// struct Bridges;
+///
+/// impl ExternalResources for Bridges {
+///     type Resource = String;
+///     type Evidence = bool;
+///
+///     fn key(&self, bridge: &String) -> String {
+///         bridge.clone()
+///     }
+///
+///     async fn due(&self, _: &SqlStore, _: DateTime<Utc>, after: Option<&String>, _: u32) -> StoreResult<Vec<String>> {
+///         Ok(if after.is_none() { vec!["rialto".to_owned()] } else { Vec::new() })
+///     }
+///
+///     async fn observe(&self, _: &String) -> Result<bool, ObserveError> {
+///         Ok(true) // it stands
+///     }
+///
+///     fn decide(&self, _: &String, _stands: bool, _: DateTime<Utc>) -> Vec<Decision> {
+///         Vec::new()
+///     }
+/// }
+/// ```
+pub trait ExternalResources: Send + Sync + 'static {
+    /// One thing to look at, with what is known of it.
+    type Resource: Clone + Send + Sync + 'static;
+
+    /// What was seen of it.
+    type Evidence: Send + 'static;
+
+    /// What tells resources apart, and what hints name. Two looks at one key never run at once.
+    fn key(&self, resource: &Self::Resource) -> String;
+
+    /// The resources that were due when a scan began, in an order of their own, behind one of them; at most so many. It
+    /// should be one statement that goes by an index: it is asked in every scan.
+    fn due(
+        &self,
+        store: &SqlStore,
+        now: DateTime<Utc>,
+        after: Option<&Self::Resource>,
+        limit: u32,
+    ) -> impl Future<Output = StoreResult<Vec<Self::Resource>>> + Send;
+
+    /// The resources behind hints of the platform, due or not.
+    fn named(
+        &self,
+        _store: &SqlStore,
+        _hints: &[String],
+    ) -> impl Future<Output = StoreResult<Vec<Self::Resource>>> + Send {
+        async { Ok(Vec::new()) }
+    }
+
+    /// Looks at one. What the platform says about the resource, also that it is gone, is evidence; an error says that
+    /// nothing is known.
+    fn observe(
+        &self,
+        resource: &Self::Resource,
+    ) -> impl Future<Output = Result<Self::Evidence, ObserveError>> + Send;
+
+    /// Compares what was seen with what is known, and decides. The commands are sent one after the other; each must be
+    /// able to come again.
+    fn decide(
+        &self,
+        resource: &Self::Resource,
+        evidence: Self::Evidence,
+        now: DateTime<Utc>,
+    ) -> Vec<Decision>;
+
+    /// Notes which resources were looked at, and with which result: where the application keeps when the next look is
+    /// due.
+    fn note(
+        &self,
+        _store: &SqlStore,
+        _looked: &[Looked<Self::Resource>],
+    ) -> impl Future<Output = StoreResult<()>> + Send {
+        async { Ok(()) }
+    }
+
+    /// Hints of the platform, if it gives any. When they end they are asked for again.
+    fn watch(&self) -> impl Future<Output = Result<Option<Hints>, ObserveError>> + Send {
+        async { Ok(None) }
+    }
+}
+
+/// How an observer works.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ObserverPolicy {
+    /// How often all that is due is looked at, without being woken.
+    pub interval: Duration,
+    /// How many looks run at a time.
+    pub concurrency: usize,
+    /// How long one look may take.
+    pub timeout: Duration,
+    /// How many are asked for at a time.
+    pub page: u32,
+    /// After how many looks in a row without an answer the platform counts as down.
+    pub down_after: u32,
+}
+
+impl Default for ObserverPolicy {
+    /// Every minute, sixteen at a time for ten seconds each, down after three.
+    fn default() -> Self {
+        Self {
+            interval: Duration::from_secs(60),
+            concurrency: 16,
+            timeout: Duration::from_secs(10),
+            page: 200,
+            down_after: 3,
+        }
+    }
+}
+
+/// A command that follows from what was seen.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Decision {
+    pub(crate) kind: &'static str,
+    pub(crate) aggregate_id: String,
+    pub(crate) command_type: String,
+    pub(crate) payload: Payload,
+    pub(crate) command_id: Option<String>,
+    pub(crate) cause: Option<Cause>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Cause {
+    pub(crate) correlation_id: String,
+    pub(crate) causation_id: String,
+}
+
+impl Decision {
+    /// To send this command.
+    ///
+    /// # Errors
+    /// The command cannot be written as JSON.
+    pub fn of<A: Aggregate>(
+        aggregate_id: impl Into<String>,
+        command: &A::Command,
+    ) -> Result<Self, InvalidPayload> {
+        let (command_type, payload) = to_variant(command)?;
+        let aggregate_id = aggregate_id.into();
+        Ok(Self { kind: A::KIND, aggregate_id, command_type, payload, command_id: None, cause: None })
+    }
+
+    /// Under this id: sent again, it has no second effect.
+    pub fn once(mut self, command_id: impl Into<String>) -> Self {
+        self.command_id = Some(command_id.into());
+        self
+    }
+
+    /// As part of a flow, and caused by one of its facts.
+    pub fn in_flow(mut self, correlation_id: impl Into<String>, causation_id: impl Into<String>) -> Self {
+        self.cause = Some(Cause { correlation_id: correlation_id.into(), causation_id: causation_id.into() });
+        self
+    }
+}
+
+/// A look that has ended.
+#[derive(Debug, Clone)]
+pub struct Looked<R> {
+    /// At what.
+    pub resource: R,
+    /// When it ended.
+    pub at: DateTime<Utc>,
+    /// `None` when it was seen and what followed was done; otherwise why not.
+    pub failure: Option<ObserveError>,
+}
+
+/// Why nothing is known about a resource.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct ObserveError {
+    /// A stable code.
+    pub code: String,
+    /// What happened.
+    pub message: String,
+    /// Whether it is about the platform as a whole and not about this resource.
+    pub platform: bool,
+}
+
+impl ObserveError {
+    /// This resource could not be looked at.
+    pub fn of_resource(code: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { code: code.into(), message: message.into(), platform: false }
+    }
+
+    /// No answer in time. It may be this resource or all of them: when several resources say so, and none answers in
+    /// between, the platform counts as down.
+    pub fn timed_out(after: Duration) -> Self {
+        Self::of_resource(TIMED_OUT, format!("no answer within {after:?}"))
+    }
+
+    /// The platform does not answer.
+    pub fn of_platform(code: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { code: code.into(), message: message.into(), platform: true }
+    }
+}
+
+/// The code of a look that took too long.
+pub(crate) const TIMED_OUT: &str = "observer-timeout";
+
+/// Makes an observer look now and not at its next scan.
+#[derive(Clone, Default)]
+pub struct ObserverWake(pub(crate) Wake);
+
+impl ObserverWake {
+    /// Wakes it.
+    pub fn wake(&self) {
+        self.0.wake();
+    }
+}
+
+/// An observer that is declared and not started.
+pub struct Observer {
+    pub(crate) name: String,
+    pub(crate) start: Start,
+}
+
+pub(crate) type Start = Box<dyn FnOnce(Eyes) -> Service + Send>;
+
+impl Observer {
+    /// Declares an observer. Its name is that of its lease, so all instances must call it the same.
+    pub fn named(
+        name: impl Into<String>,
+        resources: impl ExternalResources,
+        policy: ObserverPolicy,
+        wake: ObserverWake,
+    ) -> Self {
+        let resources = Arc::new(resources);
+        let start = move |eyes: Eyes| {
+            let eyes = Arc::new(eyes);
+            Service::keep_running("observer", move |stopping| {
+                looking::run(
+                    Arc::clone(&eyes),
+                    Arc::clone(&resources),
+                    policy.clone(),
+                    wake.clone(),
+                    stopping,
+                )
+            })
+        };
+        Self { name: name.into(), start: Box::new(start) }
+    }
+}
