@@ -16,7 +16,10 @@ use crate::service::{Service, ServiceEvent, ServiceStatus};
 use crate::spec::ResourceName;
 
 /// Further away than anybody looks.
-const NEVER: DateTime<Utc> = DateTime::<Utc>::from_timestamp(32_503_680_000, 0).unwrap_or(DateTime::UNIX_EPOCH);
+const NEVER: DateTime<Utc> = match DateTime::<Utc>::from_timestamp(32_503_680_000, 0) {
+    Some(moment) => moment,
+    None => DateTime::UNIX_EPOCH,
+};
 
 /// Rows as facts have made them.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -30,6 +33,8 @@ pub struct Pages {
     namespaces: BTreeMap<String, (u64, NamespaceValidated)>,
     /// Services that want to be looked at now.
     pub urgent: BTreeSet<String>,
+    /// Services of which more facts are on their way: a look would see half of a change.
+    unfinished: BTreeSet<String>,
 }
 
 /// A service in the status view.
@@ -87,6 +92,11 @@ impl Wanted {
 }
 
 impl Pages {
+    /// Begins with services as they are.
+    pub fn knowing(services: BTreeMap<String, ServiceRow>) -> Self {
+        Self { services, ..Self::default() }
+    }
+
     /// The services that facts are about.
     pub fn services_of<'e>(events: impl Iterator<Item = &'e IncomingEvent>) -> Vec<String> {
         let keys = events.filter_map(|event| event.aggregate.as_ref());
@@ -158,11 +168,18 @@ impl Pages {
             flow_id: event.correlation_id.as_ref().map(ToString::to_string),
         };
         match &fact {
+            ServiceEvent::CreationRequested(_)
+            | ServiceEvent::UpdateRequested(_)
+            | ServiceEvent::DeletionRequested(_) => {
+                self.unfinished.insert(id);
+            }
             ServiceEvent::SpecApplyStarted(_) => {
+                self.unfinished.remove(&id);
                 (row.wanted, row.cause) = (Some(Wanted::Apply), Some(cause()));
                 self.urgent.insert(id);
             }
             ServiceEvent::DeletionMarked(_) => {
+                self.unfinished.remove(&id);
                 (row.wanted, row.cause) = (Some(Wanted::Delete), Some(cause()));
                 self.urgent.insert(id);
             }
@@ -191,7 +208,12 @@ impl Pages {
     /// The rows of `hive_targets`.
     pub fn target_rows(&self, stale: Duration) -> Result<Vec<Vec<Value<'static>>>, HandlerError> {
         let living = self.services.values().filter(|row| row.service.status != Some(ServiceStatus::Deleted));
-        living.map(|row| row.target(self.urgent.contains(&row.service_id), stale)).collect()
+        let target = |row: &ServiceRow| {
+            let (urgent, unfinished) =
+                (self.urgent.contains(&row.service_id), self.unfinished.contains(&row.service_id));
+            row.target(urgent, unfinished, stale)
+        };
+        living.map(target).collect()
     }
 
     /// Services that are not looked at any more.
@@ -327,7 +349,12 @@ impl ServiceRow {
         ])
     }
 
-    fn target(&self, urgent: bool, stale: Duration) -> Result<Vec<Value<'static>>, HandlerError> {
+    fn target(
+        &self,
+        urgent: bool,
+        unfinished: bool,
+        stale: Duration,
+    ) -> Result<Vec<Value<'static>>, HandlerError> {
         let service = &self.service;
         let snapshot = service.snapshot.as_ref();
         let missing = snapshot.is_some_and(|snapshot| !snapshot.present);
@@ -347,7 +374,7 @@ impl ServiceRow {
             snapshot.map(serde_json::to_string).transpose()?.into(),
             u32::from(missing).into(),
             snapshot.map(|snapshot| snapshot.observed_at).into(),
-            self.due_at(urgent, missing, stale).into(),
+            if unfinished { NEVER } else { self.due_at(urgent, missing, stale) }.into(),
         ])
     }
 
@@ -356,16 +383,11 @@ impl ServiceRow {
     }
 
     /// When it is to be looked at (H14): a READY service from which nothing is missing when what is known is stale, all
-    /// others at the next scan. One of which more facts are on their way waits for them.
+    /// others at the next scan.
     fn due_at(&self, urgent: bool, missing: bool, stale: Duration) -> DateTime<Utc> {
         let now = self.updated_at;
         match self.service.status {
             _ if urgent => now,
-            Some(ServiceStatus::Creating | ServiceStatus::Updating | ServiceStatus::Deleting)
-                if self.wanted.is_none() && !self.is_applied() =>
-            {
-                NEVER
-            }
             Some(ServiceStatus::Ready) if !missing => {
                 let seen_at = self.service.snapshot.as_ref().map_or(now, |snapshot| snapshot.observed_at);
                 chrono::TimeDelta::from_std(stale)

@@ -134,10 +134,11 @@ pub use towpath_core::lifecycle;
 pub use towpath_core::machine::{self, Deadline, Machine};
 pub use towpath_core::name;
 pub use towpath_core::notifications;
-pub use towpath_core::payload::Payload;
+pub use towpath_core::payload::{InvalidPayload, Payload};
 pub use towpath_core::ports;
 pub use towpath_core::retry;
 pub use towpath_core::route::Glob;
+pub use towpath_core::{from_variant, to_variant};
 pub use towpath_store::{JoinTransaction, Scratch, SqlStore, StoreOptions, StoreUrl, sqlx};
 /// Tables of an application's own, declared as data and used on any of the databases.
 pub mod tables {

@@ -73,7 +73,9 @@ pub struct UpdateAsked {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpecFlaw {
     /// A name that the platform does not take.
-    #[error("{field} {given:?} is no DNS label: write 1 to 63 of a-z, 0-9 and -, beginning and ending with a letter or digit")]
+    #[error(
+        "{field} {given:?} is no DNS label: write 1 to 63 of a-z, 0-9 and -, beginning and ending with a letter or digit"
+    )]
     NotALabel {
         /// Which field.
         field: &'static str,

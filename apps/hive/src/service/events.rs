@@ -263,7 +263,9 @@ impl Snapshot {
     ) -> Self {
         let own = match observed {
             Observed::Found(found)
-                if service_id.is_none() || found.service_id.is_none() || found.service_id.as_deref() == service_id =>
+                if service_id.is_none()
+                    || found.service_id.is_none()
+                    || found.service_id.as_deref() == service_id =>
             {
                 Some(found)
             }

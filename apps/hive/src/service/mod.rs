@@ -303,7 +303,8 @@ impl Aggregate for Service {
         for from in converging {
             machine = machine.transition(from, "service.failed", "FAILED");
         }
-        machine = machine.transition("DELETING", "service.deleted", "DELETED").stays("service.snapshot.updated");
+        machine =
+            machine.transition("DELETING", "service.deleted", "DELETED").stays("service.snapshot.updated");
         for state in converging {
             for event in [
                 "service.spec.accepted",
@@ -408,12 +409,9 @@ impl Service {
         match result {
             // Applied again by a look that found it gone: that is known.
             ApplyResult::Applied { .. } if self.applied_spec_version == spec_version => Vec::new(),
-            ApplyResult::Applied { generation, changed } => vec![ServiceEvent::SpecApplied(SpecApplied {
-                spec_hash,
-                spec_version,
-                generation,
-                changed,
-            })],
+            ApplyResult::Applied { generation, changed } => {
+                vec![ServiceEvent::SpecApplied(SpecApplied { spec_hash, spec_version, generation, changed })]
+            }
             ApplyResult::Refused { reason, message } => vec![
                 ServiceEvent::CreationFailed(CreationFailed {
                     spec_hash: spec_hash.clone(),
@@ -452,7 +450,8 @@ impl Service {
             Some(false) if conclusive && snapshot.consecutive_failures >= failure_threshold => {
                 let condition = &snapshot.ready_condition;
                 let reason = condition.reason.clone().unwrap_or_else(|| "NotReady".to_owned());
-                let message = condition.message.clone().unwrap_or_else(|| "the service is not ready".to_owned());
+                let message =
+                    condition.message.clone().unwrap_or_else(|| "the service is not ready".to_owned());
                 let not_converged = NotConverged { spec_hash, spec_version, reason, message };
                 vec![
                     seen(snapshot),

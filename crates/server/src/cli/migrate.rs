@@ -12,6 +12,7 @@ pub(crate) async fn migrate(flags: ServeFlags) -> Result<(), Failure> {
     let migrated = async {
         let store = SqlStore::connect(&config.store).await?;
         let applied = store.migrate().await?;
+        store.create_tables(&towpath_hive::tables::TABLES).await?;
         store.close().await;
         Ok(applied)
     };

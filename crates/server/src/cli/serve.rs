@@ -17,7 +17,7 @@ pub(crate) async fn serve(flags: ServeFlags) -> Result<(), Failure> {
         )));
     }
     // What is written wrong is told before anything is touched.
-    StoreUrl::parse(&config.store).map_err(|error| failure(&error))?;
+    let store = StoreUrl::parse(&config.store).map_err(|error| failure(&error))?;
     BrokerUrl::parse(&config.broker)
         .map_err(|error| Failure::usage(format!("{error} [{}]\n{}", error.code(), error.next_step())))?;
     start_log();
@@ -25,13 +25,18 @@ pub(crate) async fn serve(flags: ServeFlags) -> Result<(), Failure> {
     let listener = tokio::net::TcpListener::bind(config.listen)
         .await
         .map_err(|error| Failure::unreachable(format!("cannot listen on {}: {error}", config.listen)))?;
+    let hive = config.hive.open(&store)?;
     let builder = Towpath::builder().store(&config.store).broker(&config.broker).channels(config.channels);
+    let builder = match &hive {
+        Some(hive) => hive.install(builder),
+        None => builder,
+    };
     let app = builder.start().await.map_err(|error| {
         Failure::unreachable(format!("{} [{}]\n{}", error.report(), error.code(), error.next_step()))
     })?;
     let address = listener.local_addr().map_err(|error| Failure::unreachable(error.to_string()))?;
     output::note(&format!("towpath {} listens on http://{address}/", env!("CARGO_PKG_VERSION")));
-    let served = axum::serve(listener, http::router(http::App { towpath: app.clone() }))
+    let served = axum::serve(listener, http::router(http::App { towpath: app.clone(), hive }))
         .with_graceful_shutdown(told_to_stop())
         .await;
     app.stop().await;

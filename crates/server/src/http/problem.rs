@@ -58,6 +58,7 @@ impl From<SendError> for Problem {
             | SendError::StillProcessing(_)
             | SendError::IdReused(_) => StatusCode::CONFLICT,
             SendError::Refused { class: ErrorClass::NotFound, .. } => StatusCode::NOT_FOUND,
+            SendError::Refused { class: ErrorClass::InvalidPayload, .. } => StatusCode::UNPROCESSABLE_ENTITY,
             SendError::Refused { class: ErrorClass::Denied, .. } => StatusCode::FORBIDDEN,
             SendError::Refused { class: ErrorClass::Transient, .. } => StatusCode::SERVICE_UNAVAILABLE,
             SendError::Refused { .. } => StatusCode::CONFLICT,

@@ -163,7 +163,12 @@ impl World {
             }
         }
         let generation = self.generations.get(&apply.resource).copied().unwrap_or_default() + 1;
-        let entry = Entry::Applied { at: now, resource: apply.resource.clone(), spec: apply.spec.clone() };
+        let entry = Entry::Applied {
+            at: now,
+            service_id: apply.service_id.clone(),
+            resource: apply.resource.clone(),
+            spec: apply.spec.clone(),
+        };
         Ok((Applied { generation, changed: true }, Some(entry)))
     }
 

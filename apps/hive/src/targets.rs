@@ -1,0 +1,306 @@
+//! What hive looks at on the platform, and what follows from it (H14).
+//!
+//! A look also does what is to be done there: applies a specification, deletes a resource. It happens here and not in the
+//! handler of the fact that asks for it, because a handler holds a transaction, and a platform may take its time. The
+//! handler leaves a row with what is wanted, and wakes the observer; the row is there until the service says that it was
+//! done. What was done and is undone by somebody else is done again as long as the service waits for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use futures_util::StreamExt as _;
+use towpath::observer::{Decision, ExternalResources, Hints, Looked, ObserveError};
+use towpath::ports::store::StoreResult;
+use towpath::tables::{OwnTables, Record, Value};
+use towpath::{InvalidPayload, Payload, SqlStore};
+
+use crate::gateway::{Apply, GatewayError, Observed, ServingGateway};
+use crate::knative::{KnativeService, KnativeServiceCommand, Look};
+use crate::namespace::{Namespace, NamespaceCommand, NamespaceValidated};
+use crate::service::{ApplyOutcome, ApplyResult, Service, ServiceCommand, ServiceStatus, Snapshot};
+use crate::spec::{ResourceName, ServiceSpec, SpecHash};
+use crate::views::{Wanted, resource_key};
+
+const COLUMNS: &str = "service_id, version, resource, status, spec, spec_hash, spec_version, force_replace, \
+                       applied, wanted, cause_id, flow_id, snapshot, due_at";
+
+/// The services that are looked at.
+pub struct Targets {
+    gateway: Arc<dyn ServingGateway>,
+    failure_threshold: u32,
+    interval: Duration,
+    stale: Duration,
+}
+
+/// A service that is looked at, and what is known of it.
+#[derive(Debug, Clone)]
+pub struct Target {
+    service_id: String,
+    version: u64,
+    resource: ResourceName,
+    status: ServiceStatus,
+    spec: ServiceSpec,
+    spec_hash: SpecHash,
+    spec_version: u64,
+    force_replace: bool,
+    applied: bool,
+    wanted: Option<Wanted>,
+    cause_id: Option<String>,
+    flow_id: Option<String>,
+    snapshot: Option<Snapshot>,
+    due_at: DateTime<Utc>,
+}
+
+/// What a look showed, and what was done.
+#[derive(Debug)]
+pub struct Evidence {
+    namespace_exists: Option<bool>,
+    applied: Option<ApplyResult>,
+    observed: Observed,
+}
+
+impl Targets {
+    /// Looks through this gateway.
+    pub fn new(
+        gateway: Arc<dyn ServingGateway>,
+        failure_threshold: u32,
+        interval: Duration,
+        stale: Duration,
+    ) -> Self {
+        Self { gateway, failure_threshold, interval, stale }
+    }
+
+    async fn apply(&self, target: &Target) -> Result<ApplyResult, ObserveError> {
+        let apply = Apply {
+            service_id: target.service_id.clone(),
+            resource: target.resource.clone(),
+            spec: target.spec.clone(),
+            spec_hash: target.spec_hash.clone(),
+            force: target.force_replace,
+        };
+        match self.gateway.apply(&apply).await {
+            Ok(applied) => {
+                Ok(ApplyResult::Applied { generation: applied.generation, changed: applied.changed })
+            }
+            Err(error) if error.is_passing() => Err(not_seen(error)),
+            Err(error) => {
+                Ok(ApplyResult::Refused { reason: error.code().to_owned(), message: error.to_string() })
+            }
+        }
+    }
+
+    async fn delete(&self, target: &Target) -> Result<(), ObserveError> {
+        self.gateway.delete(&target.service_id, &target.resource).await.map(|_| ()).map_err(not_seen)
+    }
+
+    fn decisions(
+        &self,
+        target: &Target,
+        evidence: Evidence,
+        now: DateTime<Utc>,
+    ) -> Result<Vec<Decision>, InvalidPayload> {
+        let Evidence { namespace_exists, applied, observed } = evidence;
+        let mut decisions = Vec::new();
+        if let Some(exists) = namespace_exists {
+            let namespace = target.resource.namespace.clone();
+            let validated = NamespaceValidated { namespace: namespace.clone(), exists, validated_at: now };
+            let command = NamespaceCommand::Validate(validated);
+            decisions.push(target.in_flow(Decision::of::<Namespace>(namespace, &command)?));
+        }
+        if let Some(result) = applied {
+            let (spec_hash, spec_version) = (target.spec_hash.clone(), target.spec_version);
+            let command = ServiceCommand::RecordApply(ApplyOutcome { spec_hash, spec_version, result });
+            decisions.push(target.in_flow(Decision::of::<Service>(&target.service_id, &command)?));
+        }
+        if target.is_news(&observed, now) {
+            let command = KnativeServiceCommand::Observe(Look {
+                service_id: target.service_id.clone(),
+                resource: target.resource.clone(),
+                observed,
+                observed_at: now,
+                desired_spec_hash: target.spec_hash.clone(),
+                spec_version: target.spec_version,
+                status: target.status,
+                failure_threshold: self.failure_threshold,
+            });
+            decisions.push(target.in_flow(Decision::of::<KnativeService>(&target.service_id, &command)?));
+        }
+        Ok(decisions)
+    }
+}
+
+impl ExternalResources for Targets {
+    type Resource = Target;
+    type Evidence = Evidence;
+
+    fn key(&self, target: &Target) -> String {
+        resource_key(&target.resource)
+    }
+
+    async fn due(
+        &self,
+        store: &SqlStore,
+        now: DateTime<Utc>,
+        after: Option<&Target>,
+        limit: u32,
+    ) -> StoreResult<Vec<Target>> {
+        let mut values: Vec<Value<'_>> = vec![now.into()];
+        let mut behind = "";
+        if let Some(after) = after {
+            behind = "AND due_at >= ? AND (due_at > ? OR service_id > ?) ";
+            values.extend([after.due_at.into(), after.due_at.into(), Value::from(after.service_id.as_str())]);
+        }
+        let sql = format!(
+            "SELECT {COLUMNS} FROM hive_targets WHERE due_at <= ? {behind}ORDER BY due_at, service_id LIMIT {limit}"
+        );
+        store.own_rows("hive.due", &sql, values).await?.iter().map(Target::read).collect()
+    }
+
+    async fn named(&self, store: &SqlStore, hints: &[String]) -> StoreResult<Vec<Target>> {
+        let mut values = Vec::new();
+        let chosen = OwnTables::one_of("resource", hints, &mut values);
+        let sql = format!("SELECT {COLUMNS} FROM hive_targets WHERE {chosen}");
+        store.own_rows("hive.named", &sql, values).await?.iter().map(Target::read).collect()
+    }
+
+    async fn observe(&self, target: &Target) -> Result<Evidence, ObserveError> {
+        let (mut namespace_exists, mut applied) = (None, None);
+        match target.wanted {
+            Some(Wanted::Apply) if target.status.is_converging() => {
+                if target.spec_version == 1 {
+                    let namespace = &target.resource.namespace;
+                    namespace_exists =
+                        Some(self.gateway.namespace_exists(namespace).await.map_err(not_seen)?);
+                }
+                applied = Some(self.apply(target).await?);
+            }
+            Some(Wanted::Delete) if target.status == ServiceStatus::Deleting => self.delete(target).await?,
+            _ => {}
+        }
+        let observed = self.gateway.observe(&target.resource).await.map_err(not_seen)?;
+        let own = match &observed {
+            Observed::Found(found)
+                if found.service_id.as_ref().is_none_or(|owner| *owner == target.service_id) =>
+            {
+                Some(found)
+            }
+            _ => None,
+        };
+        // Somebody has undone what the service still waits for.
+        let undone = own.is_none_or(|found| found.spec_hash.as_ref() != Some(&target.spec_hash));
+        if applied.is_none() && target.applied && target.status.is_converging() && undone {
+            applied = Some(self.apply(target).await?);
+        }
+        if target.status == ServiceStatus::Deleting
+            && target.wanted.is_none()
+            && own.is_some_and(|found| !found.deleting)
+        {
+            self.delete(target).await?;
+        }
+        Ok(Evidence { namespace_exists, applied, observed })
+    }
+
+    fn decide(&self, target: &Target, evidence: Evidence, now: DateTime<Utc>) -> Vec<Decision> {
+        self.decisions(target, evidence, now).unwrap_or_else(|error| {
+            // What was read as JSON can be written as JSON.
+            tracing::error!(service = target.service_id, %error, "what was seen cannot be written");
+            Vec::new()
+        })
+    }
+
+    async fn note(&self, store: &SqlStore, looked: &[Looked<Target>]) -> StoreResult<()> {
+        // What could not be seen is due as before.
+        let seen: Vec<_> = looked.iter().filter(|look| look.failure.is_none()).collect();
+        let Some(at) = seen.iter().map(|look| look.at).max() else { return Ok(()) };
+        // A little sooner than the next scan, so that it is due by then.
+        let next_scan = after(at, self.interval.mul_f64(0.9));
+        let mut values: Vec<Value<'_>> = vec![at.into(), after(at, self.stale).into(), next_scan.into()];
+        // Only as they were listed: one of which something new is wanted stays due.
+        let chosen = vec!["(service_id = ? AND version = ?)"; seen.len()].join(" OR ");
+        for look in &seen {
+            values.extend([Value::from(look.resource.service_id.as_str()), look.resource.version.into()]);
+        }
+        let sql = format!(
+            "UPDATE hive_targets SET observed_at = ?, \
+             due_at = CASE WHEN status = 'READY' AND missing = 0 THEN ? ELSE ? END WHERE {chosen}"
+        );
+        store.own_execute("hive.noted", &sql, values).await.map(|_| ())
+    }
+
+    async fn watch(&self) -> Result<Option<Hints>, ObserveError> {
+        let changes = self.gateway.watch().await.map_err(not_seen)?;
+        Ok(changes.map(|changes| -> Hints { changes.map(|name| resource_key(&name)).boxed() }))
+    }
+}
+
+impl Target {
+    fn read(record: &Record) -> StoreResult<Self> {
+        let corrupt = |what: &str| towpath::ports::store::StoreError::Corrupt {
+            what: format!("hive_targets.{what}"),
+            source: "it is not what was written".into(),
+        };
+        let (resource, status) = (record.text("resource")?, record.text("status")?);
+        let (namespace, name) = resource.split_once('/').ok_or_else(|| corrupt("resource"))?;
+        let status = ServiceStatus::ALL
+            .into_iter()
+            .find(|known| known.as_str() == status)
+            .ok_or_else(|| corrupt("status"))?;
+        let spec = stored(record.text("spec")?).ok_or_else(|| corrupt("spec"))?;
+        let snapshot = match record.text_or_null("snapshot")? {
+            Some(text) => Some(stored(text).ok_or_else(|| corrupt("snapshot"))?),
+            None => None,
+        };
+        Ok(Self {
+            service_id: record.text("service_id")?,
+            version: record.count("version")?,
+            resource: ResourceName::new(namespace, name),
+            status,
+            spec,
+            spec_hash: SpecHash::from_stored(record.text("spec_hash")?),
+            spec_version: record.count("spec_version")?,
+            force_replace: record.long("force_replace")? != 0,
+            applied: record.long("applied")? != 0,
+            wanted: record.text_or_null("wanted")?.as_deref().and_then(Wanted::from_stored),
+            cause_id: record.text_or_null("cause_id")?,
+            flow_id: record.text_or_null("flow_id")?,
+            snapshot,
+            due_at: record.time("due_at")?,
+        })
+    }
+
+    /// Whether a look shows something new, or something is waited for.
+    fn is_news(&self, observed: &Observed, now: DateTime<Utc>) -> bool {
+        let waits = self.status.is_converging() || self.status == ServiceStatus::Deleting;
+        let failures = self.snapshot.as_ref().map_or(0, |snapshot| snapshot.consecutive_failures);
+        let seen = Snapshot::of(Some(&self.service_id), observed, &self.spec_hash, failures, now);
+        waits || self.snapshot.as_ref().is_none_or(|known| !known.says_the_same(&seen))
+    }
+
+    /// What follows from what a user asked for belongs to the flow of that, until it is done.
+    fn in_flow(&self, decision: Decision) -> Decision {
+        let settled = matches!(self.status, ServiceStatus::Ready | ServiceStatus::Failed);
+        match (&self.flow_id, &self.cause_id) {
+            (Some(flow), Some(cause)) if !settled => decision.in_flow(flow, cause),
+            _ => decision,
+        }
+    }
+}
+
+fn stored<T: serde::de::DeserializeOwned>(text: String) -> Option<T> {
+    Payload::from_text(text).ok()?.read("a stored row").ok()
+}
+
+fn after(moment: DateTime<Utc>, by: Duration) -> DateTime<Utc> {
+    let by = TimeDelta::from_std(by).unwrap_or(TimeDelta::MAX);
+    moment.checked_add_signed(by).unwrap_or(DateTime::<Utc>::MAX_UTC)
+}
+
+/// The platform did not say anything about the resource.
+fn not_seen(error: GatewayError) -> ObserveError {
+    match error {
+        GatewayError::Timeout { after } => ObserveError::timed_out(after),
+        GatewayError::Unavailable { .. } => ObserveError::of_platform(error.code(), error.to_string()),
+        other => ObserveError::of_resource(other.code(), other.to_string()),
+    }
+}

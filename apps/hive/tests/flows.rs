@@ -1,0 +1,257 @@
+//! Each flow emits exactly the source's events in their order, with what H10 adds at its place, on each transport.
+
+mod support;
+
+use std::time::Duration;
+
+use towpath::Aggregate;
+use towpath::ids::CorrelationId;
+use towpath_hive::gateway::simulated::{Fates, SimulatedSettings};
+use towpath_hive::knative::KnativeService;
+use towpath_hive::namespace::Namespace;
+use towpath_hive::record::ServiceRecord;
+use towpath_hive::service::{ServiceCommand, ServiceStatus, UpdateAsked};
+
+use support::{Running, at_once, eventually, resource, settings, update};
+
+const CREATED: [&str; 7] = [
+    "service.creation.requested",
+    "service.spec.accepted",
+    "service.spec.apply.started",
+    "service.spec.applied",
+    "service.snapshot.updated",
+    "service.convergence.confirmed",
+    "service.ready",
+];
+const UPDATED: [&str; 8] = [
+    "service.update.requested",
+    "service.spec.accepted",
+    "service.spec.apply.started",
+    "service.spec.applied",
+    "service.snapshot.updated",
+    "service.convergence.confirmed",
+    "service.ready",
+    "service.updated",
+];
+const DELETED: [&str; 4] =
+    ["service.deletion.requested", "service.deletion.marked", "service.snapshot.updated", "service.deleted"];
+const FAILED: [&str; 7] = [
+    "service.creation.requested",
+    "service.spec.accepted",
+    "service.spec.apply.started",
+    "service.spec.applied",
+    "service.snapshot.updated",
+    "service.convergence.failed",
+    "service.failed",
+];
+
+/// Waits until a service has these events and no more come.
+async fn emits(running: &Running, id: &str, expected: &[&str]) {
+    let all = eventually(&format!("{expected:?}"), || async {
+        let names = running.names(id).await;
+        (names.len() >= expected.len()).then_some(names)
+    })
+    .await;
+    assert_eq!(all, expected);
+}
+
+fn joined(parts: &[&[&'static str]]) -> Vec<&'static str> {
+    parts.concat()
+}
+
+async fn a_whole_life(database: &str, broker: &str) {
+    let running = Running::on(database, broker).await;
+    let id = running.create("cart").await;
+    running.reaches(&id, ServiceStatus::Ready).await;
+    emits(&running, &id, &CREATED).await;
+
+    running.send(&id, update("registry.example/cart:2")).await.unwrap();
+    running.reaches(&id, ServiceStatus::Ready).await;
+    emits(&running, &id, &joined(&[&CREATED, &UPDATED])).await;
+
+    running.send(&id, ServiceCommand::Refresh {}).await.unwrap();
+    let refreshed = joined(&[&CREATED, &UPDATED, &["service.snapshot.updated"]]);
+    emits(&running, &id, &refreshed).await;
+
+    running.send(&id, ServiceCommand::Delete {}).await.unwrap();
+    let service = running.reaches(&id, ServiceStatus::Deleted).await;
+    emits(&running, &id, &joined(&[&refreshed, &DELETED])).await;
+    assert!(!service.snapshot.unwrap().present);
+
+    // What H10 adds outside of the service's own stream.
+    let of = async |kind: &str, id: &str| -> Vec<String> {
+        let events = running.events(kind, id).await;
+        events.iter().map(|event| event.envelope.event_type.to_string()).collect()
+    };
+    assert_eq!(of(Namespace::KIND, "shop").await, ["NamespaceValidated"]);
+    let seen = of(KnativeService::KIND, &id).await;
+    let expected = [
+        "RevisionCreated",
+        "RouteAligned",
+        "KnativeServiceObserved",
+        "RevisionCreated",
+        "RouteAligned",
+        "KnativeServiceObserved",
+        "KnativeServiceObserved",
+        "KnativeServiceDeletedObserved",
+    ];
+    assert_eq!(seen, expected);
+    let records = eventually("the records", || async {
+        let records = of(ServiceRecord::KIND, &id).await;
+        (records.len() >= 5).then_some(records)
+    })
+    .await;
+    let mut sorted = records.clone();
+    sorted.sort();
+    let (audited, persisted) = ("service.audit.recorded", "service.persisted");
+    assert_eq!(sorted, [audited, audited, audited, persisted, persisted]);
+
+    // From the request to the end, one flow whose causes are whole.
+    let first = running.events("service", &id).await.remove(0).envelope;
+    let flow = CorrelationId::new(first.correlation_id.to_string()).unwrap();
+    let (facts, report) = running.app.flow(&flow, &[]).await.unwrap();
+    assert!(report.whole, "{report:?}");
+    let names: Vec<&str> = facts.events.iter().map(|event| event.envelope.event_type.as_str()).collect();
+    assert!(names.contains(&"service.ready") && names.contains(&"service.spec.applied"), "{names:?}");
+    let dead = running.app.dead_letters().list(&towpath::letters::LetterFilter::dead(), 0, 10).await.unwrap();
+    assert!(dead.is_empty(), "{dead:?}");
+    running.app.stop().await;
+}
+
+async fn failing(percent: u8, refused: u8) -> Running {
+    let fates = Fates { failing_percent: percent, refused_percent: refused, ..at_once().fates };
+    let cluster = SimulatedSettings { fates, ..at_once() };
+    Running::with("sqlite", "local", settings(), cluster, |builder| builder).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_service_that_does_not_start_fails_and_can_be_updated_and_deleted() {
+    let running = failing(100, 0).await;
+    let id = running.create("cart").await;
+    let service = running.reaches(&id, ServiceStatus::Failed).await;
+    assert_eq!(service.failure.unwrap().reason, "RevisionFailed");
+    emits(&running, &id, &FAILED).await;
+
+    running.send(&id, update("registry.example/cart:2")).await.unwrap();
+    running.reaches(&id, ServiceStatus::Failed).await;
+    let mut updated = UPDATED[..5].to_vec();
+    updated.extend(&FAILED[5..]);
+    emits(&running, &id, &joined(&[&FAILED, &updated])).await;
+
+    running.send(&id, ServiceCommand::Delete {}).await.unwrap();
+    running.reaches(&id, ServiceStatus::Deleted).await;
+    emits(&running, &id, &joined(&[&FAILED, &updated, &DELETED])).await;
+    running.app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refusal_for_good_fails_the_service_at_once() {
+    let running = failing(0, 100).await;
+    let id = running.create("cart").await;
+    let service = running.reaches(&id, ServiceStatus::Failed).await;
+    assert_eq!(service.failure.unwrap().reason, "gateway-refused");
+    let mut expected = CREATED[..3].to_vec();
+    // Then it is seen that nothing is there.
+    expected.extend(["service.creation.failed", "service.failed", "service.snapshot.updated"]);
+    emits(&running, &id, &expected).await;
+    running.send(&id, ServiceCommand::Delete {}).await.unwrap();
+    running.reaches(&id, ServiceStatus::Deleted).await;
+    emits(&running, &id, &joined(&[&expected, &DELETED])).await;
+    running.app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_threshold_says_how_often_a_service_may_be_seen_failing() {
+    let fates = Fates { failing_percent: 100, ..at_once().fates };
+    let cluster = SimulatedSettings { fates, watched: false, ..at_once() };
+    let mut settings = settings();
+    settings.failure_threshold = 3;
+    settings.interval = Duration::from_millis(100);
+    let running = Running::with("sqlite", "local", settings, cluster, |builder| builder).await;
+    let id = running.create("cart").await;
+    let service = running.reaches(&id, ServiceStatus::Failed).await;
+    assert_eq!(service.snapshot.unwrap().consecutive_failures, 3);
+    let mut expected = CREATED[..4].to_vec();
+    expected.extend(["service.snapshot.updated"; 2]);
+    expected.extend(&FAILED[4..]);
+    emits(&running, &id, &expected).await;
+    running.app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_forced_replacement_rolls_out_again_and_takes_over() {
+    let running = Running::on("sqlite", "local").await;
+    let id = running.create("cart").await;
+    let before = running.reaches(&id, ServiceStatus::Ready).await;
+    let by_hand = towpath_hive::spec::ServiceSpec { image: "hand".to_owned(), ..Default::default() };
+    running.cluster.edit_by_hand(&resource("cart"), by_hand).unwrap();
+    let drifted = eventually("the drift is seen", || async {
+        let service = running.service(&id).await;
+        service.snapshot.as_ref().is_some_and(|seen| !seen.hash_match).then_some(service)
+    })
+    .await;
+    assert_eq!(drifted.status, Some(ServiceStatus::Ready), "drift is recorded and changes no status");
+
+    // Without force, what the hand has set stays; with force it is taken over, in a new revision.
+    running.send(&id, update("registry.example/cart:2")).await.unwrap();
+    let refused = running.reaches(&id, ServiceStatus::Failed).await;
+    assert_eq!(refused.failure.unwrap().reason, "gateway-conflict");
+    let image = "registry.example/cart:1".to_owned();
+    let forced = UpdateAsked { image, force_replace: true, ..UpdateAsked::default() };
+    running.send(&id, ServiceCommand::Update(forced.clone())).await.unwrap();
+    let taken = running.reaches(&id, ServiceStatus::Ready).await;
+    assert_ne!(taken.desired_spec_hash, before.desired_spec_hash, "the same again is another specification");
+    running.send(&id, ServiceCommand::Update(forced)).await.unwrap();
+    let again = running.reaches(&id, ServiceStatus::Ready).await;
+    let revision = |service: &towpath_hive::service::Service| {
+        service.snapshot.clone().unwrap().latest_ready_revision.unwrap()
+    };
+    assert_ne!(revision(&taken), revision(&again));
+    running.app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_deleted_by_hand_is_seen_and_recorded() {
+    let running = Running::on("sqlite", "local").await;
+    let id = running.create("cart").await;
+    running.reaches(&id, ServiceStatus::Ready).await;
+    running.cluster.delete_by_hand(&resource("cart")).unwrap();
+    emits(&running, &id, &joined(&[&CREATED, &["service.snapshot.updated", "service.external.purged"]]))
+        .await;
+    assert_eq!(running.service(&id).await.status, Some(ServiceStatus::Ready));
+    // An update brings it back.
+    running.send(&id, update("registry.example/cart:1")).await.unwrap();
+    let back = eventually("it is back", || async {
+        let service = running.service(&id).await;
+        let present = service.snapshot.as_ref().is_some_and(|seen| seen.present);
+        (present && service.status == Some(ServiceStatus::Ready)).then_some(service)
+    });
+    back.await;
+    running.app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_whole_life_on_sqlite() {
+    a_whole_life("sqlite", "local").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_whole_life_on_postgres() {
+    a_whole_life("postgres", "local").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_whole_life_on_mysql() {
+    a_whole_life("mysql", "local").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_whole_life_on_postgres_and_rabbitmq() {
+    a_whole_life("postgres", "rabbitmq").await;
+}
+
+#[cfg(feature = "kafka")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_whole_life_on_postgres_and_kafka() {
+    a_whole_life("postgres", "kafka").await;
+}

@@ -1,0 +1,506 @@
+//! Hive over HTTP: services that are asked for, and what has become of them.
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use chrono::{DateTime, Utc};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use towpath::ids::CommandId;
+use towpath::{HandlerError, Receipt, Send, Towpath};
+use towpath_hive::schemas::event_types;
+use towpath_hive::service::{Service, ServiceAsked, ServiceCommand, UpdateAsked};
+use towpath_hive::views::ServiceRow;
+use towpath_hive::{Hive, OBSERVER, ServiceView};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::App;
+use super::problem::Problem;
+
+/// The paths of this part.
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(create, list))
+        .routes(routes!(show, update, delete))
+        .routes(routes!(refresh))
+        .routes(routes!(revisions))
+        .routes(routes!(routes_of))
+        .routes(routes!(history))
+        .routes(routes!(events))
+        .routes(routes!(observer))
+}
+
+/// The largest page of a listing.
+const LARGEST_PAGE: u32 = 500;
+
+type Body = Result<Bytes, BytesRejection>;
+type Id = Result<Path<String>, PathRejection>;
+
+/// A service to be made. An update takes the same; its name and namespace may be left out, and cannot be changed.
+#[derive(Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schema(as = HiveServiceAsked)]
+#[allow(dead_code, reason = "it describes the body; the aggregate's own type reads it")]
+struct Asked {
+    #[schema(min_length = 1, max_length = 63, example = "cart")]
+    name: String,
+    #[schema(min_length = 1, max_length = 63, example = "shop")]
+    namespace: String,
+    #[schema(min_length = 1, example = "registry.example/cart:1")]
+    image: String,
+    env: Option<std::collections::BTreeMap<String, String>>,
+    min_scale: Option<u32>,
+    max_scale: Option<u32>,
+    concurrency: Option<u32>,
+    /// Take over what others have set on the platform, and make a new revision in any case.
+    force_replace: Option<bool>,
+    /// Answer when the outcome is known (READY or FAILED), or when that takes too long.
+    wait: Option<bool>,
+}
+
+/// A service as it is.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = HiveService)]
+struct Shown {
+    id: String,
+    name: String,
+    namespace: String,
+    status: Option<&'static str>,
+    /// Why it is FAILED: a code.
+    status_reason: Option<String>,
+    /// Why it is FAILED: a text for people.
+    status_message: Option<String>,
+    desired_spec_hash: String,
+    observed_spec_hash: Option<String>,
+    /// Whether what was last seen on the platform is ready.
+    ready: bool,
+    /// Whether the resource was there when it was last looked for; null before the first look.
+    present: Option<bool>,
+    /// Whether it runs something else than what was asked for, although it is READY.
+    drifted: bool,
+    version: u64,
+    spec_version: u64,
+    image: String,
+    url: Option<String>,
+    latest_ready_revision: Option<String>,
+    observed_at: Option<DateTime<Utc>>,
+    /// The command that was just carried out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    command_id: Option<String>,
+}
+
+/// Services, by id.
+#[derive(Serialize, ToSchema)]
+#[schema(as = HiveServices)]
+struct Services {
+    services: Vec<Shown>,
+    /// What to ask for after this page; none at the end.
+    next: Option<String>,
+}
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+struct Listing {
+    /// The id of the last service of the page before.
+    #[serde(default)]
+    after: String,
+    /// Only those with this status.
+    status: Option<String>,
+    limit: Option<u32>,
+}
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+struct Behind {
+    /// The version behind which to begin.
+    #[serde(default)]
+    after: u64,
+    limit: Option<u32>,
+}
+
+/// Creates a service
+///
+/// It is CREATING when the answer comes, unless `wait` was asked for. Its id is `<namespace>.<name>`; once that service is
+/// DELETED, the next one of the name gets another.
+#[utoipa::path(
+    post, path = "/api/hive/services", tag = "hive", operation_id = "createService",
+    params(("Idempotency-Key" = Option<String>, Header, description = "The command's id: the same one again gives the same service.")),
+    request_body = Asked,
+    responses(
+        (status = 201, description = "It was accepted.", body = Shown),
+        (status = 200, description = "It was accepted before, under the same key.", body = Shown),
+        (status = 409, description = "There is a service of that name."),
+        (status = 422, description = "The specification cannot be."),
+    )
+)]
+async fn create(State(app): State<App>, headers: HeaderMap, body: Body) -> Result<Response, Problem> {
+    let (hive, towpath) = (hive_of(&app)?, &app.towpath);
+    let asked: ServiceAsked = read(body)?;
+    asked.resource().and_then(|_| asked.spec()).map_err(cannot_be)?;
+    let key = idempotency_key(&headers)?;
+    let id = match earlier(towpath, key.as_deref()).await? {
+        Some(id) => id,
+        None => hive.free_id(towpath, &asked.namespace, &asked.name).await?,
+    };
+    let wait = asked.wait;
+    let send = towpath.send::<Service>(&id, ServiceCommand::Create(asked));
+    let receipt = once(send, key).await?;
+    let status = if receipt.replayed { StatusCode::OK } else { StatusCode::CREATED };
+    answer(hive, towpath, &id, status, wait, Some(&receipt)).await
+}
+
+/// Lists services
+///
+/// From the status view, which is a moment behind.
+#[utoipa::path(
+    get, path = "/api/hive/services", tag = "hive", operation_id = "listServices",
+    params(Listing),
+    responses((status = 200, description = "A page.", body = Services))
+)]
+async fn list(
+    State(app): State<App>,
+    listing: Result<Query<Listing>, QueryRejection>,
+) -> Result<Response, Problem> {
+    let hive = hive_of(&app)?;
+    let Query(listing) = listing
+        .map_err(|error| Problem::malformed(error.body_text(), "Write ?after=ID&status=S&limit=N."))?;
+    let limit = listing.limit.unwrap_or(100).clamp(1, LARGEST_PAGE);
+    let store = app.towpath.store();
+    let rows = hive.services(store, &listing.after, listing.status.as_deref(), limit).await.map_err(broken)?;
+    let full = u32::try_from(rows.len()).is_ok_and(|rows| rows == limit);
+    let next = rows.last().filter(|_| full).map(|row| row.service_id.clone());
+    let services = rows.iter().map(Shown::of_row).collect();
+    Ok(Json(Services { services, next }).into_response())
+}
+
+/// Shows a service
+#[utoipa::path(
+    get, path = "/api/hive/services/{id}", tag = "hive", operation_id = "showService",
+    params(("id" = String, Path, description = "The service's id.")),
+    responses((status = 200, description = "As it is now.", body = Shown), (status = 404, description = "There is none."))
+)]
+async fn show(State(app): State<App>, id: Id) -> Result<Response, Problem> {
+    let (hive, id) = (hive_of(&app)?, path(id)?);
+    answer(hive, &app.towpath, &id, StatusCode::OK, false, None).await
+}
+
+/// Updates a service
+///
+/// Only one that is READY or FAILED.
+#[utoipa::path(
+    put, path = "/api/hive/services/{id}", tag = "hive", operation_id = "updateService",
+    params(("id" = String, Path, description = "The service's id."),
+        ("Idempotency-Key" = Option<String>, Header, description = "The command's id.")),
+    request_body = Asked,
+    responses(
+        (status = 200, description = "It was accepted.", body = Shown),
+        (status = 404, description = "There is none."),
+        (status = 409, description = "Not in this state; the answer says what is possible."),
+        (status = 422, description = "The specification cannot be."),
+    )
+)]
+async fn update(State(app): State<App>, id: Id, headers: HeaderMap, body: Body) -> Result<Response, Problem> {
+    let (hive, towpath, id) = (hive_of(&app)?, &app.towpath, path(id)?);
+    let asked: UpdateAsked = read(body)?;
+    asked.spec().map_err(cannot_be)?;
+    let wait = asked.wait;
+    let send = towpath.send::<Service>(&id, ServiceCommand::Update(asked));
+    let receipt = once(send, idempotency_key(&headers)?).await?;
+    answer(hive, towpath, &id, StatusCode::OK, wait, Some(&receipt)).await
+}
+
+/// Deletes a service
+///
+/// Only one that is READY or FAILED. It is DELETED when the platform was seen without it.
+#[utoipa::path(
+    delete, path = "/api/hive/services/{id}", tag = "hive", operation_id = "deleteService",
+    params(("id" = String, Path, description = "The service's id."),
+        ("Idempotency-Key" = Option<String>, Header, description = "The command's id.")),
+    responses(
+        (status = 200, description = "It was accepted.", body = Shown),
+        (status = 404, description = "There is none."),
+        (status = 409, description = "Not in this state; the answer says what is possible."),
+    )
+)]
+async fn delete(State(app): State<App>, id: Id, headers: HeaderMap) -> Result<Response, Problem> {
+    plain(&app, path(id)?, &headers, ServiceCommand::Delete {}).await
+}
+
+/// Refreshes a service
+///
+/// Says what is known and has the platform looked at again, at once. The status stays as it is.
+#[utoipa::path(
+    post, path = "/api/hive/services/{id}/refresh", tag = "hive", operation_id = "refreshService",
+    params(("id" = String, Path, description = "The service's id."),
+        ("Idempotency-Key" = Option<String>, Header, description = "The command's id.")),
+    responses(
+        (status = 200, description = "What is known.", body = Shown),
+        (status = 404, description = "There is none."),
+    )
+)]
+async fn refresh(State(app): State<App>, id: Id, headers: HeaderMap) -> Result<Response, Problem> {
+    plain(&app, path(id)?, &headers, ServiceCommand::Refresh {}).await
+}
+
+/// A revision that was seen.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = HiveRevision)]
+struct Revision {
+    revision: String,
+    image: Option<String>,
+    spec_hash: Option<String>,
+    created_at: Option<DateTime<Utc>>,
+    seen_at: DateTime<Utc>,
+}
+
+/// Lists the revisions of a service
+#[utoipa::path(
+    get, path = "/api/hive/services/{id}/revisions", tag = "hive", operation_id = "listRevisions",
+    params(("id" = String, Path, description = "The service's id.")),
+    responses((status = 200, description = "Those that were seen, oldest first.", body = Vec<Revision>), (status = 404, description = "There is no such service."))
+)]
+async fn revisions(State(app): State<App>, id: Id) -> Result<Response, Problem> {
+    let (hive, id) = (hive_of(&app)?, path(id)?);
+    exists(hive, &app.towpath, &id).await?;
+    let mut revisions = Vec::new();
+    for record in hive.revisions(app.towpath.store(), &id).await? {
+        revisions.push(Revision {
+            revision: record.text("revision")?,
+            image: record.text_or_null("image")?,
+            spec_hash: record.text_or_null("spec_hash")?,
+            created_at: record.time_or_null("created_at")?,
+            seen_at: record.time("seen_at")?,
+        });
+    }
+    Ok(Json(serde_json::json!({ "revisions": revisions })).into_response())
+}
+
+/// Where requests go.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = HiveRoute)]
+struct Route {
+    url: Option<String>,
+    #[schema(value_type = Vec<Object>)]
+    traffic: Box<RawValue>,
+    aligned_at: DateTime<Utc>,
+}
+
+/// Lists the routes of a service
+#[utoipa::path(
+    get, path = "/api/hive/services/{id}/routes", tag = "hive", operation_id = "listRoutes",
+    params(("id" = String, Path, description = "The service's id.")),
+    responses((status = 200, description = "Where its requests go; none before it was ready.", body = Vec<Route>), (status = 404, description = "There is no such service."))
+)]
+async fn routes_of(State(app): State<App>, id: Id) -> Result<Response, Problem> {
+    let (hive, id) = (hive_of(&app)?, path(id)?);
+    exists(hive, &app.towpath, &id).await?;
+    let mut routes = Vec::new();
+    if let Some(record) = hive.route(app.towpath.store(), &id).await? {
+        let traffic = RawValue::from_string(record.text("traffic")?).map_err(|error| broken(error.into()))?;
+        let (url, aligned_at) = (record.text_or_null("url")?, record.time("aligned_at")?);
+        routes.push(Route { url, traffic, aligned_at });
+    }
+    Ok(Json(serde_json::json!({ "routes": routes })).into_response())
+}
+
+/// Shows the state changes of a service
+#[utoipa::path(
+    get, path = "/api/hive/services/{id}/history", tag = "hive", operation_id = "serviceHistory",
+    params(("id" = String, Path, description = "The service's id."), Behind),
+    responses((status = 200, description = "Each change with its reason."), (status = 404, description = "There is no such service."))
+)]
+async fn history(
+    State(app): State<App>,
+    id: Id,
+    behind: Result<Query<Behind>, QueryRejection>,
+) -> Result<Response, Problem> {
+    let Query(behind) =
+        behind.map_err(|error| Problem::malformed(error.body_text(), "Write ?after=N&limit=N."))?;
+    let (hive, id) = (hive_of(&app)?, path(id)?);
+    exists(hive, &app.towpath, &id).await?;
+    let limit = behind.limit.unwrap_or(100).clamp(1, LARGEST_PAGE);
+    let history = hive.history(&app.towpath, &id, behind.after, limit).await?;
+    Ok(Json(serde_json::json!({ "history": history })).into_response())
+}
+
+/// Lists hive's event types
+///
+/// Each with the JSON Schema of its payload.
+#[utoipa::path(
+    get, path = "/api/hive/event-types", tag = "hive", operation_id = "hiveEventTypes",
+    responses((status = 200, description = "All of them."))
+)]
+async fn events() -> Response {
+    let types: Vec<_> = event_types()
+        .into_iter()
+        .map(|event_type| serde_json::json!({ "type": event_type.name, "schema": event_type.schema }))
+        .collect();
+    Json(serde_json::json!({ "eventTypes": types })).into_response()
+}
+
+/// Shows hive's observer
+///
+/// Whether this instance is the one that looks, and whether the platform answers.
+#[utoipa::path(
+    get, path = "/api/hive/observer", tag = "hive", operation_id = "hiveObserver",
+    responses((status = 200, description = "Where it is."))
+)]
+async fn observer(State(app): State<App>) -> Result<Response, Problem> {
+    hive_of(&app)?;
+    let standing = app.towpath.observers().into_iter().find(|standing| standing.name == OBSERVER);
+    Ok(Json(standing).into_response())
+}
+
+impl Shown {
+    fn of(view: &ServiceView) -> Self {
+        let service = &view.service;
+        let snapshot = service.snapshot.as_ref();
+        let ready_status = service.status == Some(towpath_hive::service::ServiceStatus::Ready);
+        Self {
+            id: view.service_id.clone(),
+            name: service.resource.name.clone(),
+            namespace: service.resource.namespace.clone(),
+            status: service.status.map(|status| status.as_str()),
+            status_reason: service.failure.as_ref().map(|failure| failure.reason.clone()),
+            status_message: service.failure.as_ref().map(|failure| failure.message.clone()),
+            desired_spec_hash: service.desired_spec_hash.to_string(),
+            observed_spec_hash: snapshot
+                .and_then(|snapshot| snapshot.observed_spec_hash.as_ref())
+                .map(ToString::to_string),
+            ready: snapshot.and_then(|snapshot| snapshot.ready).unwrap_or(false),
+            present: snapshot.map(|snapshot| snapshot.present),
+            drifted: ready_status
+                && snapshot.is_some_and(|snapshot| {
+                    snapshot.observed_spec_hash.as_ref() != Some(&service.desired_spec_hash)
+                }),
+            version: view.version,
+            spec_version: service.spec_version,
+            image: service.spec.image.clone(),
+            url: snapshot.and_then(|snapshot| snapshot.url.clone()),
+            latest_ready_revision: snapshot.and_then(|snapshot| snapshot.latest_ready_revision.clone()),
+            observed_at: snapshot.map(|snapshot| snapshot.observed_at),
+            command_id: None,
+        }
+    }
+
+    fn of_row(row: &ServiceRow) -> Self {
+        let (service_id, version, service) = (row.service_id.clone(), row.version, row.service.clone());
+        Self::of(&ServiceView { service_id, version, service })
+    }
+}
+
+/// A command without a body.
+async fn plain(
+    app: &App,
+    id: String,
+    headers: &HeaderMap,
+    command: ServiceCommand,
+) -> Result<Response, Problem> {
+    let (hive, towpath) = (hive_of(app)?, &app.towpath);
+    let receipt = once(towpath.send::<Service>(&id, command), idempotency_key(headers)?).await?;
+    answer(hive, towpath, &id, StatusCode::OK, false, Some(&receipt)).await
+}
+
+async fn once(send: Send<'_>, key: Option<String>) -> Result<Receipt, Problem> {
+    let send = match key {
+        Some(key) => send.once(key),
+        None => send,
+    };
+    Ok(send.await?)
+}
+
+/// What is now, or what is when the service has settled.
+async fn answer(
+    hive: &Hive,
+    towpath: &Towpath,
+    id: &str,
+    status: StatusCode,
+    wait: bool,
+    receipt: Option<&Receipt>,
+) -> Result<Response, Problem> {
+    let view = if wait { hive.settled(towpath, id).await? } else { hive.service(towpath, id).await? };
+    let view = view.ok_or_else(|| Problem::not_found(format!("there is no service {id}")))?;
+    let command_id = receipt.map(|receipt| receipt.command_id.to_string());
+    Ok((status, Json(Shown { command_id, ..Shown::of(&view) })).into_response())
+}
+
+/// The service that a key has created before.
+async fn earlier(towpath: &Towpath, key: Option<&str>) -> Result<Option<String>, Problem> {
+    let Some(key) = key else { return Ok(None) };
+    let id = CommandId::new(key)
+        .map_err(|error| Problem::malformed(error.to_string(), "Use another Idempotency-Key."))?;
+    Ok(towpath.command(&id).await?.map(|record| record.command.aggregate.id.to_string()))
+}
+
+async fn exists(hive: &Hive, towpath: &Towpath, id: &str) -> Result<(), Problem> {
+    match hive.service(towpath, id).await? {
+        Some(_) => Ok(()),
+        None => Err(Problem::not_found(format!("there is no service {id}"))),
+    }
+}
+
+fn hive_of(app: &App) -> Result<&Hive, Problem> {
+    app.hive.as_ref().ok_or_else(|| Problem::not_found("hive does not run on this server"))
+}
+
+fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
+    match headers.get("idempotency-key").map(|value| value.to_str()) {
+        None => Ok(None),
+        Some(Ok(key)) => Ok(Some(key.to_owned())),
+        Some(Err(_)) => {
+            Err(Problem::malformed("the Idempotency-Key is not a plain text", "Use visible ASCII."))
+        }
+    }
+}
+
+fn path(id: Id) -> Result<String, Problem> {
+    let Path(id) =
+        id.map_err(|error| Problem::malformed(error.body_text(), "Write /api/hive/services/ID."))?;
+    Ok(id)
+}
+
+fn read<T: DeserializeOwned>(body: Body) -> Result<T, Problem> {
+    let body = body.map_err(|rejection| match rejection.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => Problem::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "too-large",
+            "the request is too large",
+            "Send at most 4 MiB.",
+        ),
+        _ => Problem::malformed("the request cannot be read", rejection.body_text()),
+    })?;
+    serde_json::from_slice(&body).map_err(|error| {
+        Problem::malformed(
+            format!("the body is not a service: {error}"),
+            "Send {\"name\": …, \"namespace\": …, \"image\": …} as JSON.",
+        )
+    })
+}
+
+fn cannot_be(flaw: towpath_hive::service::SpecFlaw) -> Problem {
+    Problem::new(
+        StatusCode::UNPROCESSABLE_ENTITY,
+        "invalid-service-spec",
+        flaw.to_string(),
+        "Correct what the title names.",
+    )
+}
+
+fn broken(error: HandlerError) -> Problem {
+    tracing::error!(code = error.code(), cause = error.message(), "a read model cannot be read");
+    Problem::new(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        "read-model",
+        "a read model cannot be read",
+        "Run `towpath hive rebuild`.",
+    )
+}
