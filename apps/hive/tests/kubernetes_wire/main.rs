@@ -303,6 +303,26 @@ async fn no_answer_says_nothing_about_the_service() {
 }
 
 #[tokio::test]
+async fn a_kubeconfig_that_is_wrong_is_refused_without_quoting_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("kubeconfig");
+    let credentials = Credentials::Kubeconfig { path: path.clone(), context: None };
+    let settings = KubernetesSettings { credentials, ..Default::default() };
+    for content in [
+        "users: [{name: a, user: {token: secret-of-hive",
+        "users: [{name: a, user: {token: {secret-of-hive: 1}}}]",
+        "users: [{name: a, user: {token: secret-of-hive}}]",
+    ] {
+        std::fs::write(&path, content).unwrap();
+        let Err(error) = KubernetesGateway::connect(settings.clone()).await else { panic!("{content}") };
+        assert!(!format!("{error} {error:?}").contains("secret"), "{error:?}");
+    }
+    std::fs::remove_file(&path).unwrap();
+    let Err(error) = KubernetesGateway::connect(settings).await else { panic!("there is no file") };
+    assert!(error.to_string().contains(&path.display().to_string()), "{error}");
+}
+
+#[tokio::test]
 async fn an_answer_that_cannot_be_read_is_not_repeated_in_words() {
     let secret = json!({ "metadata": { "generation": "secret-of-the-container" } });
     let (_server, gateway) =

@@ -25,7 +25,7 @@ pub(crate) async fn serve(flags: ServeFlags) -> Result<(), Failure> {
     let listener = tokio::net::TcpListener::bind(config.listen)
         .await
         .map_err(|error| Failure::unreachable(format!("cannot listen on {}: {error}", config.listen)))?;
-    let hive = config.hive.open(&store)?;
+    let hive = config.hive.open(&store).await?;
     let builder = Towpath::builder().store(&config.store).broker(&config.broker).channels(config.channels);
     let builder = match &hive {
         Some(hive) => hive.install(builder),

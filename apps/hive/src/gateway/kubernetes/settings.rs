@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 
 /// How hive gets to a cluster, and how it behaves there.
@@ -28,7 +28,7 @@ impl Default for KubernetesSettings {
             credentials: Credentials::Found,
             field_manager: "towpath-hive".to_owned(),
             namespace: None,
-            call_timeout: Duration::from_secs(10),
+            call_timeout: Duration::from_secs(5),
             watch_timeout: Duration::from_secs(290),
         }
     }
@@ -50,25 +50,30 @@ pub enum Credentials {
     InCluster,
 }
 
-/// Why there is no way to a cluster.
-#[derive(Debug, thiserror::Error)]
+/// Why there is no way to a cluster. Causes are told in words and not as values: some of them quote the credentials.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
     /// A kubeconfig that is not usable.
-    #[error("the kubeconfig cannot be used; `kubectl config view` shows what is in it")]
-    Kubeconfig(#[source] Box<kube::config::KubeconfigError>),
+    #[error("the kubeconfig cannot be used: {cause}")]
+    Kubeconfig {
+        /// What is wrong.
+        cause: String,
+    },
     /// No service account.
-    #[error(
-        "there is no service account to be used; hive has one in a pod of the cluster, elsewhere it needs a kubeconfig"
-    )]
-    InCluster(#[source] Box<kube::config::InClusterError>),
+    #[error("there is no service account to be used: {cause}; hive has one in a pod of the cluster")]
+    InCluster {
+        /// What is wrong.
+        cause: String,
+    },
     /// Neither.
-    #[error(
-        "there is no kubeconfig, and no service account; set KUBECONFIG, or run hive in a pod of the cluster"
-    )]
-    Nothing(#[source] Box<kube::config::KubeconfigError>),
+    #[error("there is no kubeconfig ({cause}), and no service account; write hive.kubernetes.kubeconfig or set KUBECONFIG")]
+    Nothing {
+        /// What is wrong with a kubeconfig.
+        cause: String,
+    },
     /// Credentials that no connection can be made with.
-    #[error("no connection can be made with these credentials")]
-    Client(#[source] Box<kube::Error>),
+    #[error("no connection can be made with these credentials; `kubectl` with the same kubeconfig says more")]
+    Client,
 }
 
 impl KubernetesSettings {
@@ -81,26 +86,38 @@ impl KubernetesSettings {
         // Calls are bounded one by one. This ends a watch whose server says nothing any more, not even that it is quiet.
         config.read_timeout = Some(self.watch_timeout.saturating_add(self.call_timeout));
         config.reset_reader_on_write = true;
-        Client::try_from(config).map_err(|error| ConnectError::Client(Box::new(error)))
+        Client::try_from(config).map_err(|_| ConnectError::Client)
     }
 }
 
 impl Credentials {
     async fn config(&self) -> Result<Config, ConnectError> {
-        let unusable = |error| ConnectError::Kubeconfig(Box::new(error));
+        let unusable = |error: KubeconfigError| ConnectError::Kubeconfig { cause: in_words(&error) };
         match self {
             Self::Kubeconfig { path, context } => {
                 let kubeconfig = Kubeconfig::read_from(path).map_err(unusable)?;
                 let options = KubeConfigOptions { context: context.clone(), ..KubeConfigOptions::default() };
                 Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(unusable)
             }
-            Self::InCluster => Config::incluster().map_err(|error| ConnectError::InCluster(Box::new(error))),
+            Self::InCluster => {
+                Config::incluster().map_err(|error| ConnectError::InCluster { cause: error.to_string() })
+            }
             Self::Found => match Config::from_kubeconfig(&KubeConfigOptions::default()).await {
                 Ok(config) => Ok(config),
                 // What somebody has named on purpose is not silently passed by.
                 Err(error) if std::env::var_os("KUBECONFIG").is_some() => Err(unusable(error)),
-                Err(error) => Config::incluster().map_err(|_| ConnectError::Nothing(Box::new(error))),
+                Err(error) => {
+                    Config::incluster().map_err(|_| ConnectError::Nothing { cause: in_words(&error) })
+                }
             },
         }
+    }
+}
+
+/// A parser's complaint shows the lines around the flaw, and a kubeconfig holds tokens and keys.
+fn in_words(error: &KubeconfigError) -> String {
+    match error {
+        KubeconfigError::Parse(_) => "it is no YAML, or not of a kubeconfig's shape".to_owned(),
+        other => other.to_string(),
     }
 }
