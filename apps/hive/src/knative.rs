@@ -213,6 +213,10 @@ impl KnativeService {
     /// Whether it is another than what was told, or the service waits for it still.
     fn is_worth_telling(&self, look: &Look, observed: &KnativeServiceObserved) -> bool {
         let Some(told) = &self.told else { return true };
+        // Listed before the service went on: who looks at what it is now will tell.
+        if look.spec_version < told.spec_version {
+            return false;
+        }
         let awaited = look.status.is_converging()
             && observed.hash_match
             && observed.ready.is_some()

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, Utc};
 use futures_util::StreamExt as _;
 use towpath::observer::{Decision, ExternalResources, Hints, Looked, ObserveError};
 use towpath::ports::store::StoreResult;
@@ -20,7 +20,7 @@ use crate::knative::{KnativeService, KnativeServiceCommand, Look};
 use crate::namespace::{Namespace, NamespaceCommand, NamespaceValidated};
 use crate::service::{ApplyOutcome, ApplyResult, Service, ServiceCommand, ServiceStatus, Snapshot};
 use crate::spec::{ResourceName, ServiceSpec, SpecHash};
-use crate::views::{Wanted, resource_key};
+use crate::views::{Wanted, later, resource_key};
 
 const COLUMNS: &str = "service_id, version, resource, status, spec, spec_hash, spec_version, force_replace, \
                        applied, wanted, cause_id, flow_id, snapshot, due_at";
@@ -160,7 +160,9 @@ impl ExternalResources for Targets {
     async fn named(&self, store: &SqlStore, hints: &[String]) -> StoreResult<Vec<Target>> {
         let mut values = Vec::new();
         let chosen = OwnTables::one_of("resource", hints, &mut values);
-        let sql = format!("SELECT {COLUMNS} FROM hive_targets WHERE {chosen}");
+        let sql = format!(
+            "SELECT {COLUMNS} FROM hive_targets WHERE {chosen} AND (wanted IS NULL OR wanted <> 'facts')"
+        );
         store.own_rows("hive.named", &sql, values).await?.iter().map(Target::read).collect()
     }
 
@@ -214,8 +216,8 @@ impl ExternalResources for Targets {
         let seen: Vec<_> = looked.iter().filter(|look| look.failure.is_none()).collect();
         let Some(at) = seen.iter().map(|look| look.at).max() else { return Ok(()) };
         // A little sooner than the next scan, so that it is due by then.
-        let next_scan = after(at, self.interval.mul_f64(0.9));
-        let mut values: Vec<Value<'_>> = vec![at.into(), after(at, self.stale).into(), next_scan.into()];
+        let next_scan = later(at, self.interval.mul_f64(0.9));
+        let mut values: Vec<Value<'_>> = vec![at.into(), later(at, self.stale).into(), next_scan.into()];
         // Only as they were listed: one of which something new is wanted stays due.
         let chosen = vec!["(service_id = ? AND version = ?)"; seen.len()].join(" OR ");
         for look in &seen {
@@ -289,11 +291,6 @@ impl Target {
 
 fn stored<T: serde::de::DeserializeOwned>(text: String) -> Option<T> {
     Payload::from_text(text).ok()?.read("a stored row").ok()
-}
-
-fn after(moment: DateTime<Utc>, by: Duration) -> DateTime<Utc> {
-    let by = TimeDelta::from_std(by).unwrap_or(TimeDelta::MAX);
-    moment.checked_add_signed(by).unwrap_or(DateTime::<Utc>::MAX_UTC)
 }
 
 /// The platform did not say anything about the resource.

@@ -15,11 +15,11 @@ use crate::record::{ServiceAudited, ServicePersisted, ServiceRecord};
 use crate::service::{Service, ServiceEvent, ServiceStatus};
 use crate::spec::ResourceName;
 
-/// Further away than anybody looks.
-const NEVER: DateTime<Utc> = match DateTime::<Utc>::from_timestamp(32_503_680_000, 0) {
-    Some(moment) => moment,
-    None => DateTime::UNIX_EPOCH,
-};
+/// The longest that a look is put off: nobody means longer, and not every database can write a far moment down.
+const LONGEST: Duration = Duration::from_secs(3600 * 24 * 365);
+
+/// For how long a service is left alone of which more facts are on their way.
+const UNFINISHED: Duration = Duration::from_secs(3600);
 
 /// Rows as facts have made them.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -33,8 +33,6 @@ pub struct Pages {
     namespaces: BTreeMap<String, (u64, NamespaceValidated)>,
     /// Services that want to be looked at now.
     pub urgent: BTreeSet<String>,
-    /// Services of which more facts are on their way: a look would see half of a change.
-    unfinished: BTreeSet<String>,
 }
 
 /// A service in the status view.
@@ -61,6 +59,8 @@ pub struct ServiceRow {
 /// What is to be done on the platform.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
+    /// Nothing yet: more facts of the same change are on their way, and a look would see half of it.
+    Facts,
     /// The specification is to be applied.
     Apply,
     /// The resource is to be deleted.
@@ -80,6 +80,7 @@ impl Wanted {
     /// As it is stored.
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::Facts => "facts",
             Self::Apply => "apply",
             Self::Delete => "delete",
         }
@@ -87,7 +88,7 @@ impl Wanted {
 
     /// From what is stored.
     pub fn from_stored(text: &str) -> Option<Self> {
-        [Self::Apply, Self::Delete].into_iter().find(|wanted| wanted.as_str() == text)
+        [Self::Facts, Self::Apply, Self::Delete].into_iter().find(|wanted| wanted.as_str() == text)
     }
 }
 
@@ -170,16 +171,12 @@ impl Pages {
         match &fact {
             ServiceEvent::CreationRequested(_)
             | ServiceEvent::UpdateRequested(_)
-            | ServiceEvent::DeletionRequested(_) => {
-                self.unfinished.insert(id);
-            }
+            | ServiceEvent::DeletionRequested(_) => row.wanted = Some(Wanted::Facts),
             ServiceEvent::SpecApplyStarted(_) => {
-                self.unfinished.remove(&id);
                 (row.wanted, row.cause) = (Some(Wanted::Apply), Some(cause()));
                 self.urgent.insert(id);
             }
             ServiceEvent::DeletionMarked(_) => {
-                self.unfinished.remove(&id);
                 (row.wanted, row.cause) = (Some(Wanted::Delete), Some(cause()));
                 self.urgent.insert(id);
             }
@@ -208,12 +205,7 @@ impl Pages {
     /// The rows of `hive_targets`.
     pub fn target_rows(&self, stale: Duration) -> Result<Vec<Vec<Value<'static>>>, HandlerError> {
         let living = self.services.values().filter(|row| row.service.status != Some(ServiceStatus::Deleted));
-        let target = |row: &ServiceRow| {
-            let (urgent, unfinished) =
-                (self.urgent.contains(&row.service_id), self.unfinished.contains(&row.service_id));
-            row.target(urgent, unfinished, stale)
-        };
-        living.map(target).collect()
+        living.map(|row| row.target(self.urgent.contains(&row.service_id), stale)).collect()
     }
 
     /// Services that are not looked at any more.
@@ -349,12 +341,7 @@ impl ServiceRow {
         ])
     }
 
-    fn target(
-        &self,
-        urgent: bool,
-        unfinished: bool,
-        stale: Duration,
-    ) -> Result<Vec<Value<'static>>, HandlerError> {
+    fn target(&self, urgent: bool, stale: Duration) -> Result<Vec<Value<'static>>, HandlerError> {
         let service = &self.service;
         let snapshot = service.snapshot.as_ref();
         let missing = snapshot.is_some_and(|snapshot| !snapshot.present);
@@ -374,7 +361,7 @@ impl ServiceRow {
             snapshot.map(serde_json::to_string).transpose()?.into(),
             u32::from(missing).into(),
             snapshot.map(|snapshot| snapshot.observed_at).into(),
-            if unfinished { NEVER } else { self.due_at(urgent, missing, stale) }.into(),
+            self.due_at(urgent, missing, stale).into(),
         ])
     }
 
@@ -387,17 +374,21 @@ impl ServiceRow {
     fn due_at(&self, urgent: bool, missing: bool, stale: Duration) -> DateTime<Utc> {
         let now = self.updated_at;
         match self.service.status {
+            _ if self.wanted == Some(Wanted::Facts) => later(now, UNFINISHED),
             _ if urgent => now,
             Some(ServiceStatus::Ready) if !missing => {
                 let seen_at = self.service.snapshot.as_ref().map_or(now, |snapshot| snapshot.observed_at);
-                chrono::TimeDelta::from_std(stale)
-                    .ok()
-                    .and_then(|stale| seen_at.checked_add_signed(stale))
-                    .unwrap_or(NEVER)
+                later(seen_at, stale)
             }
             _ => now,
         }
     }
+}
+
+/// So much later.
+pub(crate) fn later(moment: DateTime<Utc>, by: Duration) -> DateTime<Utc> {
+    let by = chrono::TimeDelta::from_std(by.min(LONGEST)).unwrap_or_default();
+    moment.checked_add_signed(by).unwrap_or(moment)
 }
 
 /// What a look is called by, and what hints name.

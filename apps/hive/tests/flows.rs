@@ -1,5 +1,7 @@
 //! Each flow emits exactly the source's events in their order, with what H10 adds at its place, on each transport.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
+
 mod support;
 
 use std::time::Duration;

@@ -21,6 +21,7 @@ fn every_error_code_has_its_section() {
         "crates/towpath/src/config.rs",
         "crates/towpath/src/tracker.rs",
         "crates/towpath/src/towpath.rs",
+        "apps/hive/src/gateway/mod.rs",
     ] {
         let source = read(path);
         // `fn code` is a match whose arms end in the code.
@@ -38,6 +39,17 @@ fn every_error_code_has_its_section() {
         assert!(http.contains(&format!("\"{code}\"")) && http.contains(at), "{code}");
         codes.insert(code.to_owned());
     }
+    // Those of the observer are in the log and in its standing.
+    for (code, file) in
+        [("observer-timeout", "observer.rs"), ("observer-platform-down", "observer/looking.rs")]
+    {
+        assert!(read(&format!("crates/towpath/src/{file}")).contains(&format!("\"{code}\"")), "{code}");
+        codes.insert(code.to_owned());
+    }
+    for code in ["read-model", "invalid-service-spec"] {
+        assert!(read("crates/server/src/http/hive.rs").contains(&format!("\"{code}\"")), "{code}");
+        codes.insert(code.to_owned());
+    }
     assert!(codes.len() > 25, "the source was not read as it is written: {codes:?}");
     let sections: BTreeSet<String> = read("docs/errors.md")
         .lines()
@@ -53,7 +65,7 @@ fn every_error_code_has_its_section() {
 fn every_test_that_shows_a_requirement_exists() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut sources = String::new();
-    for folder in ["crates", "examples", "xtask"] {
+    for folder in ["apps", "crates", "examples", "xtask"] {
         read_sources(&root.join(folder), &mut sources);
     }
     let table = std::fs::read_to_string(root.join("docs/conformance.md")).unwrap();

@@ -1,6 +1,7 @@
 //! What hive's tests share: a database, a broker and a simulated cluster of the test's own.
 
-#![allow(dead_code, reason = "not every test uses all of it")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
+#![allow(dead_code, unreachable_pub, reason = "not every test uses all of it")]
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -90,6 +91,10 @@ impl Running {
         cluster: SimulatedSettings,
         change: impl FnOnce(Builder) -> Builder,
     ) -> Self {
+        // `TOWPATH_LOG=info` shows what went on when a test fails.
+        if let Ok(filter) = std::env::var("TOWPATH_LOG") {
+            let _ = tracing_subscriber::fmt().with_env_filter(filter).with_test_writer().try_init();
+        }
         let fresh = Fresh::on(database).await;
         let cluster = SimulatedCluster::new(cluster).unwrap();
         let hive = Hive::new(settings, Arc::new(cluster.clone()));

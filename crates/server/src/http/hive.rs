@@ -173,7 +173,8 @@ async fn list(
         .map_err(|error| Problem::malformed(error.body_text(), "Write ?after=ID&status=S&limit=N."))?;
     let limit = listing.limit.unwrap_or(100).clamp(1, LARGEST_PAGE);
     let store = app.towpath.store();
-    let rows = hive.services(store, &listing.after, listing.status.as_deref(), limit).await.map_err(broken)?;
+    let rows =
+        hive.services(store, &listing.after, listing.status.as_deref(), limit).await.map_err(broken)?;
     let full = u32::try_from(rows.len()).is_ok_and(|rows| rows == limit);
     let next = rows.last().filter(|_| full).map(|row| row.service_id.clone());
     let services = rows.iter().map(Shown::of_row).collect();

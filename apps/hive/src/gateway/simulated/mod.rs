@@ -265,21 +265,23 @@ impl ServingGateway for SimulatedCluster {
         }
         self.call(None).await?;
         let shared = self.shared.clone();
-        let batches = stream::unfold((shared, Utc::now()), |(shared, since)| async move {
+        let before = shared.kept().world.changed(Utc::now());
+        let batches = stream::unfold((shared, before), |(shared, told)| async move {
             tokio::time::sleep(WATCH_TICK).await;
             // While it is away it tells nothing, and the watch ends.
             if shared.down.load(Ordering::SeqCst) {
                 return None;
             }
-            let now = Utc::now();
             let changed = {
                 let mut kept = shared.kept();
                 if kept.catch_up().is_err() {
                     return None;
                 }
-                kept.world.changed(since, now)
+                kept.world.changed(Utc::now())
             };
-            Some((stream::iter(changed), (shared, now)))
+            let names: BTreeSet<ResourceName> =
+                changed.difference(&told).map(|(_, name)| name.clone()).collect();
+            Some((stream::iter(names), (shared, changed)))
         });
         Ok(Some(batches.flatten().boxed()))
     }

@@ -193,15 +193,13 @@ impl World {
         }
     }
 
-    /// What has changed after one moment and up to another. Told once; others who watch the same handle ask with the same
-    /// clock.
-    pub(super) fn changed(&mut self, since: DateTime<Utc>, now: DateTime<Utc>) -> Vec<ResourceName> {
-        // A change that another process wrote may be told a moment late: the window reaches back by a second.
-        let from = since - chrono::TimeDelta::seconds(1);
+    /// What has changed up to a moment, of late: a change that another process wrote may be seen a moment after it was made,
+    /// so whoever watches remembers what was told and asks again.
+    pub(super) fn changed(&mut self, now: DateTime<Utc>) -> BTreeSet<(DateTime<Utc>, ResourceName)> {
+        let from = now - chrono::TimeDelta::seconds(2);
         self.changes = self.changes.split_off(&(from, ResourceName::default()));
         let until = (now, ResourceName::new("\u{10ffff}", ""));
-        let told: BTreeSet<_> = self.changes.range(..until).map(|(_, name)| name.clone()).collect();
-        told.into_iter().collect()
+        self.changes.range(..until).cloned().collect()
     }
 }
 
