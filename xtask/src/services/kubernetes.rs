@@ -149,8 +149,8 @@ impl Server for Kubernetes {
                 openssl.args(["-CA", "authority.crt", "-CAkey", "authority.key"]);
             }
             home.run(openssl)?;
-            readable_by_tests(&folder.join(format!("{name}.key")))?;
         }
+        readable_by_tests(&folder.join("client.key"))?;
         home.write(&folder.join("kubeconfig"), &kubeconfig(folder))
     }
 
@@ -201,7 +201,8 @@ fn kubeconfig(folder: &Path) -> String {
     )
 }
 
-/// Its key opens a server on this machine's loopback that holds nothing but what tests put there.
+/// Tests run as another user than the server. The key opens a server on this machine's loopback that holds nothing but what
+/// tests put there.
 fn readable_by_tests(key: &Path) -> Result<(), Failure> {
     use std::os::unix::fs::PermissionsExt;
     fs::set_permissions(key, fs::Permissions::from_mode(0o644))

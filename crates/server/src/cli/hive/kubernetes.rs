@@ -99,3 +99,42 @@ impl KubernetesSection {
         ))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Option<KubernetesSection> {
+        let section: KubernetesSection = toml::from_str(text).ok()?;
+        section.check().is_ok().then_some(section)
+    }
+
+    #[test]
+    fn nothing_needs_to_be_written() {
+        assert_eq!(read(""), Some(KubernetesSection::default()));
+    }
+
+    #[test]
+    fn what_contradicts_itself_or_cannot_work_is_refused() {
+        assert!(read("kubeconfig = 'k'\ncontext = 'c'\nnamespace = 'shop'\ncall-timeout = '2s'").is_some());
+        for wrong in [
+            "in-cluster = true\nkubeconfig = 'k'",
+            "in-cluster = true\ncontext = 'c'",
+            "context = 'c'",
+            "field-manager = ''",
+            "call-timeout = '0s'",
+            "watch-timeout = '10ms'",
+            "kube-config = 'k'",
+        ] {
+            assert_eq!(read(wrong), None, "{wrong}");
+        }
+    }
+
+    #[cfg(feature = "kubernetes")]
+    #[tokio::test]
+    async fn a_kubeconfig_that_is_not_there_is_told_at_the_start() {
+        let section = read("kubeconfig = '/nonexistent/kubeconfig'").unwrap();
+        let Err(failure) = section.gateway().await else { panic!("there is no such file") };
+        assert!(failure.message.contains("/nonexistent/kubeconfig"), "{}", failure.message);
+    }
+}
