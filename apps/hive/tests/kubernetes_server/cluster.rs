@@ -33,7 +33,8 @@ impl Cluster {
         let namespace = format!("test-{}", uuid::Uuid::new_v4().simple());
         let cluster = Self { client, namespace, kubeconfig };
         cluster.install("Service", "services", service_schema()).await;
-        cluster.install("Revision", "revisions", json!({ "type": "object" })).await;
+        let anything = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
+        cluster.install("Revision", "revisions", anything).await;
         cluster
     }
 

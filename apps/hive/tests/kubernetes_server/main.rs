@@ -164,6 +164,40 @@ async fn a_resource_of_another_service_is_left_alone() {
     assert_eq!((seen.spec_hash, seen.deleting), (Some(theirs.spec_hash), false));
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs a Kubernetes API server: cargo xtask test --kube"]
+async fn of_services_that_want_one_name_at_once_one_gets_it() {
+    let cluster = Cluster::reach().await;
+    let gateway = cluster.gateway().await;
+    for round in 0..10 {
+        let cart = cluster.resource(&format!("cart-{round}"));
+        let applies = (0..8).map(|number| Apply {
+            service_id: format!("service-{number}"),
+            force: number % 2 == 0,
+            ..wanted(&cart, &format!("cart:{number}"))
+        });
+        let applying: Vec<_> = applies
+            .map(|apply| {
+                let gateway = gateway.clone();
+                tokio::spawn(async move { gateway.apply(&apply).await.map(|_| apply) })
+            })
+            .collect();
+        let mut winners = Vec::new();
+        for applied in applying {
+            match applied.await.unwrap() {
+                Ok(apply) => winners.push(apply),
+                Err(GatewayError::Conflict { by, .. }) => assert!(by.starts_with("service service-"), "{by}"),
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+        assert_eq!(winners.len(), 1, "{winners:?}");
+        let seen = found(&gateway, &cart).await;
+        assert_eq!(seen.service_id.as_ref(), Some(&winners[0].service_id));
+        assert_eq!(seen.spec_hash.as_ref(), Some(&winners[0].spec_hash));
+        assert_eq!(seen.generation, 1);
+    }
+}
+
 #[tokio::test]
 #[ignore = "needs a Kubernetes API server: cargo xtask test --kube"]
 async fn a_deletion_lasts_until_everything_is_gone() {
@@ -201,7 +235,7 @@ async fn what_the_server_does_not_take_is_refused() {
 /// What the adapter relies on to apply to the resource that it has looked at, and to no other of its name.
 #[tokio::test]
 #[ignore = "needs a Kubernetes API server: cargo xtask test --kube"]
-async fn another_uid_is_a_conflict_that_names_no_fields() {
+async fn another_uid_is_told_from_fields_of_others() {
     let cluster = Cluster::reach().await;
     let (gateway, cart) = (cluster.gateway().await, cluster.resource("cart"));
     let services = cluster.services();
@@ -211,12 +245,15 @@ async fn another_uid_is_a_conflict_that_names_no_fields() {
         "metadata": { "name": "cart", "uid": "00000000-0000-0000-0000-000000000000" },
         "spec": {},
     });
-    for _ in ["before it is there", "when it is there"] {
-        let refused =
-            services.patch("cart", &PatchParams::apply("towpath-hive").force(), &Patch::Apply(&other)).await;
+    // Before it is there, and when it is there.
+    for code in [409, 422] {
+        let apply = PatchParams::apply("towpath-hive").force();
+        let refused = services.patch("cart", &apply, &Patch::Apply(&other)).await;
         let Err(kube::Error::Api(status)) = refused else { panic!("{refused:?}") };
-        assert_eq!(status.code, 409);
-        assert!(status.details.is_none_or(|details| details.causes.is_empty()));
+        assert_eq!(status.code, code);
+        let fields: Vec<String> =
+            status.details.into_iter().flat_map(|details| details.causes).map(|cause| cause.field).collect();
+        assert_eq!(fields, if code == 409 { vec![] } else { vec!["metadata.uid"] });
         let uid = DeleteParams {
             preconditions: Some(kube::api::Preconditions {
                 uid: Some("00000000-0000-0000-0000-000000000000".to_owned()),

@@ -72,7 +72,7 @@ fn shown(change: impl FnOnce(&mut Value)) -> Play {
     let mut shown = body(Some("uid-1"));
     shown["metadata"]["generation"] = json!(4);
     shown["metadata"]["managedFields"] = json!([{
-        "manager": "towpath-hive",
+        "manager": "towpath-hive/shop.cart",
         "operation": "Apply",
         "fieldsV1": { "f:spec": { "f:template": { "f:spec": { "f:containerConcurrency": {} } } } },
     }]);
@@ -119,7 +119,7 @@ async fn a_service_is_made_by_server_side_apply() {
     assert_eq!((patch.method.as_str(), patch.path.as_str()), ("PATCH", SERVICE));
     assert_eq!(patch.headers["content-type"], "application/apply-patch+yaml");
     assert_eq!(patch.headers["authorization"], format!("Bearer {TOKEN}"));
-    assert_eq!(patch.query["fieldManager"], "towpath-hive");
+    assert_eq!(patch.query["fieldManager"], "towpath-hive/shop.cart");
     assert_eq!(patch.query["fieldValidation"], "Strict");
     assert_eq!(patch.query.get("force"), None);
     assert_eq!(patch.body, body(None));
@@ -162,12 +162,16 @@ async fn fields_of_somebody_else_are_a_conflict() {
 
 #[tokio::test]
 async fn a_resource_that_was_replaced_meanwhile_is_looked_at_again() {
-    // The uid is another one by now: no fields of others, and still a 409.
+    // The uid is another one by now. Of a resource that is gone, a server says 409; of one that was made anew, 422.
     let replaced = || no(409, "Conflict", json!({ "name": "cart" }));
-    let made = || Play::Json(201, json!({ "metadata": { "generation": 1 } }));
-    let (server, gateway) = PlayedServer::with([edited(), replaced(), no_service(), made()]).await;
-    assert_eq!(gateway.apply(&wanted()).await.unwrap(), Applied { generation: 1, changed: true });
-    assert_eq!(server.asked()[3].body, body(None));
+    let uid = json!({ "reason": "FieldValueInvalid", "message": "immutable", "field": "metadata.uid" });
+    let made_anew = no(422, "Invalid", json!({ "name": "cart", "kind": "Service", "causes": [uid] }));
+    for another in [replaced(), made_anew] {
+        let made = Play::Json(201, json!({ "metadata": { "generation": 1 } }));
+        let (server, gateway) = PlayedServer::with([edited(), another, no_service(), made]).await;
+        assert_eq!(gateway.apply(&wanted()).await.unwrap(), Applied { generation: 1, changed: true });
+        assert_eq!(server.asked()[3].body, body(None));
+    }
 
     // Again and again: no answer about the service, so it passes.
     let plays = [edited(), replaced(), edited(), replaced(), edited(), replaced()];

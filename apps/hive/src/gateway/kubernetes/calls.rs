@@ -44,6 +44,7 @@ impl Calls {
         Self { client, settings }
     }
 
+    /// What the names of our field managers begin with.
     pub(super) fn field_manager(&self) -> &str {
         &self.settings.field_manager
     }
@@ -77,8 +78,9 @@ impl Calls {
         uid: Option<&str>,
         force: bool,
     ) -> Result<KnativeResource, Fault> {
-        let parameters =
-            PatchParams { force, ..PatchParams::apply(&self.settings.field_manager) }.validation_strict();
+        // A manager per service: what another service made a moment ago is then a conflict, and not ours to change.
+        let manager = format!("{}/{}", self.settings.field_manager, writing::label_of(&apply.service_id));
+        let parameters = PatchParams { force, ..PatchParams::apply(&manager) }.validation_strict();
         let wanted = Patch::Apply(writing::wanted(apply, uid));
         let resource = &apply.resource;
         let request = in_namespace(resource, SERVICES)?.patch(&resource.name, &parameters, &wanted);

@@ -69,15 +69,27 @@ impl Fault {
         self.is_absence_of("", NAMESPACES, namespace)
     }
 
-    /// Whether something else was changed at the same time.
-    pub(super) fn is_conflict(&self) -> bool {
-        matches!(self, Self::Answered { code: 409, .. })
+    /// Whether the resource is another one by now, or was changed at the same moment. Of a resource that is gone, a uid is a
+    /// conflict; of one that was made anew, the server takes it for an attempt to change the uid.
+    pub(super) fn is_about_another_one(&self) -> bool {
+        match self {
+            Self::Answered { code: 409, .. } => self.other_managers().is_none(),
+            Self::Answered { code: 422, .. } => {
+                let details = self.details();
+                details
+                    .is_some_and(|details| details.causes.iter().any(|cause| cause.field == "metadata.uid"))
+            }
+            _ => false,
+        }
     }
 
-    /// Who else owns the fields that were to be changed; `None` if the conflict is about something else. The names are for
+    /// Who else owns the fields that were to be changed; `None` if it is about something else. The names are for
     /// people: they stand in texts only.
     pub(super) fn other_managers(&self) -> Option<String> {
-        let causes = self.details().map_or(&[][..], |details| &details.causes);
+        let causes = match self {
+            Self::Answered { code: 409, .. } => self.details().map_or(&[][..], |details| &details.causes),
+            _ => &[],
+        };
         let conflicts: Vec<_> =
             causes.iter().filter(|cause| cause.reason == FIELD_MANAGER_CONFLICT).collect();
         if conflicts.is_empty() {

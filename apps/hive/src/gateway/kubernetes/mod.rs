@@ -97,13 +97,13 @@ impl ServingGateway for KubernetesGateway {
                     let generation = applied.generation();
                     return Ok(Applied { generation, changed: before != Some(generation) });
                 }
-                Err(fault) if fault.is_conflict() => match fault.other_managers() {
-                    Some(by) if found.is_some() => {
-                        return Err(GatewayError::Conflict { resource: resource.clone(), by });
-                    }
-                    _ => {}
+                Err(fault) if fault.is_about_another_one() => {}
+                Err(fault) => match fault.other_managers() {
+                    // There was nothing when it was looked at: whose it is, the next look shows.
+                    Some(_) if found.is_none() => {}
+                    Some(by) => return Err(GatewayError::Conflict { resource: resource.clone(), by }),
+                    None => return Err(fault.about(resource)),
                 },
-                Err(fault) => return Err(fault.about(resource)),
             }
         }
         Err(changes_too_fast(resource))
@@ -128,7 +128,7 @@ impl ServingGateway for KubernetesGateway {
                 Ok(()) => return Ok(Deletion::Accepted),
                 Err(fault) if fault.says_there_is_no_service(resource) => return Ok(Deletion::NotFound),
                 // Another one of the same name: it is looked at first.
-                Err(fault) if fault.is_conflict() => {}
+                Err(fault) if fault.is_about_another_one() => {}
                 Err(fault) => return Err(fault.about(resource)),
             }
         }

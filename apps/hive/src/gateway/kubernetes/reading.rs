@@ -191,7 +191,8 @@ impl KnativeResource {
         let Some(number) = pod.get("containerConcurrency") else { return Some(None) };
         let is_set = self.metadata.managed_fields.iter().flatten().any(|fields| {
             // What the server writes besides what was applied is noted as an update by the same manager.
-            let is_default = fields.manager == field_manager && fields.operation != "Apply";
+            let is_ours = fields.manager.split('/').next() == Some(field_manager);
+            let is_default = is_ours && fields.operation != "Apply";
             !is_default && fields.owns(&PATH)
         });
         match is_set {

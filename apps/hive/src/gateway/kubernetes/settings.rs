@@ -11,8 +11,8 @@ use kube::{Client, Config};
 pub struct KubernetesSettings {
     /// Who hive is to the cluster, and where that is.
     pub credentials: Credentials,
-    /// The name under which hive owns fields of its resources. Installations that share a cluster share it, too: whose a
-    /// resource is, its label says.
+    /// What the names begin with under which hive's services own fields of their resources; the service follows, after a
+    /// slash. At most 64 characters.
     pub field_manager: String,
     /// Watch this namespace alone. For credentials that may not watch all of them.
     pub namespace: Option<String>,
@@ -66,7 +66,9 @@ pub enum ConnectError {
         cause: String,
     },
     /// Neither.
-    #[error("there is no kubeconfig ({cause}), and no service account; write hive.kubernetes.kubeconfig or set KUBECONFIG")]
+    #[error(
+        "there is no kubeconfig ({cause}), and no service account; write hive.kubernetes.kubeconfig or set KUBECONFIG"
+    )]
     Nothing {
         /// What is wrong with a kubeconfig.
         cause: String,

@@ -57,8 +57,8 @@ impl KubernetesSection {
                 "hive.kubernetes.context is given without a kubeconfig; write hive.kubernetes.kubeconfig, too",
             ));
         }
-        if self.field_manager.is_empty() || self.field_manager.len() > 128 {
-            return Err(Failure::usage("hive.kubernetes.field-manager has 1 to 128 characters"));
+        if self.field_manager.is_empty() || self.field_manager.len() > 64 {
+            return Err(Failure::usage("hive.kubernetes.field-manager has 1 to 64 characters"));
         }
         for (name, given) in [("call-timeout", self.call_timeout), ("watch-timeout", self.watch_timeout)] {
             if given < Duration::from_secs(1) {

@@ -39,7 +39,7 @@ fn applied() -> Value {
     shown["metadata"]["uid"] = json!("one");
     shown["metadata"]["generation"] = json!(2);
     shown["metadata"]["managedFields"] = json!([{
-        "manager": MANAGER,
+        "manager": "towpath-hive/shop.cart",
         "operation": "Apply",
         "fieldsV1": { "f:spec": { "f:template": { "f:spec": { "f:containerConcurrency": {}, "f:containers": {} } } } },
     }]);
@@ -110,8 +110,9 @@ fn a_default_of_the_platform_is_no_edit_and_an_edit_is_no_default() {
             "fieldsV1": { "f:spec": { "f:template": { "f:spec": { "f:containerConcurrency": {} } } } },
         }])
     };
+    let ours = "towpath-hive/shop.cart";
     for (manager, operation, counts) in
-        [(MANAGER, "Update", false), (MANAGER, "Apply", true), ("kubectl-edit", "Update", true)]
+        [(ours, "Update", false), (ours, "Apply", true), ("kubectl-edit", "Update", true)]
     {
         shown["metadata"]["managedFields"] = owned_by(manager, operation);
         let read = resource(shown.clone()).specification(MANAGER).unwrap().concurrency;
