@@ -40,9 +40,11 @@ fn every_error_code_has_its_section() {
         codes.insert(code.to_owned());
     }
     // Those of the observer are in the log and in its standing.
-    for (code, file) in
-        [("observer-timeout", "observer.rs"), ("observer-platform-down", "observer/looking.rs")]
-    {
+    for (code, file) in [
+        ("observer-timeout", "observer.rs"),
+        ("observer-panicked", "observer/looking.rs"),
+        ("observer-platform-down", "observer/looking.rs"),
+    ] {
         assert!(read(&format!("crates/towpath/src/{file}")).contains(&format!("\"{code}\"")), "{code}");
         codes.insert(code.to_owned());
     }

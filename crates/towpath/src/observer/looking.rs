@@ -1,13 +1,14 @@
 //! The loop of an observer: lists, looks, sends, notes.
 
 use std::collections::{HashSet, VecDeque};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use futures_util::future::BoxFuture;
-use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use towpath_core::ids::{InstanceId, LeaseName};
 use towpath_core::ports::store::{LeaseGrant, StoreError, StoreResult};
@@ -64,7 +65,7 @@ pub(super) async fn run<R: ExternalResources>(
             () = stopping.asked() => break,
             () = tokio::time::sleep_until(next) => {}
             () = wake.0.woken() => looking.scan_at = Instant::now(),
-            Some(first) = looking.in_flight.next(), if !looking.in_flight.is_empty() => {
+            Some(first) = looking.in_flight.join_next(), if !looking.in_flight.is_empty() => {
                 looking.end_looks(first).await;
             }
             hints = looking.hints.next() => looking.hinted(hints).await,
@@ -73,8 +74,8 @@ pub(super) async fn run<R: ExternalResources>(
     looking.let_go().await;
 }
 
-/// A look on its way: the key, and what came of it.
-type Look<R> = BoxFuture<'static, (String, Looked<R>)>;
+/// A look that has ended: the key, and what came of it.
+type Look<R> = (String, Looked<R>);
 
 /// A scan that may have more pages.
 struct Scan<R> {
@@ -96,7 +97,8 @@ struct Looking<R: ExternalResources> {
     in_hand: HashSet<String>,
     /// Keys that were hinted at while they were in hand: looked at once more.
     again: HashSet<String>,
-    in_flight: FuturesUnordered<Look<R::Resource>>,
+    /// Tasks of their own: a look may hold a connection that this loop waits for.
+    in_flight: JoinSet<Look<R::Resource>>,
     hints: Watching,
     /// Looks that found the platform away since the last one with an answer.
     silent: u32,
@@ -120,7 +122,7 @@ impl<R: ExternalResources> Looking<R> {
             waiting: VecDeque::new(),
             in_hand: HashSet::new(),
             again: HashSet::new(),
-            in_flight: FuturesUnordered::new(),
+            in_flight: JoinSet::new(),
             hints: watching,
             silent: 0,
             timed_out: HashSet::new(),
@@ -209,7 +211,7 @@ impl<R: ExternalResources> Looking<R> {
             };
             let key = self.resources.key(&resource);
             if self.in_hand.insert(key.clone()) {
-                self.in_flight.push(self.look(key, resource));
+                self.look(key, resource);
             }
         }
     }
@@ -234,21 +236,27 @@ impl<R: ExternalResources> Looking<R> {
         }
     }
 
-    fn look(&self, key: String, resource: R::Resource) -> Look<R::Resource> {
+    fn look(&mut self, key: String, resource: R::Resource) {
         let (eyes, resources, timeout) =
             (Arc::clone(&self.eyes), Arc::clone(&self.resources), self.policy.timeout);
-        async move {
-            let failure = look_once(&eyes, resources.as_ref(), &resource, timeout).await.err();
+        self.in_flight.spawn(async move {
+            let looking = look_once(&eyes, resources.as_ref(), &resource, timeout);
+            let failure = match AssertUnwindSafe(looking).catch_unwind().await {
+                Ok(looked) => looked.err(),
+                Err(_) => Some(ObserveError::of_resource("observer-panicked", "the look panicked")),
+            };
             (key, Looked { resource, at: eyes.bus.clock.now(), failure })
-        }
-        .boxed()
+        });
     }
 
     /// Notes what has ended, all of it together.
-    async fn end_looks(&mut self, first: (String, Looked<R::Resource>)) {
-        let mut ended = vec![first];
-        while let Some(Some(next)) = self.in_flight.next().now_or_never() {
-            ended.push(next);
+    async fn end_looks(&mut self, first: Result<Look<R::Resource>, JoinError>) {
+        let mut ended = Vec::new();
+        let mut next = Some(first);
+        while let Some(look) = next {
+            // Panics are caught inside, and nobody aborts a look but the end of this loop.
+            ended.extend(look.ok());
+            next = self.in_flight.try_join_next();
         }
         let mut looked = Vec::with_capacity(ended.len());
         let mut hinted = Vec::new();
