@@ -148,6 +148,15 @@ async fn a_watch_that_cannot_go_on_ends_and_the_next_one_tells_what_was_missed()
 }
 
 #[tokio::test]
+async fn a_server_that_forgets_every_version_is_not_asked_without_end() {
+    let forgetting = (0..4).flat_map(|_| [list(10, &[]), Play::Watch(vec![forgotten()], End::Orderly)]);
+    let (server, gateway) = PlayedServer::with(forgetting).await;
+    let mut hints = watched(&gateway).await;
+    assert_eq!(next(&mut hints).await, None);
+    assert_eq!(server.asked().len(), 8);
+}
+
+#[tokio::test]
 async fn a_watch_that_cannot_begin_says_why() {
     let refused = no(403, "Forbidden", Value::Null);
     let missing = Play::Text(404, "404 page not found\n");

@@ -17,7 +17,7 @@ use super::faults::Fault;
 use crate::gateway::GatewayError;
 use crate::spec::{ResourceName, SERVICE_ID_LABEL};
 
-/// After how many failures in a row, without an event between them, a watch counts as ended.
+/// After how many failures, with no change between them, a watch counts as ended.
 const MOST_FAILURES: u32 = 3;
 
 type Watched = PartialObjectMeta<DynamicObject>;
@@ -79,15 +79,14 @@ impl Watch {
         loop {
             match self.events.next().await? {
                 Ok(event) => {
-                    self.failures = 0;
                     let changed = self.take(event);
                     if !changed.is_empty() {
+                        self.failures = 0;
                         return Some(changed);
                     }
                 }
-                // The server has forgotten the version; a list follows by itself.
-                Err(watcher::Error::WatchError(status)) if status.code == 410 => {}
-                // The connection has ended; it goes on from the last version by itself.
+                // The server has forgotten the version, and a list follows by itself; or the connection has ended, and it
+                // goes on from the last version. Not for ever: who begins anew pauses first.
                 Err(watcher::Error::WatchError(_) | watcher::Error::WatchFailed(_))
                     if self.failures < MOST_FAILURES =>
                 {
