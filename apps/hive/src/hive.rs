@@ -57,7 +57,7 @@ impl Default for HiveSettings {
             failure_threshold: 1,
             concurrency: 16,
             timeout: Duration::from_secs(10),
-            wait_at_most: Duration::from_secs(30),
+            wait_at_most: Duration::from_secs(20),
             channel: "hive".to_owned(),
         }
     }

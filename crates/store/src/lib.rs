@@ -21,6 +21,7 @@ mod floors;
 mod migrate;
 mod migrations;
 mod notices;
+mod operations;
 mod ops;
 mod own_tables;
 mod rows;

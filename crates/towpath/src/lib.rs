@@ -81,6 +81,7 @@
 //! ```
 
 mod bus;
+mod circumstances;
 mod cleaner;
 mod clock;
 pub mod config;
@@ -88,6 +89,7 @@ mod consumer;
 mod leases;
 mod notices;
 pub mod observer;
+mod operations;
 mod outbox;
 mod publishing;
 mod registry;
@@ -101,12 +103,14 @@ mod towpath;
 mod tracker;
 
 pub use bus::{Receipt, SendError};
+pub use circumstances::Circumstances;
 pub use clock::SystemClock;
 pub use config::Channels;
 pub use consumer::{
     Afterwards, Batch, Consumer, ConsumerOf, ConsumerPolicy, DeadTo, Delivered, Delivery, HandlerError,
     HandlerTx, Letters, LettersError, Next, Preview, ReplayReport, WrongDatabase,
 };
+pub use operations::{OPERATION_KIND, OPERATION_PERFORMED, Operations, Outcome};
 pub use outbox::{Outbox, OutboxError};
 pub use registry::Registry;
 pub use send::{Accepted, Send};

@@ -5,13 +5,18 @@
 mod bench;
 mod config;
 mod hive;
+mod keys;
 mod migrate;
 mod output;
 mod serve;
+mod settings;
+mod shown_config;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use towpath::Builder;
 
 use config::ServeFlags;
 
@@ -36,6 +41,13 @@ enum Command {
     Hive {
         #[command(subcommand)]
         what: hive::HiveCommand,
+    },
+    /// Show what the server would run with, and where each value comes from
+    Config(ServeFlags),
+    /// Make API keys
+    Keys {
+        #[command(subcommand)]
+        what: keys::Keys,
     },
     /// Measure against the raw driver doing the same work, in the same run
     Bench {
@@ -63,8 +75,11 @@ impl Failure {
 }
 
 /// Runs the command line.
-pub(crate) fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+pub(crate) fn main(
+    arguments: impl IntoIterator<Item = OsString>,
+    extend: impl FnOnce(Builder) -> Builder,
+) -> ExitCode {
+    let arguments = Arguments::parse_from(arguments);
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -74,10 +89,12 @@ pub(crate) fn main() -> ExitCode {
     };
     let result = runtime.block_on(async {
         match arguments.command {
-            None => serve::serve(arguments.serve).await,
-            Some(Command::Serve(flags)) => serve::serve(flags).await,
+            None => serve::serve(arguments.serve, extend).await,
+            Some(Command::Serve(flags)) => serve::serve(flags, extend).await,
             Some(Command::Migrate(flags)) => migrate::migrate(flags).await,
             Some(Command::Hive { what }) => hive::run(what).await,
+            Some(Command::Config(flags)) => shown_config::show(flags),
+            Some(Command::Keys { what }) => keys::run(what),
             Some(Command::Bench { what }) => bench::run(what).await,
         }
     });
