@@ -35,7 +35,7 @@ cargo xtask TASK
                                 ARGS go to nextest (or to `cargo test` where nextest is missing)
   test --kube [-- ARGS]         only the tests that need a Kubernetes API server, after `services up kube`
   bench [NAME [ARGS]]           services up, then `towpath bench` in release: write (on all three databases), drain,
-                                consume and latency, each short; or only NAME, as long as it takes, with ARGS
+                                consume, latency and stream, each short; or only NAME, as long as it takes, with ARGS
   arrows                        prove that dependencies between our crates only point down
   ci                            formatting, clippy, arrows, test: what .ci/run runs
   help                          this text

@@ -79,11 +79,12 @@ struct Bench {
     short: &'static [&'static str],
 }
 
-const BENCHES: [Bench; 4] = [
+const BENCHES: [Bench; 5] = [
     Bench { name: "write", short: &["--seconds", "1", "--turns", "3", "--deep", "5000"] },
     Bench { name: "drain", short: &["--events", "10000", "--turns", "3"] },
     Bench { name: "consume", short: &["--messages", "5000", "--turns", "3"] },
     Bench { name: "latency", short: &["--seconds", "5", "--turns", "3"] },
+    Bench { name: "stream", short: &["--seconds", "5", "--turns", "2"] },
 ];
 
 /// `cargo xtask bench`: every benchmark, short, one after the other. `cargo xtask bench NAME [ARGS]`: that one, with the
@@ -119,7 +120,7 @@ fn choose_benches(arguments: &[String]) -> Result<Vec<(&'static Bench, Vec<Strin
     match BENCHES.iter().find(|bench| bench.name == name) {
         Some(bench) => Ok(vec![(bench, flags.to_vec())]),
         None => Err(Failure::new(format!("there is no benchmark `{name}`"))
-            .next_step("cargo xtask bench [write | drain | consume | latency] [ARGS]")),
+            .next_step("cargo xtask bench [write | drain | consume | latency | stream] [ARGS]")),
     }
 }
 

@@ -57,6 +57,7 @@ pub(crate) fn bring_up_kubernetes() -> Result<Vec<(String, String)>, Failure> {
 /// All servers up; the answer is the variables by which tests find them.
 pub(crate) fn bring_up_for_tests() -> Result<Vec<(String, String)>, Failure> {
     let controls = controls();
+    installation::install_caching_proxy(&prepare_data_root()?, &Progress::start());
     let addresses = up(ALL_SERVERS).map_err(|failure| {
         Failure::new(failure.to_string())
             .next_step("`cargo xtask test --no-services` runs the tests without starting servers")

@@ -168,10 +168,16 @@ async fn flaw(app: &Towpath, cluster: &SimulatedCluster, name: &str) -> Option<S
         (Observed::Found(_), ServiceStatus::Deleted) => false,
         // What vanished from under it is recorded.
         (Observed::NotFound, _) => snapshot.is_some_and(|snapshot| !snapshot.present),
+        // The source knows no way from READY to FAILED: what stops being ready later, because it vanished and was
+        // applied once more, is recorded and stays READY.
         (Observed::Found(found), ServiceStatus::Ready) => {
-            found.readiness() == ConditionStatus::True
-                && found.spec_hash.as_ref() == Some(&service.desired_spec_hash)
-                && snapshot.is_some_and(|snapshot| snapshot.present && snapshot.ready == Some(true))
+            let ready = match found.readiness() {
+                ConditionStatus::True => Some(true),
+                ConditionStatus::False => Some(false),
+                ConditionStatus::Unknown => None,
+            };
+            found.spec_hash.as_ref() == Some(&service.desired_spec_hash)
+                && snapshot.is_some_and(|snapshot| snapshot.present && snapshot.ready == ready)
         }
         // Failed: what was asked for fails, or was refused and the cluster is as it was before.
         (Observed::Found(found), ServiceStatus::Failed) => {

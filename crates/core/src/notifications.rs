@@ -12,6 +12,9 @@ use crate::ids::Position;
 /// How many notifications a page has, unless configured. Fixed for the life of a log: page ids depend on it.
 pub const PAGE_SIZE: NonZeroU64 = NonZeroU64::new(20).unwrap();
 
+/// How many it has at most: a page is read and sent as a whole.
+pub const LARGEST_PAGE_SIZE: NonZeroU64 = NonZeroU64::new(1000).unwrap();
+
 /// The positions that a page spans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageId {

@@ -170,8 +170,12 @@ fn a_service_is_asked_for_over_http_and_lives_its_life() {
     let routes = server.get("/api/hive/services/shop.cart/routes");
     assert_eq!(routes["routes"][0]["traffic"][0]["percent"], 100, "{routes}");
     let history = server.get("/api/hive/services/shop.cart/history");
-    let states: Vec<&str> =
-        history["history"].as_array().unwrap().iter().map(|change| change["to"].as_str().unwrap()).collect();
+    let states: Vec<&str> = history["history"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|change| change["toState"].as_str().unwrap())
+        .collect();
     assert_eq!(states, ["CREATING", "READY", "UPDATING", "READY"], "{history}");
     assert_eq!(server.get("/api/hive/event-types")["eventTypes"].as_array().unwrap().len(), 23);
     let observer = server.get("/api/hive/observer");

@@ -18,6 +18,7 @@
 mod deliveries;
 mod dialect;
 mod floors;
+mod followed;
 mod migrate;
 mod migrations;
 mod notices;
@@ -32,6 +33,7 @@ mod store;
 mod transaction;
 mod url;
 
+pub use followed::FollowedLog;
 pub use notices::{Heard, Notices};
 pub use ops::inbox::FirstDelivery;
 pub use own_tables::{OwnTables, Record};

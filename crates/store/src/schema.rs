@@ -237,8 +237,28 @@ pub(crate) const EVENT_POSITIONS: Table = Table {
 /// The last position given: one row, whose lock makes two sequencers take turns.
 pub(crate) const LOG_HEAD: Table = Table {
     name: "log_head",
-    columns: &[column("log_id", Int), column("last_position", Long)],
+    // How many notifications a page has is null until the log is first opened, and never changes after that.
+    columns: &[column("log_id", Int), column("last_position", Long), nullable("page_size", Int)],
     primary_key: &["log_id"],
+    indexes: &[],
+    foreign_key: None,
+    hot: true,
+};
+
+/// How far this store has applied the logs of others, a row for each follower. The row changes in the transaction of
+/// what it follows from.
+pub(crate) const FOLLOWED_LOGS: Table = Table {
+    name: "followed_logs",
+    columns: &[
+        column("follower", Name(64)),
+        column("peer_url", Text),
+        column("position", Long),
+        // Of the facts of the page that holds the position, up to it.
+        column("digest", Name(64)),
+        column("created_at", Time),
+        column("updated_at", Time),
+    ],
+    primary_key: &["follower"],
     indexes: &[],
     foreign_key: None,
     hot: true,

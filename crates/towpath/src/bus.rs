@@ -10,10 +10,13 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
+use tokio::sync::watch;
 use towpath_core::aggregate::Context;
 use towpath_core::decider::{Current, DecideError, Decider, Decision};
 use towpath_core::envelope::{ChangeContext, EventEnvelope};
-use towpath_core::ids::{AggregateKey, CausationId, CommandId, CorrelationId, EventId, InvalidId, Version};
+use towpath_core::ids::{
+    AggregateKey, CausationId, CommandId, CorrelationId, EventId, InvalidId, Position, Version,
+};
 use towpath_core::lifecycle::CommandStatus;
 use towpath_core::machine::IllegalTransition;
 use towpath_core::name::CommandName;
@@ -252,6 +255,8 @@ pub(crate) struct Bus {
     pub(crate) timers: TimerWake,
     /// Wakes the trackers of this process.
     pub(crate) trackers: TrackerWakes,
+    /// Tells who reads the log here of new positions, by the last of them.
+    pub(crate) sequenced: watch::Sender<Position>,
 }
 
 impl Bus {

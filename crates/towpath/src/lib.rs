@@ -86,6 +86,8 @@ mod cleaner;
 mod clock;
 pub mod config;
 mod consumer;
+#[cfg(feature = "follow")]
+pub mod follow;
 mod leases;
 mod notices;
 pub mod observer;

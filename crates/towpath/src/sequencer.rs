@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use tokio::sync::watch;
-use towpath_core::ports::store::{StoreError, StoreResult};
+use towpath_core::ports::store::{Sequenced, StoreError, StoreResult};
 
 use crate::bus::{Bus, with_causes};
 use crate::leases::Held;
@@ -50,9 +50,10 @@ async fn run(bus: Bus, held: watch::Receiver<Held>, wake: Wake, scan: Duration, 
 async fn drain(bus: &Bus, held: &watch::Receiver<Held>, stopping: &Stopping) -> StoreResult<()> {
     let Some(grant) = held.borrow().sequencer.clone() else { return Ok(()) };
     while !stopping.is_asked() {
-        let count = bus.store.sequence(&grant, BATCH).await?.count;
+        let Sequenced { count, head } = bus.store.sequence(&grant, BATCH).await?;
         if count > 0 {
             bus.trackers.wake_all();
+            bus.sequenced.send_replace(head);
         }
         if count < u64::from(BATCH) {
             break;

@@ -1,18 +1,19 @@
 //! Building, starting and stopping Towpath.
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 use towpath_broker::{BadBrokerUrl, BrokerUrl, LocalBroker, LocalOptions};
 use towpath_core::aggregate::Aggregate;
 use towpath_core::channel::Channel;
 use towpath_core::decider::RegistrationFlaw;
 use towpath_core::envelope::RecordedEvent;
 use towpath_core::flow::{FlowCommand, FlowEvent, FlowReport, validate_flow};
-use towpath_core::ids::{AggregateKey, CommandId, CorrelationId, InstanceId, InvalidId, Version};
+use towpath_core::ids::{AggregateKey, CommandId, CorrelationId, InstanceId, InvalidId, Position, Version};
 use towpath_core::payload::Payload;
 use towpath_core::ports::broker::{Broker, BrokerError, Topology};
 use towpath_core::ports::clock::Clock;
@@ -62,11 +63,15 @@ pub struct Towpath {
     broker_url: BrokerUrl,
     broker: Arc<dyn Broker>,
     instance: InstanceId,
-    wake: Wake,
+    pub(crate) wake: Wake,
     pub(crate) trackers: Trackers,
     horizon: Duration,
     observers: Standings,
+    page_size: NonZeroU64,
     services: Arc<Mutex<Vec<Service>>>,
+    /// What follows the logs of others here.
+    #[cfg(feature = "follow")]
+    pub(crate) followers: crate::follow::Followers,
     /// Keeps the leases that the services work under: stopped after them.
     keeper: Arc<Mutex<Vec<Service>>>,
 }
@@ -89,6 +94,7 @@ pub struct Builder {
     lease: Duration,
     scan: Duration,
     keeping: Keeping,
+    page_size: Option<NonZeroU64>,
     keep_operations: Duration,
     migrate: bool,
     workers: bool,
@@ -198,6 +204,7 @@ impl Towpath {
             lease: Duration::from_secs(15),
             scan: Duration::from_secs(1),
             keeping: DEFAULT_KEEPING,
+            page_size: None,
             keep_operations: Duration::from_secs(24 * 60 * 60),
             migrate: true,
             workers: true,
@@ -370,6 +377,17 @@ impl Towpath {
         self.horizon
     }
 
+    /// How many notifications a page of the notification log has: the same for the life of the log.
+    pub fn page_size(&self) -> NonZeroU64 {
+        self.page_size
+    }
+
+    /// Tells when the sequencer of this process has given positions, by the last of them. It is a hint to look: where
+    /// another process is the sequencer it says nothing.
+    pub fn sequenced(&self) -> watch::Receiver<Position> {
+        self.bus.sequenced.subscribe()
+    }
+
     /// Which instance this is.
     pub fn instance(&self) -> &InstanceId {
         &self.instance
@@ -383,6 +401,8 @@ impl Towpath {
     /// Stops: finishes what has begun, gives leases back, closes connections. Stopping twice is fine.
     pub async fn stop(&self) {
         self.trackers.stop().await;
+        #[cfg(feature = "follow")]
+        self.followers.stop().await;
         stop_all(&mut *self.services.lock().await).await;
         stop_all(&mut *self.keeper.lock().await).await;
         // The in-process broker gives back what is unsettled, and needs the store for that.
@@ -540,6 +560,15 @@ impl Builder {
         self
     }
 
+    /// How many notifications a page of the notification log has. Default: what the log has, and 20 for a new one.
+    ///
+    /// It is fixed when the log is first opened: [`start`](Builder::start) refuses another one, because pages that others
+    /// have kept would change.
+    pub fn page_size(mut self, size: NonZeroU64) -> Self {
+        self.page_size = Some(size);
+        self
+    }
+
     /// Do not migrate at the start; refuse to start on a database of another version.
     pub fn without_migration(mut self) -> Self {
         self.migrate = false;
@@ -580,6 +609,7 @@ impl Builder {
             store.create_tables(&self.tables).await?;
         }
         store.ready().await?;
+        let page_size = store.open_log(self.page_size).await?;
         let broker = open_broker(&broker_url, &store, self.lease)?;
         let consumers = wire(
             &mut self.channels,
@@ -607,6 +637,7 @@ impl Builder {
             relays: wakes.clone(),
             timers: TimerWake::default(),
             trackers: TrackerWakes::default(),
+            sequenced: watch::Sender::default(),
         };
         let wake = Wake::default();
         let (mut services, mut keepers) = (Vec::new(), Vec::new());
@@ -680,6 +711,9 @@ impl Builder {
             trackers,
             horizon: self.keeping.handled,
             observers,
+            page_size,
+            #[cfg(feature = "follow")]
+            followers: crate::follow::Followers::default(),
             services: Arc::new(Mutex::new(services)),
             keeper: Arc::new(Mutex::new(keepers)),
         })

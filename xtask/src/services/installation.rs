@@ -57,6 +57,15 @@ pub(super) fn install_build_tools(data_root: &Path, progress: &Progress) -> Resu
     })
 }
 
+/// Makes sure that there is a caching proxy, for the test that puts one before the server. Where it cannot be installed
+/// that test ends early.
+pub(super) fn install_caching_proxy(data_root: &Path, progress: &Progress) {
+    let is_there = is_on_path("nginx") || Path::new("/usr/sbin/nginx").exists();
+    if !is_there && let Err(cause) = install_packages(&["nginx-light"], data_root, progress) {
+        progress.step("nginx", &format!("is missing: {cause}"));
+    }
+}
+
 /// Whether a program can be called by its name.
 pub(super) fn is_on_path(program: &str) -> bool {
     let folders = env::var_os("PATH").unwrap_or_default();

@@ -123,6 +123,14 @@ pub enum StoreError {
         /// In this build.
         needed: u32,
     },
+    /// The log was opened with another page size before, and that is for its life.
+    #[error("the log has pages of {found} notifications; {configured} are configured")]
+    OtherPageSize {
+        /// In the database.
+        found: u64,
+        /// In the configuration.
+        configured: u64,
+    },
     /// Writers got in each other's way (deadlock, serialization failure, busy). The whole transaction was rolled
     /// back and may be run again.
     #[error("the database gave way to another transaction")]
@@ -173,6 +181,7 @@ impl StoreError {
             | Self::BadUrl(_)
             | Self::NewerSchema { .. }
             | Self::NotMigrated { .. }
+            | Self::OtherPageSize { .. }
             | Self::Corrupt { .. }
             | Self::Refused { .. } => ErrorClass::Unrecoverable,
         }
@@ -193,6 +202,7 @@ impl StoreError {
             Self::BadUrl(_) => "bad-url",
             Self::NewerSchema { .. } => "newer-schema",
             Self::NotMigrated { .. } => "not-migrated",
+            Self::OtherPageSize { .. } => "log-page-size",
             Self::Contention(_) => "contention",
             Self::Unavailable(_) => "store-unavailable",
             Self::Full(_) => "store-full",
@@ -228,6 +238,9 @@ impl StoreError {
                 "Run the newer Towpath, or restore a backup from before its migration."
             }
             Self::NotMigrated { .. } => "Run `towpath migrate`, or start Towpath with migrations on.",
+            Self::OtherPageSize { .. } => {
+                "Configure the size the log has, or leave it out: pages that others have kept would change."
+            }
             Self::Unavailable(_) => {
                 "Check that the database runs and the URL is right; commands may be sent again with the same id."
             }

@@ -1,6 +1,7 @@
 //! Configuration: flags win over the environment, the environment over the TOML file, the file over defaults.
 
 use std::net::SocketAddr;
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use clap::Args;
 use serde::Deserialize;
 use towpath::Channels;
 use towpath::config::{ChannelEntry, TopologyEntry};
+use towpath::notifications::LARGEST_PAGE_SIZE;
 
 use super::Failure;
 use super::hive::HiveConfig;
@@ -50,6 +52,7 @@ pub(crate) struct Config {
     pub(crate) broker: String,
     pub(crate) channels: Channels,
     pub(crate) hive: HiveConfig,
+    pub(crate) log_page_size: Option<NonZeroU64>,
     pub(crate) keys: Vec<ApiKey>,
     pub(crate) jwt: Option<JwtSettings>,
     pub(crate) limits: LimitSettings,
@@ -157,6 +160,7 @@ impl ServeFlags {
         let channels = Channels::of_entries(file.channel, file.topology)
             .map_err(|error| Failure::usage(format!("{error} [{}]\n{}", error.code(), error.next_step())))?;
         Ok(Config {
+            log_page_size: page_size(&settings)?,
             channels,
             hive: HiveConfig::read(file.hive)?,
             listen: listen.parse().map_err(|_| {
@@ -176,6 +180,14 @@ impl ServeFlags {
             sources,
         })
     }
+}
+
+fn page_size(settings: &Settings) -> Result<Option<NonZeroU64>, Failure> {
+    let Some(written) = settings.text("log.page-size") else { return Ok(None) };
+    let size = written.parse().ok().filter(|size| *size <= LARGEST_PAGE_SIZE);
+    size.map(Some).ok_or_else(|| {
+        Failure::usage(format!("log.page-size is {written:?}; write a number from 1 to {LARGEST_PAGE_SIZE}"))
+    })
 }
 
 /// Keys as one text: `NAME:ROLE:HASH,NAME:ROLE:HASH`.
@@ -282,6 +294,20 @@ mod tests {
         let (flags, _file) = flags(Some("127.0.0.1:2"), Some(text));
         let config = flags.config().ok().unwrap();
         assert_eq!((config.listen.port(), config.store.as_str()), (2, "sqlite://other.db"));
+    }
+
+    #[test]
+    fn the_page_size_of_the_log_is_within_bounds() {
+        let size = |written: &str| {
+            let (flags, _file) = flags(None, Some(&format!("[log]\npage-size = {written}\n")));
+            flags.config().map(|config| config.log_page_size.map(NonZeroU64::get))
+        };
+        assert_eq!(size("50").ok(), Some(Some(50)));
+        assert_eq!(size("1000").ok(), Some(Some(1000)));
+        assert_eq!(ServeFlags::default().config().ok().unwrap().log_page_size, None);
+        for wrong in ["0", "1001", "-1", "\"many\""] {
+            assert!(size(wrong).err().unwrap().message.contains("1 to 1000"), "{wrong}");
+        }
     }
 
     #[test]

@@ -4,6 +4,8 @@
 
 mod bench;
 mod config;
+#[cfg(feature = "follow")]
+mod follow;
 mod hive;
 mod keys;
 mod migrate;
@@ -42,6 +44,9 @@ enum Command {
         #[command(subcommand)]
         what: hive::HiveCommand,
     },
+    /// Keep the facts of another Towpath in a store of its own
+    #[cfg(feature = "follow")]
+    Follow(follow::FollowFlags),
     /// Show what the server would run with, and where each value comes from
     Config(ServeFlags),
     /// Make API keys
@@ -63,6 +68,11 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
+    /// The answer is "no".
+    pub(crate) fn answered_no(message: impl Into<String>) -> Self {
+        Self { code: ExitCode::from(1), message: message.into() }
+    }
+
     /// The call itself is wrong.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Self { code: ExitCode::from(2), message: message.into() }
@@ -93,6 +103,8 @@ pub(crate) fn main(
             Some(Command::Serve(flags)) => serve::serve(flags, extend).await,
             Some(Command::Migrate(flags)) => migrate::migrate(flags).await,
             Some(Command::Hive { what }) => hive::run(what).await,
+            #[cfg(feature = "follow")]
+            Some(Command::Follow(flags)) => follow::follow(flags).await,
             Some(Command::Config(flags)) => shown_config::show(flags),
             Some(Command::Keys { what }) => keys::run(what),
             Some(Command::Bench { what }) => bench::run(what).await,

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::serve::ListenerExt as _;
 use towpath::{BrokerUrl, Builder, StoreUrl, Towpath};
 
 use super::config::{Config, LogSettings, ServeFlags};
@@ -27,24 +26,33 @@ pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Bui
         .await
         .map_err(|error| Failure::unreachable(format!("cannot listen on {}: {error}", config.listen)))?;
     let hive = config.hive.open(&store).await?;
-    let builder = Towpath::builder()
+    let mut builder = Towpath::builder()
         .store(&config.store)
         .broker(&config.broker)
         .channels(config.channels)
         .keep_operations(config.idempotency_keys);
-    let builder = match &hive {
-        Some(hive) => hive.install(builder),
-        None => builder,
-    };
+    if let Some(size) = config.log_page_size {
+        builder = builder.page_size(size);
+    }
+    if let Some(hive) = &hive {
+        builder = hive.install(builder);
+    }
     let app = extend(builder).start().await.map_err(|error| {
         Failure::unreachable(format!("{} [{}]\n{}", error.report(), error.code(), error.next_step()))
     })?;
     let address = listener.local_addr().map_err(|error| Failure::unreachable(error.to_string()))?;
     output::note(&format!("towpath {} listens on http://{address}/", env!("CARGO_PKG_VERSION")));
-    let router = http::router(http::App { towpath: app.clone(), hive, access: Arc::new(access), limits });
-    // Answers are sent at once, not gathered. A socket that cannot be set is slower, not wrong.
-    let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
-    connections::serve(listener, router, &config.limits, config.shutdown_timeout, told_to_stop()).await;
+    let feed = http::Feed::start(app.clone(), http::FeedOptions::default());
+    let state =
+        http::App { towpath: app.clone(), hive, access: Arc::new(access), limits, feed: feed.clone() };
+    let listener = http::Patient { listener, patience: http::PATIENCE };
+    let told_to_stop = async move {
+        told_to_stop().await;
+        // Streams have no end of their own, and the server waits for all connections.
+        feed.stop();
+    };
+    let grace = config.shutdown_timeout;
+    connections::serve(listener, http::router(state), &config.limits, grace, told_to_stop).await;
     app.stop().await;
     Ok(())
 }
@@ -69,7 +77,7 @@ fn access(config: &Config) -> Result<Access, Failure> {
     )))
 }
 
-fn start_log(settings: &LogSettings) {
+pub(super) fn start_log(settings: &LogSettings) {
     use tracing_subscriber::EnvFilter;
     // lapin logs whole messages as warnings, and the login with its password when it traces: never more than errors.
     const QUIET: &str = "sqlx=warn,lapin=error,amq_protocol=error";
@@ -90,7 +98,7 @@ fn start_log(settings: &LogSettings) {
 }
 
 /// Waits for Ctrl-C or, on Unix, SIGTERM.
-async fn told_to_stop() {
+pub(super) async fn told_to_stop() {
     let interrupt = async {
         if tokio::signal::ctrl_c().await.is_err() {
             std::future::pending::<()>().await;

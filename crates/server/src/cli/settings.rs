@@ -77,6 +77,12 @@ pub(crate) const SETTINGS: &[Setting] = &[
         "What is logged: info, or debug for some parts: info,towpath=debug",
     ),
     setting(
+        "log.page-size",
+        "",
+        "N",
+        "How many notifications a page of the notification log has: 20, or what the log was opened with",
+    ),
+    setting(
         "server.shutdown-timeout",
         "10s",
         "TIME",

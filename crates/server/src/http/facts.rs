@@ -130,7 +130,7 @@ async fn exists(app: &Towpath, key: &AggregateKey) -> Result<(), Problem> {
 /// An event on the wire. Written as it stands, so that its payload stays the exact text.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Event<'a> {
+pub(super) struct Event<'a> {
     position: Option<u64>,
     event_id: EventId,
     #[serde(rename = "type")]

@@ -2,14 +2,17 @@
 
 pub(crate) mod access;
 mod commands;
+mod conditional;
 pub(crate) mod connections;
 mod facts;
 mod hive;
 pub(crate) mod limits;
 mod notifications;
 mod operations;
+mod patience;
 mod problem;
 mod request;
+pub(crate) mod stream;
 
 use std::sync::Arc;
 
@@ -23,6 +26,9 @@ use towpath::Towpath;
 use towpath_hive::Hive;
 use utoipa_axum::router::OpenApiRouter;
 
+pub(crate) use patience::{PATIENCE, Patient};
+pub(crate) use stream::{Feed, FeedOptions};
+
 /// What handlers share. Those that only need the library ask for `State<Towpath>`.
 #[derive(Clone, FromRef)]
 pub(crate) struct App {
@@ -31,6 +37,8 @@ pub(crate) struct App {
     pub(crate) hive: Option<Hive>,
     pub(crate) access: Arc<access::Access>,
     pub(crate) limits: Arc<limits::Limits>,
+    /// Follows the log for all readers of the event stream.
+    pub(crate) feed: Feed,
 }
 
 /// All paths. Each part of the API brings its own.
@@ -41,6 +49,7 @@ pub(crate) fn router(app: App) -> Router {
         .merge(facts::routes())
         .merge(hive::routes())
         .merge(notifications::routes())
+        .merge(stream::routes())
         .split_for_parts();
     around(paths.fallback(nothing_here), &app).with_state(app)
 }

@@ -1,5 +1,7 @@
 //! The log: positions for committed events, and reading by position.
 
+use std::num::NonZeroU64;
+
 use towpath_core::envelope::RecordedEvent;
 use towpath_core::ids::Position;
 use towpath_core::ports::store::{LeaseGrant, Sequenced, StoreResult};
@@ -80,6 +82,17 @@ pub(crate) async fn head(session: &mut Session<'_>) -> StoreResult<Position> {
     let row =
         session.row("log.head", "SELECT last_position FROM log_head WHERE log_id = 1", values![]).await?;
     row.ok_or_else(|| unreadable("log_head", "its row is missing"))?.count("last_position")
+}
+
+/// Fixes the page size of a log that was never opened, and answers the one it has. Two statements that each commit
+/// themselves: of two that open it at once, one decides and both read what it decided.
+pub(crate) async fn open(session: &mut Session<'_>, page_size: NonZeroU64) -> StoreResult<NonZeroU64> {
+    let sql = "UPDATE log_head SET page_size = ? WHERE log_id = 1 AND page_size IS NULL";
+    session.execute("log.open", sql, values![page_size.get()]).await?;
+    let row =
+        session.row("log.page_size", "SELECT page_size FROM log_head WHERE log_id = 1", values![]).await?;
+    let found = row.ok_or_else(|| unreadable("log_head", "its row is missing"))?.count("page_size")?;
+    NonZeroU64::new(found).ok_or_else(|| unreadable("log_head.page_size", "it is 0"))
 }
 
 pub(crate) async fn events_between(

@@ -7,6 +7,7 @@ pub(crate) mod channels;
 pub(crate) mod cleaning;
 pub(crate) mod commands;
 pub(crate) mod failed;
+pub(crate) mod followed;
 pub(crate) mod inbox;
 pub(crate) mod leases;
 pub(crate) mod letters;

@@ -21,7 +21,7 @@ use crate::service::Wake;
 /// The transaction in which a handler works. It commits when the handler answers `handled`, together with the mark that
 /// the delivery was handled; otherwise nothing in it happened.
 pub struct HandlerTx {
-    pub(super) inner: SqlTransaction,
+    pub(crate) inner: SqlTransaction,
     bus: Bus,
     runner: Wake,
     handler: HandlerName,
@@ -47,7 +47,7 @@ pub struct WrongDatabase {
 }
 
 impl HandlerTx {
-    pub(super) fn new(inner: SqlTransaction, bus: &Bus, runner: &Wake, handler: &HandlerName) -> Self {
+    pub(crate) fn new(inner: SqlTransaction, bus: &Bus, runner: &Wake, handler: &HandlerName) -> Self {
         Self {
             inner,
             bus: bus.clone(),
@@ -166,7 +166,7 @@ impl HandlerTx {
     }
 
     /// Commits, if the transaction and the mark of this delivery still stand; then wakes whom it concerns.
-    pub(super) async fn commit(
+    pub(crate) async fn commit(
         self,
         marked: Option<EventId>,
         handler: &HandlerName,

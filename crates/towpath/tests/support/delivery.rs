@@ -256,7 +256,7 @@ async fn restart(server: &'static str) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-async fn make_table(app: &Towpath) {
+pub async fn make_table(app: &Towpath) {
     let sql =
         "CREATE TABLE IF NOT EXISTS effects (event_id VARCHAR(64) NOT NULL, handler VARCHAR(64) NOT NULL)";
     let store = app.store();
@@ -269,7 +269,7 @@ async fn make_table(app: &Towpath) {
     }
 }
 
-async fn rows(app: &Towpath) -> Vec<(String, String)> {
+pub async fn rows(app: &Towpath) -> Vec<(String, String)> {
     let sql = "SELECT event_id, handler FROM effects";
     let store = app.store();
     if let Some(pool) = store.postgres_pool() {

@@ -5,6 +5,7 @@
 
 #[macro_use]
 pub mod delivery;
+pub mod peer;
 pub mod place;
 pub mod probe;
 

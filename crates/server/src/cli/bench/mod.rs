@@ -18,6 +18,7 @@ mod drain;
 mod latency;
 #[cfg(all(feature = "postgres", feature = "rabbitmq"))]
 mod queue;
+mod stream;
 mod write;
 
 use clap::Subcommand;
@@ -38,6 +39,11 @@ pub(crate) enum Bench {
     /// From the commit to the handler, against the same way by hand, at a steady rate
     #[cfg(all(feature = "postgres", feature = "rabbitmq"))]
     Latency(latency::LatencyFlags),
+    /// Many readers of the event stream against one: memory for each, and added latency
+    Stream(stream::StreamFlags),
+    /// The readers of `stream`, in a process of their own
+    #[command(hide = true)]
+    StreamReaders(stream::ReaderFlags),
 }
 
 /// Runs a benchmark.
@@ -50,6 +56,8 @@ pub(crate) async fn run(what: Bench) -> Result<(), Failure> {
         Bench::Consume(flags) => consume::run(flags).await,
         #[cfg(all(feature = "postgres", feature = "rabbitmq"))]
         Bench::Latency(flags) => latency::run(flags).await,
+        Bench::Stream(flags) => stream::run(flags).await,
+        Bench::StreamReaders(flags) => stream::read(flags).await,
     }
 }
 

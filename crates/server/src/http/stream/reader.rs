@@ -1,0 +1,178 @@
+//! One reader of the event stream. It holds its position and what it has just taken; nothing else grows with it.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use serde_json::json;
+use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::time::Instant;
+use towpath::Glob;
+use towpath::ids::{AggregateKey, Position};
+
+use super::feed::{Behind, Fact, Feed};
+
+/// How many facts are taken at a time.
+const TAKEN: usize = 64;
+
+/// How many bytes a page of old facts should have at most; the next one is made smaller or larger by it.
+const PAGE_BYTES: usize = 256 << 10;
+
+/// How many old facts are read at a time, at first and at most.
+const FIRST_PAGE: u64 = 16;
+const LARGEST_PAGE: u64 = 512;
+
+/// How long a browser should wait before it comes back.
+const RETRY_MILLIS: u64 = 2000;
+
+/// Which facts a reader wants. Without types all types, without aggregates all aggregates.
+#[derive(Default)]
+pub(super) struct Filter {
+    pub(super) event_types: Vec<Glob>,
+    pub(super) aggregates: Vec<AggregateKey>,
+}
+
+impl Filter {
+    fn wants(&self, fact: &Fact) -> bool {
+        let of_type = self.event_types.iter().any(|glob| glob.matches(fact.event_type.as_str()));
+        let of_aggregate = self.aggregates.contains(&fact.aggregate);
+        (of_type || self.event_types.is_empty()) && (of_aggregate || self.aggregates.is_empty())
+    }
+}
+
+/// A reader. Dropped with its connection.
+pub(super) struct Reader {
+    feed: Feed,
+    _place: OwnedSemaphorePermit,
+    newest: watch::Receiver<Position>,
+    stopped: watch::Receiver<bool>,
+    filter: Filter,
+    life: u64,
+    /// The last position it is done with, wanted or not.
+    last: Position,
+    /// The last position its client has been told.
+    told: Position,
+    ready: VecDeque<Bytes>,
+    /// It has once been at the end of the log. From then on it must keep up.
+    caught_up: bool,
+    old_page: u64,
+    silent_since: Instant,
+    ended: bool,
+}
+
+impl Reader {
+    pub(super) fn new(feed: Feed, place: OwnedSemaphorePermit, after: Position, filter: Filter) -> Self {
+        // The id alone is no message, but a client that loses its connection before the first one comes back to here.
+        let greeting = format!("retry: {RETRY_MILLIS}\nid: {after}\n\n");
+        Self {
+            newest: feed.newest(),
+            stopped: feed.stopped(),
+            life: feed.life(),
+            feed,
+            _place: place,
+            filter,
+            last: after,
+            told: after,
+            ready: VecDeque::from([greeting.into()]),
+            caught_up: false,
+            old_page: FIRST_PAGE,
+            silent_since: Instant::now(),
+            ended: false,
+        }
+    }
+
+    /// What is sent next; `None` at the end. Nothing is taken before what was taken is sent: who does not read has its
+    /// connection's buffers full and this much in memory.
+    pub(super) async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            if let Some(message) = self.ready.pop_front() {
+                self.silent_since = Instant::now();
+                return Some(message);
+            }
+            if self.ended || *self.stopped.borrow() {
+                return None;
+            }
+            if self.silent_since.elapsed() >= self.feed.heartbeat() {
+                self.give_sign_of_life();
+                continue;
+            }
+            // Marked as seen before it is looked: what comes after the look wakes.
+            let newest = *self.newest.borrow_and_update();
+            match self.feed.behind(self.last, self.life, TAKEN) {
+                Behind::Facts(facts) => self.take(&facts),
+                Behind::Nothing => {
+                    self.caught_up |= self.last == newest;
+                    self.wait().await;
+                }
+                Behind::Older if self.caught_up => self.drop_with(
+                    "reader-too-slow",
+                    "this reader takes facts more slowly than they happen",
+                    "Come back with the header Last-Event-ID; filters make a stream lighter.",
+                ),
+                Behind::Older | Behind::NotBegun => self.take_old().await,
+                Behind::OtherLog => self.drop_with(
+                    "log-rewritten",
+                    "the log is not the one it was: it has gone back behind what was sent",
+                    "Begin again with ?after=0, and forget what came from the old log.",
+                ),
+            }
+        }
+    }
+
+    async fn take_old(&mut self) {
+        match self.feed.older(self.last, self.old_page).await {
+            // The feed will begin, or come this far.
+            Ok(facts) if facts.is_empty() => self.wait().await,
+            Ok(facts) => {
+                let bytes: usize = facts.iter().map(|fact| fact.message.len()).sum();
+                self.old_page = match bytes {
+                    ..PAGE_BYTES => (self.old_page * 2).min(LARGEST_PAGE),
+                    _ => (self.old_page / 4).max(1),
+                };
+                self.take(&facts);
+            }
+            Err(error) => {
+                self.drop_with(error.code(), &error.to_string(), "Come back with the header Last-Event-ID.")
+            }
+        }
+    }
+
+    fn take(&mut self, facts: &[std::sync::Arc<Fact>]) {
+        for fact in facts {
+            self.last = fact.position;
+            if self.filter.wants(fact) {
+                self.told = fact.position;
+                self.ready.push_back(fact.message.clone());
+            }
+        }
+    }
+
+    /// Waits for more, for the next sign of life, or for the end.
+    async fn wait(&mut self) {
+        tokio::select! {
+            _ = self.stopped.changed() => {}
+            _ = self.newest.changed() => {}
+            () = tokio::time::sleep_until(self.silent_since + self.feed.heartbeat()) => {}
+        }
+    }
+
+    /// A comment, and how far the log was searched for what this reader wants.
+    fn give_sign_of_life(&mut self) {
+        let message =
+            if self.told < self.last { format!(":\nid: {}\n\n", self.last) } else { ":\n\n".to_owned() };
+        self.told = self.last;
+        self.ready.push_back(message.into());
+    }
+
+    /// The last message: why, and where to go on.
+    fn drop_with(&mut self, code: &str, title: &str, detail: &str) {
+        let problem = json!({
+            "type": format!("https://towpath.dev/errors#{code}"),
+            "title": title,
+            "code": code,
+            "detail": detail,
+            "resumeAfter": self.last,
+        });
+        self.ready.push_back(format!("event: dropped\nid: {}\ndata: {problem}\n\n", self.last).into());
+        self.ended = true;
+    }
+}
