@@ -8,6 +8,8 @@
 
 mod cli;
 mod http;
+#[cfg(feature = "otel")]
+mod otel;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

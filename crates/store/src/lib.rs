@@ -15,6 +15,7 @@
 //! # Ok(()) }
 //! ```
 
+mod backlog;
 mod deliveries;
 mod dialect;
 mod floors;
@@ -33,6 +34,9 @@ mod store;
 mod transaction;
 mod url;
 
+pub use backlog::{
+    Backlog, CommandBacklog, Connections, LetterCount, LogBacklog, OutboxBacklog, TimerBacklog,
+};
 pub use followed::FollowedLog;
 pub use notices::{Heard, Notices};
 pub use ops::inbox::FirstDelivery;

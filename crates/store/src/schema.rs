@@ -334,6 +334,12 @@ pub(crate) const COMMAND_BOX: Table = Table {
             unique: false,
             only: Only::FirstNotNull,
         },
+        Index {
+            name: "command_box_failed",
+            columns: &["status_changed_at"],
+            unique: false,
+            only: Only::Where { condition: "status = 'FAILED'", mysql_column: "failed_changed_at" },
+        },
     ],
     foreign_key: None,
     hot: false,

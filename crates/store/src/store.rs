@@ -189,6 +189,10 @@ impl SqlStore {
         &self.pool
     }
 
+    pub(crate) fn floors(&self) -> &Floors {
+        &self.floors
+    }
+
     fn dialect(&self) -> Dialect {
         match &self.pool {
             #[cfg(feature = "sqlite")]
@@ -859,6 +863,10 @@ impl Queues for SqlStore {
 
     async fn queue_depth(&self, queue: &str) -> StoreResult<QueueDepth> {
         reading!(self, ops::queues::depth, queue)
+    }
+
+    async fn queue_depths(&self, queues: &[&str]) -> StoreResult<Vec<Option<QueueDepth>>> {
+        reading!(self, ops::queues::depths, queues)
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -28,11 +28,14 @@ use towpath_core::ports::store::{
     StoreError,
 };
 use towpath_core::retry::{ErrorClass, RetryDecision, RetryPolicy};
+use tracing::Instrument as _;
 use uuid::Uuid;
 
+use crate::metrics::{CommandMeters, Meters};
 use crate::registry::Registry;
 use crate::relay::RelayWakes;
 use crate::service::Wake;
+use crate::spans;
 use crate::timers::{TimerWake, after};
 use crate::tracker::TrackerWakes;
 
@@ -243,6 +246,8 @@ pub(crate) struct Incoming {
 pub(crate) struct Bus {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) registry: Arc<Registry>,
+    /// Counts what happens.
+    pub(crate) meters: Arc<Meters>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) retries: RetryPolicy,
     /// Wakes what follows a commit: the sequencer first.
@@ -262,17 +267,37 @@ pub(crate) struct Bus {
 impl Bus {
     /// Runs a command to its answer.
     pub(crate) async fn run(&self, incoming: Incoming) -> Result<Receipt, SendError> {
+        let begun = Instant::now();
         let name = incoming.command.command_type.as_str();
-        let Some(decider) = self.registry.decider_of_command(name) else {
-            return Err(SendError::UnknownCommand(name.to_owned()));
+        let known = self.registry.decider_of_command(name).zip(self.meters.command(name));
+        let Some((decider, meters)) = known else {
+            return Err(self.unknown_command(name));
         };
+        let span = spans::command(&incoming.command);
+        let answer = self.run_rounds(decider, meters, &incoming).instrument(span).await;
+        meters.answered(&answer, begun.elapsed());
+        answer
+    }
+
+    /// Nobody decides such a command here.
+    pub(crate) fn unknown_command(&self, name: &str) -> SendError {
+        self.meters.unknown_commands.increment(1);
+        SendError::UnknownCommand(name.to_owned())
+    }
+
+    async fn run_rounds(
+        &self,
+        decider: &Arc<dyn Decider>,
+        meters: &CommandMeters,
+        incoming: &Incoming,
+    ) -> Result<Receipt, SendError> {
         let started_at = self.clock.now();
         let give_up_at = tokio::time::Instant::now() + RECONNECT_FOR;
         let mut lost_rounds = 0;
         let mut reconnects = 0;
         loop {
             let mut command = incoming.command.clone();
-            let failure = match self.attempt(decider.as_ref(), &incoming, &mut command, started_at).await {
+            let failure = match self.attempt(decider.as_ref(), incoming, &mut command, started_at).await {
                 Ok(receipt) => return Ok(receipt),
                 Err(Attempt::Answer(error)) => return Err(error),
                 Err(Attempt::Failed(failure)) => failure,
@@ -294,6 +319,7 @@ impl Bus {
                 }
                 SendError::Store(error) if is_lost_round(error) && lost_rounds < MAX_ROUNDS => {
                     lost_rounds += 1;
+                    meters.conflicts.increment(1);
                     tokio::time::sleep(pause(lost_rounds)).await;
                     continue;
                 }
@@ -400,6 +426,7 @@ impl Bus {
         };
         let result = session.complete(&completed).await.map_err(|error| refused(SendError::Store(error)))?;
         if let Some(append) = &completed.append {
+            self.meters.committed(append.events.iter().map(|event| event.event_type.as_str()));
             self.committed.wake();
             self.told.wake();
             if let Some(timer) = &append.deadline.enters {
@@ -578,10 +605,17 @@ impl Bus {
             next_retry_at: retry_at,
         };
         match self.store.fail_command(&failed).await {
-            Ok(()) => Ok(match error {
-                SendError::Store(source) => SendError::Failed { command_id, retry_at, source },
-                error => error,
-            }),
+            Ok(()) => {
+                if let Some(meters) = self.meters.command(failed.command.command_type.as_str())
+                    && retry_at.is_some()
+                {
+                    meters.retries.increment(1);
+                }
+                Ok(match error {
+                    SendError::Store(source) => SendError::Failed { command_id, retry_at, source },
+                    error => error,
+                })
+            }
             Err(StoreError::DuplicateCommand(_) | StoreError::CommandTaken(_)) => Err(Taken),
             Err(StoreError::Fenced { .. }) => Ok(SendError::StillProcessing(command_id)),
             Err(unrecorded) => {

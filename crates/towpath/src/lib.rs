@@ -89,6 +89,7 @@ mod consumer;
 #[cfg(feature = "follow")]
 pub mod follow;
 mod leases;
+pub mod metrics;
 mod notices;
 pub mod observer;
 mod operations;
@@ -100,6 +101,7 @@ mod runner;
 mod send;
 mod sequencer;
 mod service;
+mod spans;
 mod timers;
 mod towpath;
 mod tracker;

@@ -5,6 +5,8 @@ use towpath_core::envelope::EventEnvelope;
 use towpath_core::ports::broker::{Broker, Message, Published};
 
 use crate::bus::with_causes;
+use crate::metrics::ChannelMeters;
+use crate::spans;
 
 /// Publishes events in order and answers one outcome for each. An event that the format cannot hold is refused before
 /// the broker sees it; the others go out all the same.
@@ -13,11 +15,18 @@ pub(crate) async fn publish(
     channel: &Channel,
     target: &Target,
     events: &[&EventEnvelope],
+    meters: &ChannelMeters,
 ) -> Vec<Published> {
     let mut messages: Vec<Message> = Vec::with_capacity(events.len());
     let mut unwritable: Vec<Option<Published>> = Vec::with_capacity(events.len());
+    // They end with this function: what is traced of an event is how long it took to be answered.
+    let mut traced: Vec<tracing::Span> = Vec::new();
     for event in events {
         let destination = target.destination(event.event_type.as_str());
+        let span = spans::publish(channel.name.as_str(), &destination.exchange, event);
+        if !span.is_disabled() {
+            traced.push(span);
+        }
         match towpath_broker::message(channel.format, channel.source.as_deref(), event, destination) {
             Ok(message) => {
                 messages.push(message);
@@ -34,10 +43,15 @@ pub(crate) async fn publish(
     // A broker that forgot some of them has said nothing about them.
     let silent = Published::Unknown { reason: "the broker gave no answer".to_owned() };
     let mut answers = answers.into_iter();
-    unwritable
+    let answers: Vec<Published> = unwritable
         .into_iter()
         .map(|refused| refused.or_else(|| answers.next()).unwrap_or_else(|| silent.clone()))
-        .collect()
+        .collect();
+    for (span, answer) in traced.iter().zip(&answers) {
+        span.record("outcome", tracing::field::debug(answer));
+    }
+    meters.published(&answers);
+    answers
 }
 
 #[cfg(test)]
@@ -53,7 +67,7 @@ mod tests {
     use towpath_core::name::EventName;
     use towpath_core::payload::Payload;
     use towpath_core::ports::broker::{
-        BrokerError, BrokerPromises, BrokerResult, Deliveries, Subscription, Topology,
+        BrokerError, BrokerPromises, BrokerResult, Deliveries, QueueStanding, Subscription, Topology,
     };
 
     use super::*;
@@ -81,6 +95,7 @@ mod tests {
                 tells_redelivered: true,
                 reconnects: false,
                 durable: false,
+                tells_standing: false,
             }
         }
 
@@ -98,6 +113,10 @@ mod tests {
         }
 
         async fn subscribe(&self, _: &Subscription) -> BrokerResult<Box<dyn Deliveries>> {
+            refused()
+        }
+
+        async fn standing_of(&self, _: &[&str]) -> BrokerResult<Vec<Option<QueueStanding>>> {
             refused()
         }
 
@@ -128,9 +147,10 @@ mod tests {
         let broker = Forgetful { confirms: 1, published: Mutex::default() };
         let channel = Channel::named("facts", ["*"]).unwrap().to_exchange("facts").in_format(Format::Market);
         let target = channel.target.clone().unwrap();
+        let meters = ChannelMeters::of("facts");
         // The year 10000 has no form in RFC 3339.
         let (far, near, forgotten) = (event(253_402_300_800), event(1), event(2));
-        let answers = publish(&broker, &channel, &target, &[&far, &near, &forgotten]).await;
+        let answers = publish(&broker, &channel, &target, &[&far, &near, &forgotten], &meters).await;
         assert!(
             matches!(&answers[0], Published::Refused { reason } if reason.contains("occurredAt")),
             "{answers:?}"
@@ -142,7 +162,7 @@ mod tests {
         assert_eq!(published[0].content_type, "application/json");
         assert_eq!(published[0].message_id, near.event_id.to_string());
         assert_eq!(
-            publish(&broker, &channel, &target, &[&far]).await.len(),
+            publish(&broker, &channel, &target, &[&far], &meters).await.len(),
             1,
             "nothing to send, one answer"
         );

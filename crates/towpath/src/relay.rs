@@ -26,6 +26,7 @@ use towpath_core::retry::{ErrorClass, RetryDecision};
 
 use crate::bus::{Bus, random_unit, with_causes};
 use crate::leases::{Flight, Held, InFlight};
+use crate::metrics::ChannelMeters;
 use crate::publishing::publish;
 use crate::service::{Service, Stopping, Wake, rest};
 
@@ -58,6 +59,7 @@ pub(crate) fn start(
     wakes: &RelayWakes,
 ) -> Vec<Service> {
     let relay = Arc::new(Relay {
+        meters: ChannelMeters::of(channel.name.as_str()),
         bus: bus.clone(),
         around: around.clone(),
         channel,
@@ -89,6 +91,7 @@ fn partitions_of(shaft: u16) -> Range<u16> {
 /// What the shafts of a channel share.
 struct Relay {
     bus: Bus,
+    meters: ChannelMeters,
     around: Surroundings,
     channel: Channel,
     target: Target,
@@ -298,7 +301,7 @@ impl Shaft {
         grants: &BTreeMap<u16, LeaseGrant>,
         stopping: &Stopping,
     ) -> Departed {
-        let Relay { around, channel, target, .. } = &*self.relay;
+        let Relay { around, channel, target, meters, bus, .. } = &*self.relay;
         let mut published = Departed { results: Vec::with_capacity(items.len()), some_not_sent: false };
         let mut waiting = items;
         let mut stuck: HashSet<Lane> = HashSet::new();
@@ -308,7 +311,11 @@ impl Shaft {
             let (wave, later): (Vec<_>, Vec<_>) =
                 waiting.into_iter().partition(|item| !channel.policy.in_order || in_wave.insert(item.lane));
             let events: Vec<&EventEnvelope> = wave.iter().map(|item| &item.event).collect();
-            let answers = publish(around.broker.as_ref(), channel, target, &events).await;
+            let answers = publish(around.broker.as_ref(), channel, target, &events, meters).await;
+            let answered_at = bus.clock.now();
+            for (event, _) in events.iter().zip(&answers).filter(|(_, one)| **one == Published::Confirmed) {
+                meters.delayed(answered_at - event.occurred_at);
+            }
             for (item, answer) in wave.iter().zip(answers) {
                 let outcome = self.relay.outcome(item, answer, &mut trying_again);
                 if outcome != Some(OutboxOutcome::Sent) && channel.policy.in_order {
@@ -354,6 +361,9 @@ impl Relay {
         trying_again: &mut TryingAgain,
     ) -> Option<OutboxOutcome> {
         let (event_id, channel) = (item.event.event_id, self.channel.name.as_str());
+        // The names of O11. What the relay has for a queue is where the channel publishes to.
+        let trace_id = || item.event.trace_id.as_ref().map(tracing::field::display);
+        let queue = || tracing::field::display(self.target.destination(item.event.event_type.as_str()));
         let (reason, message) = match published {
             Published::Confirmed => {
                 if self.away.swap(false, Ordering::Relaxed) {
@@ -366,9 +376,23 @@ impl Relay {
             Published::Unknown { reason } => (NOT_CONFIRMED, reason),
             Published::NotSent { reason } => {
                 if self.away.swap(true, Ordering::Relaxed) {
-                    tracing::debug!(%event_id, channel, reason, "an event did not leave");
+                    tracing::debug!(
+                        eventId = %event_id,
+                        traceId = trace_id(),
+                        queue = queue(),
+                        channel,
+                        reason,
+                        "an event did not leave"
+                    );
                 } else {
-                    tracing::warn!(%event_id, channel, reason, "the broker takes nothing; waiting for it");
+                    tracing::warn!(
+                        eventId = %event_id,
+                        traceId = trace_id(),
+                        queue = queue(),
+                        channel,
+                        reason,
+                        "the broker takes nothing; waiting for it"
+                    );
                 }
                 return None;
             }
@@ -383,11 +407,29 @@ impl Relay {
         };
         Some(match retry_at {
             Some(at) => {
-                tracing::warn!(%event_id, channel, reason, message, "an event was not published; trying again");
+                self.meters.retries.increment(1);
+                tracing::warn!(
+                    eventId = %event_id,
+                    traceId = trace_id(),
+                    queue = queue(),
+                    channel,
+                    reason,
+                    cause = message,
+                    "an event was not published; trying again"
+                );
                 OutboxOutcome::Retry { at, reason: reason.to_owned(), message, park }
             }
             None => {
-                tracing::error!(%event_id, channel, reason, message, "an event was given up");
+                self.meters.given_up.increment(1);
+                tracing::error!(
+                    eventId = %event_id,
+                    traceId = trace_id(),
+                    queue = queue(),
+                    channel,
+                    reason,
+                    cause = message,
+                    "an event was given up"
+                );
                 OutboxOutcome::Failed { reason: reason.to_owned(), message, park }
             }
         })

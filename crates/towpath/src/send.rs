@@ -152,7 +152,7 @@ impl<'a> Send<'a> {
         let Incoming { command, .. } = self.incoming()?;
         let name = command.command_type.as_str();
         if bus.registry.decider_of_command(name).is_none() {
-            return Err(SendError::UnknownCommand(name.to_owned()));
+            return Err(bus.unknown_command(name));
         }
         let accepted = Accepted { command_id: command.command_id.clone(), status: CommandStatus::Pending };
         match bus.store.accept_command(&command).await {
@@ -195,7 +195,7 @@ impl<'a> Send<'a> {
             Some(kind) => kind,
             None => match self.bus.registry.decider_of_command(&self.command_type) {
                 Some(decider) => decider.kind().to_string(),
-                None => return Err(SendError::UnknownCommand(self.command_type)),
+                None => return Err(self.bus.unknown_command(&self.command_type)),
             },
         };
         let payload = self

@@ -52,6 +52,7 @@ async fn drain(bus: &Bus, held: &watch::Receiver<Held>, stopping: &Stopping) -> 
     while !stopping.is_asked() {
         let Sequenced { count, head } = bus.store.sequence(&grant, BATCH).await?;
         if count > 0 {
+            bus.meters.positioned.increment(count);
             bus.trackers.wake_all();
             bus.sequenced.send_replace(head);
         }

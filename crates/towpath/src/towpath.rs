@@ -31,6 +31,7 @@ use crate::clock::SystemClock;
 use crate::config::{BadChannels, Channels};
 use crate::consumer::{self, Consumer, Letters, Wired, wire};
 use crate::leases::{self, InFlight};
+use crate::metrics::{Gauges, Meters};
 use crate::observer::{Eyes, Observer, ObserverStanding, Standings};
 use crate::operations::{self, Operations};
 use crate::outbox::Outbox;
@@ -67,6 +68,7 @@ pub struct Towpath {
     pub(crate) trackers: Trackers,
     horizon: Duration,
     observers: Standings,
+    pub(crate) gauges: Arc<Gauges>,
     page_size: NonZeroU64,
     services: Arc<Mutex<Vec<Service>>>,
     /// What follows the logs of others here.
@@ -619,8 +621,13 @@ impl Builder {
             broker.promises(),
         )?;
         broker.declare(&self.topology).await?;
+        let queues = self.topology.queues.iter().map(|queue| &queue.name);
+        let queues = queues.chain(consumers.iter().map(|wired| &wired.queue)).chain(&self.dead_letter_queues);
+        let queues: BTreeSet<String> = queues.cloned().collect();
+        let handlers: BTreeSet<String> = consumers.iter().map(|wired| wired.handler.to_string()).collect();
         let (tracked, relayed): (Vec<_>, Vec<_>) =
             self.channels.into_iter().partition(|channel| channel.tracking.is_some());
+        let with_rows: Vec<_> = relayed.iter().map(|channel| channel.name.clone()).collect();
         let targets = relayed.into_iter().filter_map(|channel| {
             let target = channel.target.clone()?;
             Some((channel, target))
@@ -629,6 +636,7 @@ impl Builder {
         let wakes = RelayWakes::new(publishing.iter().map(|(channel, _)| channel));
         let bus = Bus {
             store: Arc::new(store.clone()),
+            meters: Arc::new(Meters::of(&self.registry)),
             registry: Arc::new(self.registry),
             clock: self.clock,
             retries: self.retries,
@@ -641,6 +649,7 @@ impl Builder {
         };
         let wake = Wake::default();
         let (mut services, mut keepers) = (Vec::new(), Vec::new());
+        let mut holding = None;
         let notifies = store.promises().notifies;
         if notifies {
             services.push(notices::tell(bus.clone(), store.clone(), instance.clone()));
@@ -651,6 +660,7 @@ impl Builder {
             let (keeper, held) =
                 leases::start(bus.clone(), instance.clone(), relayed, in_flight.clone(), self.lease).await?;
             keepers.push(keeper);
+            holding = Some(held.clone());
             let pace = runner::Pace { lease: self.lease, scan: self.scan };
             services.push(runner::start(bus.clone(), held.clone(), wake.clone(), pace));
             if notifies {
@@ -700,6 +710,15 @@ impl Builder {
         for channel in tracked {
             trackers.follow(channel).await?;
         }
+        let gauges = Gauges::new(
+            store.clone(),
+            broker.clone(),
+            bus.clock.clone(),
+            holding,
+            with_rows,
+            queues,
+            handlers,
+        );
         tracing::info!(store = %url, broker = %broker_url, %instance, "towpath started");
         Ok(Towpath {
             bus,
@@ -711,6 +730,7 @@ impl Builder {
             trackers,
             horizon: self.keeping.handled,
             observers,
+            gauges: Arc::new(gauges),
             page_size,
             #[cfg(feature = "follow")]
             followers: crate::follow::Followers::default(),

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use towpath_core::channel::{Channel, Start, Target};
 use towpath_core::envelope::{EventEnvelope, RecordedEvent};
-use towpath_core::ids::{ActorId, ChannelName, InstanceId, Lane, LeaseName, Position};
+use towpath_core::ids::{ActorId, ChannelName, EventId, InstanceId, Lane, LeaseName, Position, TraceId};
 use towpath_core::ports::broker::{Broker, Published};
 use towpath_core::ports::store::{ChannelRow, Disabled, LeaseGrant, StoreError, StoreResult};
 use towpath_core::retry::ErrorClass;
@@ -21,6 +21,7 @@ use uuid::Uuid;
 
 use crate::bus::{Bus, random_unit, with_causes};
 use crate::circumstances::Circumstances;
+use crate::metrics::ChannelMeters;
 use crate::outbox::is_beyond;
 use crate::publishing::publish;
 use crate::service::{Service, Stopping, Wake, rest};
@@ -159,6 +160,7 @@ impl Trackers {
         let (name, wake) = (channel.name.clone(), self.bus.trackers.of(&channel.name));
         let tracker = Arc::new(Tracker {
             lease_name: LeaseName::from_stored(format!("tracker/{name}")),
+            meters: ChannelMeters::of(name.as_str()),
             bus: self.bus.clone(),
             broker,
             channel_id,
@@ -195,6 +197,7 @@ struct Tracker {
     channel_id: Uuid,
     channel: Channel,
     target: Target,
+    meters: ChannelMeters,
     instance: InstanceId,
     lease: Duration,
     lease_name: LeaseName,
@@ -207,7 +210,7 @@ enum Progress {
     /// Nothing more to do until woken.
     Rest,
     /// Not everything was confirmed.
-    Failed(Published),
+    Failed { published: Published, event_id: Option<EventId>, trace_id: Option<TraceId> },
     /// The channel is gone. Another one may have its name by now, with another target.
     Removed,
 }
@@ -238,8 +241,15 @@ impl Tracker {
                     tracing::info!(channel, "the channel was removed; no longer following the log");
                     break;
                 }
-                Ok(Progress::Failed(published)) => {
-                    tracing::warn!(channel, ?published, "the log was not published further; trying again");
+                Ok(Progress::Failed { published, event_id, trace_id }) => {
+                    tracing::warn!(
+                        eventId = event_id.map(tracing::field::display),
+                        traceId = trace_id.as_ref().map(tracing::field::display),
+                        queue = self.target.exchange,
+                        channel,
+                        ?published,
+                        "the log was not published further; trying again"
+                    );
                 }
                 Err(error) => {
                     tracing::warn!(
@@ -295,8 +305,14 @@ impl Tracker {
         let (to, failed) = match failed {
             None => (last, None),
             Some((index, answer)) => {
-                let position = taken.get(index).and_then(|event| event.position);
-                (position.map_or(row.position, |position| position.saturating_sub(1)), Some(answer))
+                let event = taken.get(index);
+                let position = event.and_then(|event| event.position);
+                let failed = Progress::Failed {
+                    published: answer,
+                    event_id: event.map(|event| event.envelope.event_id),
+                    trace_id: event.and_then(|event| event.envelope.trace_id.clone()),
+                };
+                (position.map_or(row.position, |position| position.saturating_sub(1)), Some(failed))
             }
         };
         // When the position is not where it was, somebody has set it: the next look begins from there.
@@ -304,7 +320,7 @@ impl Tracker {
             return Ok(Progress::GoOn);
         }
         Ok(match failed {
-            Some(answer) => Progress::Failed(answer),
+            Some(failed) => failed,
             None if last < head => Progress::GoOn,
             None => Progress::Rest,
         })
@@ -330,7 +346,7 @@ impl Tracker {
         events: impl Iterator<Item = &'e &'e RecordedEvent>,
     ) -> Vec<Published> {
         let envelopes: Vec<&EventEnvelope> = events.map(|event| &event.envelope).collect();
-        let publishing = publish(self.broker.as_ref(), &self.channel, &self.target, &envelopes);
+        let publishing = publish(self.broker.as_ref(), &self.channel, &self.target, &envelopes, &self.meters);
         tokio::pin!(publishing);
         loop {
             tokio::select! {

@@ -329,6 +329,10 @@ impl Queues for Forgetful {
     async fn queue_depth(&self, queue: &str) -> StoreResult<QueueDepth> {
         self.store.queue_depth(queue).await
     }
+
+    async fn queue_depths(&self, queues: &[&str]) -> StoreResult<Vec<Option<QueueDepth>>> {
+        self.store.queue_depths(queues).await
+    }
 }
 
 /// Taken and not known, or settled and not told: either would hold its messages, or its place in the prefetch, as long

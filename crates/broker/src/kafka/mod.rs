@@ -32,7 +32,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::time::Instant;
 use towpath_core::ports::broker::{
-    Broker, BrokerError, BrokerPromises, BrokerResult, Deliveries, Message, Published, Subscription, Topology,
+    Broker, BrokerError, BrokerPromises, BrokerResult, Deliveries, Message, Published, QueueStanding,
+    Subscription, Topology,
 };
 
 use crate::deadline::after;
@@ -67,6 +68,8 @@ pub const PROMISES: BrokerPromises = BrokerPromises {
     tells_redelivered: false,
     reconnects: true,
     durable: true,
+    // A group's lag is not a queue's depth, and asking for it would join the group.
+    tells_standing: false,
 };
 
 /// A Kafka cluster.
@@ -144,6 +147,10 @@ impl Broker for Kafka {
         }
         deliveries.joined().await?;
         Ok(Box::new(deliveries))
+    }
+
+    async fn standing_of(&self, queues: &[&str]) -> BrokerResult<Vec<Option<QueueStanding>>> {
+        Ok(vec![None; queues.len()])
     }
 
     async fn close(&self) {

@@ -25,9 +25,10 @@ use async_trait::async_trait;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use towpath_core::ports::broker::{
-    Broker, BrokerError, BrokerPromises, BrokerResult, Deliveries, Message, Published, Subscription, Topology,
+    Broker, BrokerError, BrokerPromises, BrokerResult, Deliveries, Message, Published, QueueStanding,
+    Subscription, Topology,
 };
-use towpath_core::ports::queues::Queues;
+use towpath_core::ports::queues::{QueueDepth, Queues};
 use towpath_core::ports::store::StoreError;
 
 use routing::Routing;
@@ -46,6 +47,7 @@ pub const PROMISES: BrokerPromises = BrokerPromises {
     tells_redelivered: true,
     reconnects: false,
     durable: true,
+    tells_standing: true,
 };
 
 /// How it works.
@@ -142,6 +144,19 @@ impl Broker for LocalBroker {
     async fn subscribe(&self, subscription: &Subscription) -> BrokerResult<Box<dyn Deliveries>> {
         self.shared.check_open()?;
         Ok(Box::new(receiving::subscribe(&self.shared, subscription).await?))
+    }
+
+    async fn standing_of(&self, queues: &[&str]) -> BrokerResult<Vec<Option<QueueStanding>>> {
+        const OPERATION: &str = "asking about queues";
+        self.shared.check_open()?;
+        let depths = self.shared.queues.queue_depths(queues).await.map_err(|error| told(error, OPERATION))?;
+        let standing = |depth: QueueDepth| QueueStanding {
+            ready: depth.ready,
+            unsettled: Some(depth.taken),
+            delayed: Some(depth.delayed),
+            consumers: None,
+        };
+        Ok(depths.into_iter().map(|depth| depth.map(standing)).collect())
     }
 
     async fn close(&self) {

@@ -23,7 +23,8 @@ use async_trait::async_trait;
 use lapin::uri::AMQPUri;
 use tokio::time::{Instant, timeout_at};
 use towpath_core::ports::broker::{
-    Broker, BrokerPromises, BrokerResult, Deliveries, Message, Published, Subscription, Topology,
+    Broker, BrokerPromises, BrokerResult, Deliveries, Message, Published, QueueStanding, Subscription,
+    Topology,
 };
 
 use crate::{BadBrokerUrl, BrokerUrl};
@@ -51,6 +52,7 @@ pub const PROMISES: BrokerPromises = BrokerPromises {
     tells_redelivered: true,
     reconnects: false,
     durable: true,
+    tells_standing: true,
 };
 
 /// A RabbitMQ broker.
@@ -111,6 +113,10 @@ impl Broker for RabbitMq {
 
     async fn subscribe(&self, subscription: &Subscription) -> BrokerResult<Box<dyn Deliveries>> {
         Ok(Box::new(RabbitDeliveries::subscribe(&self.receiving, subscription).await?))
+    }
+
+    async fn standing_of(&self, queues: &[&str]) -> BrokerResult<Vec<Option<QueueStanding>>> {
+        topology::standing_of(&self.receiving, queues).await
     }
 
     async fn close(&self) {

@@ -5,7 +5,7 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Channel, Error};
 use tokio::time::{Instant, timeout_at};
 use towpath_core::ports::broker::{
-    Argument, Binding, BrokerError, BrokerResult, Exchange, ExchangeKind, Queue, Topology,
+    Argument, Binding, BrokerError, BrokerResult, Exchange, ExchangeKind, Queue, QueueStanding, Topology,
 };
 
 use super::ANSWER;
@@ -34,6 +34,40 @@ pub(super) async fn declare(link: &Link, topology: &Topology) -> BrokerResult<()
         }
     }
     Ok(())
+}
+
+/// Asks for queues by declaring them passively, which changes nothing. One that is missing takes its channel with it, and
+/// the others are asked on a new one.
+pub(super) async fn standing_of(link: &Link, queues: &[&str]) -> BrokerResult<Vec<Option<QueueStanding>>> {
+    const ASKING: &str = "asking about a queue";
+    let deadline = Instant::now() + ANSWER;
+    let mut open = None;
+    let mut standings = Vec::with_capacity(queues.len());
+    for queue in queues {
+        let (live, channel) = match open.take() {
+            Some(open) => open,
+            None => link.channel(deadline).await?,
+        };
+        let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        let asked = channel.queue_declare(name(queue)?, passive, FieldTable::default());
+        match timeout_at(deadline, asked).await {
+            Ok(Ok(found)) => {
+                standings.push(Some(QueueStanding {
+                    ready: u64::from(found.message_count()),
+                    consumers: Some(u64::from(found.consumer_count())),
+                    ..QueueStanding::default()
+                }));
+                open = Some((live, channel));
+            }
+            Ok(Err(error)) if is_missing(&error) => standings.push(None),
+            Ok(Err(error)) => return Err(told(&error, ASKING)),
+            Err(_) => return Err(unavailable("the broker does not answer")),
+        }
+    }
+    if let Some((_live, channel)) = open {
+        super::in_time(deadline, "closing a channel", channel.close(200, "OK".into())).await?;
+    }
+    Ok(standings)
 }
 
 async fn declare_exchange(channel: &Channel, exchange: &Exchange) -> BrokerResult<()> {

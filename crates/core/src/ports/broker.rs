@@ -40,6 +40,8 @@ pub struct BrokerPromises {
     pub reconnects: bool,
     /// Confirmed messages survive a restart of the broker.
     pub durable: bool,
+    /// How many messages wait in a queue can be asked. Where this is not so, no queue is known to be there.
+    pub tells_standing: bool,
 }
 
 /// A fault or a refusal of the broker.
@@ -323,6 +325,19 @@ pub enum Settlement {
     Reject,
 }
 
+/// How much a queue holds, and for whom. What a broker does not tell is left open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct QueueStanding {
+    /// Messages that can be received now.
+    pub ready: u64,
+    /// Messages that are with a receiver and not settled.
+    pub unsettled: Option<u64>,
+    /// Messages that will be ready later.
+    pub delayed: Option<u64>,
+    /// Who receives from it.
+    pub consumers: Option<u64>,
+}
+
 /// The broker contract. The conformance suite in the test kit is its meaning.
 #[async_trait]
 pub trait Broker: Send + Sync + 'static {
@@ -342,6 +357,10 @@ pub trait Broker: Send + Sync + 'static {
 
     /// Begins to receive.
     async fn subscribe(&self, subscription: &Subscription) -> BrokerResult<Box<dyn Deliveries>>;
+
+    /// How much each of these queues holds, in their order; `None` for one that is not there. A look and no more: it takes
+    /// no message and creates nothing.
+    async fn standing_of(&self, queues: &[&str]) -> BrokerResult<Vec<Option<QueueStanding>>>;
 
     /// Ends all connections. What was received and not settled is delivered again.
     async fn close(&self);

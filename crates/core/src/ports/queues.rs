@@ -163,4 +163,8 @@ pub trait Queues: Send + Sync + 'static {
 
     /// How many messages a queue holds.
     async fn queue_depth(&self, queue: &str) -> StoreResult<QueueDepth>;
+
+    /// How many messages each of these queues holds, in their order; `None` for one that is not there. Counts no further
+    /// than it takes to know that there are many.
+    async fn queue_depths(&self, queues: &[&str]) -> StoreResult<Vec<Option<QueueDepth>>>;
 }

@@ -20,12 +20,21 @@ pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Bui
     let store = StoreUrl::parse(&config.store).map_err(|error| failure(&error))?;
     BrokerUrl::parse(&config.broker)
         .map_err(|error| Failure::usage(format!("{error} [{}]\n{}", error.code(), error.next_step())))?;
-    start_log(&config.log);
+    #[cfg(feature = "otel")]
+    let traces = crate::otel::Traces::begin()
+        .map_err(|error| Failure::usage(format!("traces cannot be sent: {error}")))?;
+    begin_log(
+        &config.log,
+        #[cfg(feature = "otel")]
+        traces.as_ref(),
+    );
     // The address first: a second server on the same port should not touch the database at all.
     let listener = tokio::net::TcpListener::bind(config.listen)
         .await
         .map_err(|error| Failure::unreachable(format!("cannot listen on {}: {error}", config.listen)))?;
     let hive = config.hive.open(&store).await?;
+    let measurements = http::metrics::Measurements::install()
+        .map_err(|error| Failure::unreachable(format!("nothing can be measured: {error}")))?;
     let mut builder = Towpath::builder()
         .store(&config.store)
         .broker(&config.broker)
@@ -43,8 +52,14 @@ pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Bui
     let address = listener.local_addr().map_err(|error| Failure::unreachable(error.to_string()))?;
     output::note(&format!("towpath {} listens on http://{address}/", env!("CARGO_PKG_VERSION")));
     let feed = http::Feed::start(app.clone(), http::FeedOptions::default());
-    let state =
-        http::App { towpath: app.clone(), hive, access: Arc::new(access), limits, feed: feed.clone() };
+    let state = http::App {
+        towpath: app.clone(),
+        hive,
+        access: Arc::new(access),
+        limits,
+        feed: feed.clone(),
+        measurements,
+    };
     let listener = http::Patient { listener, patience: http::PATIENCE };
     let told_to_stop = async move {
         told_to_stop().await;
@@ -54,6 +69,10 @@ pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Bui
     let grace = config.shutdown_timeout;
     connections::serve(listener, http::router(state), &config.limits, grace, told_to_stop).await;
     app.stop().await;
+    #[cfg(feature = "otel")]
+    if let Some(traces) = traces {
+        traces.end().await;
+    }
     Ok(())
 }
 
@@ -78,23 +97,35 @@ fn access(config: &Config) -> Result<Access, Failure> {
 }
 
 pub(super) fn start_log(settings: &LogSettings) {
-    use tracing_subscriber::EnvFilter;
+    begin_log(
+        settings,
+        #[cfg(feature = "otel")]
+        None,
+    );
+}
+
+fn begin_log(settings: &LogSettings, #[cfg(feature = "otel")] traces: Option<&crate::otel::Traces>) {
+    use tracing_subscriber::layer::SubscriberExt as _;
+    use tracing_subscriber::util::SubscriberInitExt as _;
+    use tracing_subscriber::{EnvFilter, Layer as _};
     // lapin logs whole messages as warnings, and the login with its password when it traces: never more than errors.
     const QUIET: &str = "sqlx=warn,lapin=error,amq_protocol=error";
     let chosen = std::env::var("TOWPATH_LOG").unwrap_or_else(|_| settings.filter.clone());
     let filter = EnvFilter::try_new(format!("{chosen},{QUIET}"))
         .unwrap_or_else(|_| EnvFilter::new(format!("info,{QUIET}")));
-    // A second subscriber is only possible in tests, and then the first one stays.
+    // The filter is the log's alone: traces have their own.
     // A log that nobody reads any more must not end requests: by default an error of writing is written, which panics.
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .log_internal_errors(false);
-    let _ = if settings.json {
-        log.json().flatten_event(true).with_span_list(false).try_init()
+    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).log_internal_errors(false);
+    let log = if settings.json {
+        log.json().flatten_event(true).with_span_list(false).with_filter(filter).boxed()
     } else {
-        log.try_init()
+        log.with_filter(filter).boxed()
     };
+    let subscriber = tracing_subscriber::registry().with(log);
+    #[cfg(feature = "otel")]
+    let subscriber = subscriber.with(traces.map(crate::otel::Traces::layer));
+    // A second subscriber is only possible in tests, and then the first one stays.
+    let _ = subscriber.try_init();
 }
 
 /// Waits for Ctrl-C or, on Unix, SIGTERM.

@@ -7,6 +7,7 @@ pub(crate) mod connections;
 mod facts;
 mod hive;
 pub(crate) mod limits;
+pub(crate) mod metrics;
 mod notifications;
 mod operations;
 mod patience;
@@ -35,6 +36,7 @@ pub(crate) struct App {
     pub(crate) towpath: Towpath,
     /// Nothing, where it does not run.
     pub(crate) hive: Option<Hive>,
+    pub(crate) measurements: metrics::Measurements,
     pub(crate) access: Arc<access::Access>,
     pub(crate) limits: Arc<limits::Limits>,
     /// Follows the log for all readers of the event stream.
@@ -48,6 +50,7 @@ pub(crate) fn router(app: App) -> Router {
         .merge(commands::routes())
         .merge(facts::routes())
         .merge(hive::routes())
+        .merge(metrics::routes())
         .merge(notifications::routes())
         .merge(stream::routes())
         .split_for_parts();
@@ -64,6 +67,7 @@ fn around(paths: Router<App>, app: &App) -> Router<App> {
         .layer(from_fn_with_state(app.clone(), access::guard))
         .layer(from_fn_with_state(app.clone(), limits::admit))
         .layer(from_fn(request::identify))
+        .layer(from_fn(metrics::count_requests))
 }
 
 fn about_this_server() -> OpenApiRouter<App> {

@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 use crate::http::access::{Access, ApiKey, NewKey, Role};
 use crate::http::limits::{LimitSettings, Limits};
-use crate::http::{App, around};
+use crate::http::{App, Feed, FeedOptions, around};
 
 struct Bench {
     towpath: Towpath,
@@ -67,8 +67,11 @@ impl Bench {
         };
         let app = App {
             towpath: towpath.clone(),
+            hive: None,
+            feed: Feed::start(towpath.clone(), FeedOptions::default()),
             access: Arc::new(Access::Checked { keys, tokens: None }),
             limits: Arc::new(Limits::new(settings)),
+            measurements: crate::http::metrics::Measurements::of_nothing(),
         };
         let (effects, gate) = (Arc::new(AtomicU32::new(0)), Arc::new(Notify::new()));
         let (counted, held, broken) = (Arc::clone(&effects), Arc::clone(&effects), Arc::clone(&effects));

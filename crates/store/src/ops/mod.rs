@@ -3,6 +3,7 @@
 //! Each takes a [`Session`](crate::sql::Session): who opened it decides in which transaction it runs.
 
 pub(crate) mod append;
+pub(crate) mod backlog;
 pub(crate) mod channels;
 pub(crate) mod cleaning;
 pub(crate) mod commands;

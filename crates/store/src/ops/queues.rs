@@ -16,6 +16,7 @@ use towpath_core::ports::queues::{
 use towpath_core::ports::store::{LeaseGrant, StoreResult};
 
 use crate::dialect::Dialect;
+use crate::ops::backlog::COUNTED;
 use crate::ops::leases::{acquire, fenced, holder_is_gone, micros};
 use crate::rows::{
     headers_text, insert_sql, local_message_values, read_local_message, read_local_queue, select_list,
@@ -324,21 +325,47 @@ pub(crate) async fn forget_receivers(session: &mut Session<'_>) -> StoreResult<u
 }
 
 pub(crate) async fn depth(session: &mut Session<'_>, queue: &str) -> StoreResult<QueueDepth> {
+    Ok(depths(session, &[queue]).await?.into_iter().flatten().next().unwrap_or_default())
+}
+
+/// How much queues hold, in one statement however many they are.
+pub(crate) async fn depths(
+    session: &mut Session<'_>,
+    queues: &[&str],
+) -> StoreResult<Vec<Option<QueueDepth>>> {
+    if queues.is_empty() {
+        return Ok(Vec::new());
+    }
     let dialect = session.dialect();
-    let (ready_queue, ready) = dialect.partial(READY, "m.");
-    let (delayed_queue, delayed) = dialect.partial(DELAYED, "m.");
-    let sql = format!(
-        "SELECT (SELECT COUNT(*) FROM local_messages m WHERE {ready_queue} = ?{ready}) AS ready_count, \
-         (SELECT COUNT(*) FROM local_messages m WHERE {delayed_queue} = ?{delayed}) AS delayed_count, \
-         (SELECT COUNT(*) FROM local_messages m WHERE m.queue = ? AND m.claimed_by_id IS NOT NULL) AS taken_count"
-    );
-    let row = session.row("queues.depth", &sql, values![queue, queue, queue]).await?;
-    let row = row.ok_or_else(|| unreadable("local_messages", "counting gave no row"))?;
-    Ok(QueueDepth {
-        ready: row.count("ready_count")?,
-        delayed: row.count("delayed_count")?,
-        taken: row.count("taken_count")?,
-    })
+    let mut keys = values![];
+    let mut parts = Vec::with_capacity(queues.len());
+    for (which, queue) in queues.iter().enumerate() {
+        let (in_ready, first_ready) = in_queue(dialect, READY, queue, &mut keys);
+        let (in_delayed, first_delayed) = in_queue(dialect, DELAYED, queue, &mut keys);
+        keys.extend(values![*queue, *queue]);
+        let count = |rows: String| format!("(SELECT COUNT(*) FROM (SELECT 1 AS one FROM {rows}) AS counted)");
+        parts.push(format!(
+            "SELECT {which} AS which, {} AS ready_count, {} AS delayed_count, {} AS taken_count \
+             FROM local_queues q WHERE q.name = ?",
+            count(format!("local_messages m WHERE {in_ready} ORDER BY {first_ready} LIMIT {COUNTED}")),
+            count(format!("local_messages m WHERE {in_delayed} ORDER BY {first_delayed} LIMIT {COUNTED}")),
+            count(format!(
+                "local_messages m WHERE m.claimed_by_id IS NOT NULL AND m.queue = ? LIMIT {COUNTED}"
+            )),
+        ));
+    }
+    let mut depths = vec![None; queues.len()];
+    for row in session.rows("queues.depths", &parts.join(" UNION ALL "), keys).await? {
+        let which = usize::try_from(row.count("which")?).unwrap_or(usize::MAX);
+        if let Some(depth) = depths.get_mut(which) {
+            *depth = Some(QueueDepth {
+                ready: row.count("ready_count")?,
+                delayed: row.count("delayed_count")?,
+                taken: row.count("taken_count")?,
+            });
+        }
+    }
+    Ok(depths)
 }
 
 /// The revision of the topology, and the database's time.

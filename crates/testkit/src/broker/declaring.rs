@@ -1,6 +1,8 @@
 //! Topologies.
 
-use towpath_core::ports::broker::{Binding, Broker, BrokerError, Exchange, ExchangeKind, Topology};
+use towpath_core::ports::broker::{
+    Binding, Broker, BrokerError, Exchange, ExchangeKind, Settlement, Topology,
+};
 use towpath_core::retry::ErrorClass;
 
 use super::BrokerFixture;
@@ -151,6 +153,50 @@ pub async fn a_broker_that_answers_is_ready(fixture: &impl BrokerFixture) {
     assert!(!broker.promises().broker.is_empty());
     assert!(super::acts::publish(&*broker, &[]).await.is_empty(), "an empty batch is nothing");
     closed_stays_closed(&*broker).await;
+}
+
+/// What waits in a queue is told, what is with a receiver is not counted as waiting, and asking for a queue that is not
+/// there is no error, spoils nothing and does not create it.
+pub async fn a_queue_tells_what_it_holds(fixture: &impl BrokerFixture) {
+    let (broker, lane) = Lane::ready(fixture).await;
+    let missing = fixture.fresh_name("missing");
+    let asked = [lane.queue.as_str(), missing.as_str(), lane.queue.as_str()];
+    if !broker.promises().tells_standing {
+        let told = in_time("asking for queues", broker.standing_of(&asked)).await.expect("standing");
+        assert_eq!(told, [None, None, None]);
+        return;
+    }
+    // A broker may count a message a moment after it has confirmed it.
+    let until = |ready: u64| {
+        let (broker, asked) = (broker.clone(), asked.map(str::to_owned));
+        async move {
+            let asked: Vec<&str> = asked.iter().map(String::as_str).collect();
+            in_time("the queue to hold so much", async {
+                loop {
+                    let told = broker.standing_of(&asked).await.expect("standing");
+                    assert_eq!((told.len(), told[1]), (3, None), "what is missing stays missing");
+                    match (told[0], told[2]) {
+                        (Some(one), Some(other)) if one.ready == ready && other.ready == ready => return one,
+                        (Some(_), Some(_)) => tokio::task::yield_now().await,
+                        _ => panic!("the queue is there: {told:?}"),
+                    }
+                }
+            })
+            .await
+        }
+    };
+    let empty = until(0).await;
+    assert!(empty.consumers.is_none_or(|consumers| consumers == 0), "{empty:?}");
+    let messages: Vec<_> = (0..3).map(|number| message(&lane.destination, number.to_string())).collect();
+    publish_all(&*broker, &messages).await;
+    until(3).await;
+    let deliveries = subscribe(&*broker, &lane.queue, 2).await;
+    let first = next(&*deliveries).await;
+    let received = until(1).await;
+    assert!(received.consumers.is_none_or(|consumers| consumers == 1), "{received:?}");
+    assert!(received.unsettled.is_none_or(|unsettled| unsettled == 2), "{received:?}");
+    in_time("settling", deliveries.settle(first.tag, Settlement::Acknowledge)).await.expect("settle");
+    until(0).await;
 }
 
 async fn closed_stays_closed(broker: &dyn Broker) {

@@ -89,7 +89,8 @@ macro_rules! broker_conformance {
                 a_binding_without_its_ends_is_missing_them,
                 each_kind_of_exchange_routes_its_way,
                 arguments_of_every_type_are_declared,
-                a_broker_that_answers_is_ready;
+                a_broker_that_answers_is_ready,
+                a_queue_tells_what_it_holds;
             publishing:
                 a_message_arrives_to_the_letter,
                 the_order_of_batches_is_kept,

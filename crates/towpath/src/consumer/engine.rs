@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use futures_util::FutureExt as _;
@@ -19,14 +19,19 @@ use towpath_core::ids::{AggregateKey, HandlerName, Lane};
 use towpath_core::incoming::IncomingEvent;
 use towpath_core::letters::{Letter, NewLetter, SetAside};
 use towpath_core::lifecycle::InboxStatus;
-use towpath_core::ports::broker::{Broker, Deliveries, DeliveryTag, Received, Settlement, Subscription};
+use towpath_core::ports::broker::{
+    Broker, BrokerError, Deliveries, DeliveryTag, Received, Settlement, Subscription,
+};
 use towpath_core::ports::store::{InboxFailure, StoreError};
 use towpath_core::retry::{ErrorClass, RetryDecision};
 use towpath_store::SqlStore;
+use tracing::Instrument as _;
 
 use super::{Afterwards, Batch, Consumer, DeadTo, Delivered, HandlerError, HandlerTx, Next, Step};
 use crate::bus::{Bus, random_unit, with_causes};
+use crate::metrics::{self, ConsumerMeters};
 use crate::service::{Service, Stopping, Wake};
+use crate::spans;
 
 /// What a consumer works with.
 #[derive(Clone)]
@@ -46,6 +51,7 @@ pub(crate) struct Job {
     pub(super) consumer: Consumer,
     pub(super) handler: HandlerName,
     pub(super) queue: String,
+    pub(super) meters: ConsumerMeters,
     /// Wakes the redelivery of what was set aside.
     pub(super) aside: Wake,
     /// Something was set aside behind a letter since anyone looked for letters whose head is gone.
@@ -63,7 +69,8 @@ pub(crate) fn start(
 ) -> Vec<Service> {
     let set_behind = AtomicBool::new(true);
     let (aside, in_hand) = (Wake::default(), Mutex::default());
-    let job = Arc::new(Job { running, consumer, handler, queue, aside, set_behind, in_hand });
+    let meters = ConsumerMeters::of(&queue, handler.as_str());
+    let job = Arc::new(Job { running, consumer, handler, queue, meters, aside, set_behind, in_hand });
     let again = Arc::clone(&job);
     vec![
         Service::keep_running("consumer", move |stopping| receive(Arc::clone(&job), stopping)),
@@ -149,11 +156,12 @@ async fn receive(job: Arc<Job>, mut stopping: Stopping) {
                     () = stopping.asked() => break,
                     error = hand_out(&job, &deliveries, &queues, &mut backoff) => error,
                 };
-                tracing::warn!(queue = job.queue, cause = error, "receiving was interrupted");
+                tracing::warn!(queue = job.queue, consumer = %job.handler, cause = error, "receiving was interrupted");
             }
             Err(error) => {
                 tracing::warn!(
                     queue = job.queue,
+                    consumer = %job.handler,
                     code = error.code(),
                     cause = with_causes(&error),
                     "could not subscribe"
@@ -169,12 +177,12 @@ async fn receive(job: Arc<Job>, mut stopping: Stopping) {
     drop(queues);
     while let Some(ended) = workers.join_next().await {
         if let Err(error) = ended {
-            tracing::error!(queue = job.queue, %error, "a worker ended badly");
+            tracing::error!(queue = job.queue, consumer = %job.handler, %error, "a worker ended badly");
         }
     }
 }
 
-async fn subscribe(job: &Job) -> Result<Arc<dyn Deliveries>, towpath_core::ports::broker::BrokerError> {
+async fn subscribe(job: &Job) -> Result<Arc<dyn Deliveries>, BrokerError> {
     let subscription =
         Subscription { queue: job.queue.clone(), group: job.handler.to_string(), prefetch: prefetch(job) };
     Ok(Arc::from(job.running.broker.subscribe(&subscription).await?))
@@ -199,6 +207,7 @@ async fn hand_out(
             Err(error) => return with_causes(&error),
         };
         backoff.reset();
+        job.meters.received.increment(1);
         let place = if job.consumer.policy.in_order { place_of(&received, queues.len()) } else { 0 };
         let arrived = Arrived { received, from: Arc::clone(deliveries) };
         let Some(queue) = queues.get(place) else { return "there are no workers".to_owned() };
@@ -268,14 +277,14 @@ impl Job {
                     let lane = lane_of(&arrived.received, &event);
                     ready.push(Ready { arrived, event, lane });
                 }
-                Ok(_) => settle(&arrived, Settlement::Acknowledge).await,
+                Ok(_) => self.settle(&arrived, Settlement::Acknowledge).await,
                 Err(error) => self.unreadable(&arrived, &error, stopping).await,
             }
         }
         while ready.len() > 1 {
             let events: Vec<&Ready> = ready.iter().collect();
             match self.attempt(&events, None).await {
-                Attempt::Done => return acknowledge_all(&ready).await,
+                Attempt::Done => return self.acknowledge_all(&ready).await,
                 // Those whose aggregate waits leave the batch; the others stay together.
                 Attempt::Waits(lanes) => {
                     let (waiting, going_on) =
@@ -319,7 +328,7 @@ impl Job {
                 Attempt::NoStore(error) => Err(error),
             };
             match settlement {
-                Ok(Some(settlement)) => return settle(&ready.arrived, settlement).await,
+                Ok(Some(settlement)) => return self.settle(&ready.arrived, settlement).await,
                 // At once again.
                 Ok(None) if !stopping.is_asked() => {}
                 Ok(None) => return,
@@ -336,7 +345,8 @@ impl Job {
 
     fn note_store(&self, error: &StoreError) {
         tracing::warn!(
-            handler = %self.handler,
+            queue = self.queue,
+            consumer = %self.handler,
             code = error.code(),
             cause = with_causes(error),
             "a delivery waits for the store"
@@ -357,7 +367,18 @@ impl Job {
         Ok(HandlerTx::new(inner, &self.running.bus, &self.running.runner, &self.handler))
     }
 
+    /// The same, for deliveries that have not arrived just now. What is logged meanwhile says which they are.
     pub(super) async fn attempt_events(
+        &self,
+        events: &[(&IncomingEvent, &Received, Lane)],
+        letter: Option<(&Letter, HandlerTx)>,
+    ) -> Attempt {
+        let handled: Vec<&IncomingEvent> = events.iter().map(|(event, ..)| *event).collect();
+        let span = spans::consume(&self.queue, self.handler.as_str(), &handled);
+        self.attempt_inside(events, letter).instrument(span).await
+    }
+
+    async fn attempt_inside(
         &self,
         events: &[(&IncomingEvent, &Received, Lane)],
         letter: Option<(&Letter, HandlerTx)>,
@@ -398,12 +419,16 @@ impl Job {
                 headers: received.headers.clone(),
             });
         }
+        let (handled, duplicates) = (deliveries.len() as u64, (events.len() - deliveries.len()) as u64);
         let answer = if deliveries.is_empty() {
             Ok(Next::handled(Some(tx)))
         } else {
             // The call itself is inside: a handler may panic before it has made its future.
             let run = async { (self.consumer.run)(Batch { deliveries, tx }).await };
-            match AssertUnwindSafe(run).catch_unwind().await {
+            let begun = Instant::now();
+            let ran = AssertUnwindSafe(run).catch_unwind().await;
+            self.meters.ran(begun.elapsed());
+            match ran {
                 Ok(answer) => answer,
                 Err(panic) => Err(HandlerError::transient("handler-panicked", panic_message(panic.as_ref()))),
             }
@@ -420,7 +445,11 @@ impl Job {
                 let marked = first.first().map(|first| first.event_id);
                 match ended {
                     Ok(()) => match tx.commit(marked, &self.handler).await {
-                        Ok(()) => return Attempt::Done,
+                        Ok(()) => {
+                            self.meters.handled.increment(handled);
+                            self.meters.duplicates.increment(duplicates);
+                            return Attempt::Done;
+                        }
                         Err(error) => Failure::of_store(&error),
                     },
                     Err(error) => Failure::of_store(&error),
@@ -493,7 +522,8 @@ impl Job {
             now,
         };
         if let Some(delay) = after {
-            tracing::info!(%event_id, trace_id, queue, %handler, reason, message, "a delivery comes again later");
+            tracing::info!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, "a delivery comes again later");
+            self.meters.failed(metrics::Next::Later);
             self.running.store.set_aside(&aside(Some(later(now, delay)), 0)).await?;
             self.aside.wake();
             return Ok(Some(Settlement::Acknowledge));
@@ -507,7 +537,8 @@ impl Job {
         let policy = &self.consumer.policy;
         let retryable = matches!(class, ErrorClass::Transient | ErrorClass::Conflict);
         if retryable && failures <= policy.immediate_retries {
-            tracing::info!(%event_id, trace_id, queue, %handler, reason, message, "a delivery is tried again");
+            tracing::info!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, "a delivery is tried again");
+            self.meters.failed(metrics::Next::AtOnce);
             return Ok(None);
         }
         let next = match &policy.afterwards {
@@ -527,22 +558,26 @@ impl Job {
         let dead = if letter_id.is_some() { DeadTo::Store } else { policy.dead };
         match (next, dead) {
             (Some(Some(due_at)), _) => {
-                tracing::warn!(%event_id, trace_id, queue, %handler, reason, message, failures, "a delivery failed and is set aside");
+                tracing::warn!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, failures, "a delivery failed and is set aside");
+                self.meters.failed(metrics::Next::Later);
                 self.running.store.set_aside(&aside(Some(due_at), failures)).await?;
                 self.aside.wake();
                 Ok(Some(Settlement::Acknowledge))
             }
             (Some(None), _) => {
-                tracing::warn!(%event_id, trace_id, queue, %handler, reason, message, failures, "a delivery failed and goes back");
+                tracing::warn!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, failures, "a delivery failed and goes back");
+                self.meters.failed(metrics::Next::Requeued);
                 Ok(Some(Settlement::Requeue))
             }
             (None, DeadTo::Store) => {
-                tracing::error!(%event_id, trace_id, queue, %handler, reason, message, failures, "a delivery was given up");
+                tracing::error!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, failures, "a delivery was given up");
+                self.meters.failed(metrics::Next::Dead);
                 self.running.store.set_aside(&aside(None, failures)).await?;
                 Ok(Some(Settlement::Acknowledge))
             }
             (None, DeadTo::Broker) => {
-                tracing::error!(%event_id, trace_id, queue, %handler, reason, message, failures, "a delivery was given up and rejected");
+                tracing::error!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, failures, "a delivery was given up and rejected");
+                self.meters.failed(metrics::Next::Dead);
                 Ok(Some(Settlement::Reject))
             }
         }
@@ -558,15 +593,16 @@ impl Job {
         let received = &arrived.received;
         let message_id = received.message_id.as_deref().unwrap_or_default();
         tracing::error!(
-            message_id,
+            eventId = message_id,
             queue = received.queue,
-            handler = %self.handler,
+            consumer = %self.handler,
             code = error.code(),
             cause = with_causes(error),
             "a message cannot be read"
         );
+        self.meters.failed(metrics::Next::Dead);
         if self.consumer.policy.dead == DeadTo::Broker {
-            return settle(arrived, Settlement::Reject).await;
+            return self.settle(arrived, Settlement::Reject).await;
         }
         let mut backoff = Backoff::default();
         loop {
@@ -581,7 +617,7 @@ impl Job {
                 now,
             };
             match self.running.store.set_aside(&aside).await {
-                Ok(()) => return settle(arrived, Settlement::Acknowledge).await,
+                Ok(()) => return self.settle(arrived, Settlement::Acknowledge).await,
                 Err(error) => self.note_store(&error),
             }
             tokio::select! {
@@ -606,6 +642,35 @@ impl Job {
             received_at: now,
         }
     }
+
+    /// Settling can only fail with the connection, and then the message is delivered again and found to be done.
+    async fn settle(&self, arrived: &Arrived, settlement: Settlement) {
+        match arrived.from.settle(arrived.received.tag, settlement).await {
+            Ok(()) => self.meters.settled(settlement, 1),
+            Err(error) => self.unsettled(&error),
+        }
+    }
+
+    /// Acknowledges a batch. It may have come from two subscriptions, if the connection was lost in between.
+    async fn acknowledge_all(&self, batch: &[Ready]) {
+        for alike in batch.chunk_by(|one, next| Arc::ptr_eq(&one.arrived.from, &next.arrived.from)) {
+            let Some(Ready { arrived: Arrived { from, .. }, .. }) = alike.first() else { continue };
+            let tags: Vec<DeliveryTag> = alike.iter().map(|ready| ready.arrived.received.tag).collect();
+            match from.acknowledge_all(&tags).await {
+                Ok(()) => self.meters.settled(Settlement::Acknowledge, tags.len()),
+                Err(error) => self.unsettled(&error),
+            }
+        }
+    }
+
+    fn unsettled(&self, error: &BrokerError) {
+        tracing::warn!(
+            queue = self.queue,
+            consumer = %self.handler,
+            cause = with_causes(error),
+            "could not settle"
+        );
+    }
 }
 
 /// The lane of a delivery: its aggregate's, or that of its key.
@@ -620,24 +685,6 @@ fn lane_of_key(received: &Received) -> Lane {
     }
     let key = received.key.as_deref().or(received.message_id.as_deref()).unwrap_or_default();
     AggregateKey::from_stored("message", key).lane()
-}
-
-/// Settling can only fail with the connection, and then the message is delivered again and found to be done.
-async fn settle(arrived: &Arrived, settlement: Settlement) {
-    if let Err(error) = arrived.from.settle(arrived.received.tag, settlement).await {
-        tracing::warn!(queue = arrived.received.queue, cause = with_causes(&error), "could not settle");
-    }
-}
-
-/// Acknowledges a batch. It may have come from two subscriptions, if the connection was lost in between.
-async fn acknowledge_all(batch: &[Ready]) {
-    for alike in batch.chunk_by(|one, next| Arc::ptr_eq(&one.arrived.from, &next.arrived.from)) {
-        let Some(Ready { arrived: Arrived { received, from }, .. }) = alike.first() else { continue };
-        let tags: Vec<DeliveryTag> = alike.iter().map(|ready| ready.arrived.received.tag).collect();
-        if let Err(error) = from.acknowledge_all(&tags).await {
-            tracing::warn!(queue = received.queue, cause = with_causes(&error), "could not settle");
-        }
-    }
 }
 
 fn later(now: DateTime<Utc>, delay: Duration) -> DateTime<Utc> {

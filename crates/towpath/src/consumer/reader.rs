@@ -78,6 +78,7 @@ async fn take_in(running: &Running, received: &Received) -> Result<(), StoreErro
             AggregateKey::from_stored("message", received.message_id.as_deref().unwrap_or_default()).lane()
         }
     };
+    let trace_id = event.as_ref().and_then(|event| event.trace_id.clone());
     let reason = header(received, FIRST_DEATH_REASON).unwrap_or("given-up-by-the-broker");
     let letter = NewLetter {
         handler: None,
@@ -89,7 +90,8 @@ async fn take_in(running: &Running, received: &Received) -> Result<(), StoreErro
     let new = running.store.read_in_letter(&letter, &death_key(received), reason, now).await?;
     if new {
         tracing::error!(
-            message_id = received.message_id.as_deref().unwrap_or_default(),
+            eventId = received.message_id.as_deref().unwrap_or_default(),
+            traceId = trace_id.as_ref().map(tracing::field::display),
             queue = received.queue,
             reason,
             "the broker gave a message up"

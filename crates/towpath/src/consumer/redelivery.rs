@@ -37,7 +37,7 @@ pub(super) async fn run(job: Arc<Job>, stopping: Stopping) {
     }
     while let Some(ended) = loops.join_next().await {
         if let Err(error) = ended {
-            tracing::error!(handler = %job.handler, %error, "redelivery ended badly");
+            tracing::error!(queue = job.queue, consumer = %job.handler, %error, "redelivery ended badly");
         }
     }
 }
@@ -53,7 +53,7 @@ async fn redeliver(job: Arc<Job>, mut stopping: Stopping) {
             Ok(Round::Nothing(pause)) => pause,
             Err(error) => {
                 tracing::warn!(
-                    handler = %job.handler,
+                    queue = job.queue, consumer = %job.handler,
                     code = error.code(),
                     cause = with_causes(&error),
                     "could not look for deliveries that were set aside"

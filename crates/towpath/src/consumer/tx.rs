@@ -34,6 +34,7 @@ pub struct HandlerTx {
 #[derive(Default)]
 struct Afterwards {
     facts: bool,
+    event_types: Vec<String>,
     channels: Vec<(String, Lane)>,
     timer_due_at: Option<DateTime<Utc>>,
     observers: Vec<ObserverWake>,
@@ -115,6 +116,7 @@ impl HandlerTx {
     pub async fn append(&mut self, append: &Append) -> Result<Appended, StoreError> {
         let appended = self.inner.append_facts(append).await?;
         self.after.facts = true;
+        self.after.event_types.extend(append.events.iter().map(|event| event.event_type.to_string()));
         let (channels, lane) =
             (append.events.iter().flat_map(|event| &event.channels), append.aggregate.lane());
         self.after.channels.extend(channels.map(|channel| (channel.to_string(), lane)));
@@ -175,6 +177,7 @@ impl HandlerTx {
             Some(event_id) => self.inner.finish_marked(event_id, handler).await?,
             None => self.inner.finish().await?,
         }
+        self.bus.meters.committed(self.after.event_types.iter().map(String::as_str));
         if self.after.facts {
             self.bus.committed.wake();
             self.bus.told.wake();

@@ -181,6 +181,7 @@ mod tests {
         tells_redelivered: true,
         reconnects: false,
         durable: true,
+        tells_standing: false,
     };
     const LOG: BrokerPromises = BrokerPromises { dead_letters: false, settles_singly: false, ..QUEUES };
 

@@ -10,6 +10,7 @@ use towpath::Glob;
 use towpath::ids::{AggregateKey, Position};
 
 use super::feed::{Behind, Fact, Feed};
+use crate::http::metrics;
 
 /// How many facts are taken at a time.
 const TAKEN: usize = 64;
@@ -165,6 +166,7 @@ impl Reader {
 
     /// The last message: why, and where to go on.
     fn drop_with(&mut self, code: &str, title: &str, detail: &str) {
+        metrics::stream_reader_dropped();
         let problem = json!({
             "type": format!("https://towpath.dev/errors#{code}"),
             "title": title,

@@ -87,7 +87,14 @@ impl Stage {
         };
         let server = tokio::spawn(async move {
             let (access, limited) = (Arc::new(Access::Local), Arc::new(Limits::new(limits.clone())));
-            let router = router(App { towpath, access, limits: limited, feed: served });
+            let router = router(App {
+                towpath,
+                hive: None,
+                access,
+                limits: limited,
+                feed: served,
+                measurements: crate::http::metrics::Measurements::of_nothing(),
+            });
             let told_to_stop = async move {
                 let _ = stopped.await;
                 ended.stop();

@@ -1,0 +1,184 @@
+//! `GET /metrics`: everything that is counted and measured, in the text format of Prometheus.
+
+use std::time::{Duration, Instant};
+
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{Method, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+use metrics_util::MetricKindMask;
+use towpath::Towpath;
+use towpath::metrics::{Kind, Metric, SECONDS};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::{App, Feed};
+
+/// What Prometheus calls its text format.
+const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// How long a gauge is shown that nobody has set again: longer than between two scrapes, and not much longer, because by
+/// then it is no longer true.
+const SHOWN: Duration = Duration::from_secs(120);
+
+/// How often measurements are put into their histograms when nobody looks: until then each of them is kept.
+const UPKEEP: Duration = Duration::from_secs(5);
+
+const REQUESTS: Metric = Metric {
+    name: "towpath_http_requests_total",
+    kind: Kind::Counter,
+    labels: &["method", "path", "status"],
+    help: "Requests that were answered, by the path as it is declared.",
+};
+
+const REQUEST_DURATION: Metric = Metric {
+    name: "towpath_http_request_duration_seconds",
+    kind: Kind::Histogram(SECONDS),
+    labels: &["method", "path"],
+    help: "How long a request took to the head of its answer.",
+};
+
+const STREAM_READERS: Metric = Metric {
+    name: "towpath_stream_readers",
+    kind: Kind::Gauge,
+    labels: &[],
+    help: "Who reads the event stream at the moment.",
+};
+
+const STREAM_DROPPED: Metric = Metric {
+    name: "towpath_stream_dropped_total",
+    kind: Kind::Counter,
+    labels: &[],
+    help: "Readers of the event stream that were let go, mostly because they were too slow.",
+};
+
+/// The metrics of the server, beside those of the library.
+const OF_THE_SERVER: &[Metric] = &[REQUESTS, REQUEST_DURATION, STREAM_READERS, STREAM_DROPPED];
+
+/// The paths of this part.
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(scrape))
+}
+
+/// Where all numbers of this process come together. Clones share them.
+#[derive(Clone)]
+pub(crate) struct Measurements {
+    recorder: PrometheusHandle,
+    process: metrics_process::Collector,
+}
+
+impl Measurements {
+    /// Makes this process count. Before Towpath starts: what it registers goes to the recorder that is there then.
+    pub(crate) fn install() -> Result<Self, BuildError> {
+        let mut builder =
+            PrometheusBuilder::new().idle_timeout(MetricKindMask::GAUGE, Some(SHOWN)).set_buckets(SECONDS)?;
+        for metric in towpath::metrics::ALL.iter().chain(OF_THE_SERVER) {
+            if let Kind::Histogram(bounds) = metric.kind {
+                builder = builder.set_buckets_for_metric(Matcher::Full(metric.name.to_owned()), bounds)?;
+            }
+        }
+        let recorder = builder.install_recorder()?;
+        OF_THE_SERVER.iter().for_each(Metric::describe);
+        let process = metrics_process::Collector::default();
+        process.describe();
+        let kept = recorder.clone();
+        tokio::spawn(async move {
+            let mut ticks = tokio::time::interval(UPKEEP);
+            loop {
+                ticks.tick().await;
+                kept.run_upkeep();
+            }
+        });
+        // It shows 0 until it happens.
+        STREAM_DROPPED.counter(&[]).increment(0);
+        Ok(Self { recorder, process })
+    }
+
+    /// Numbers that nobody keeps, for tests and benchmarks that need none.
+    pub(crate) fn of_nothing() -> Self {
+        let recorder = PrometheusBuilder::new().build_recorder().handle();
+        Self { recorder, process: metrics_process::Collector::default() }
+    }
+}
+
+/// Somebody who read the event stream was let go.
+pub(super) fn stream_reader_dropped() {
+    STREAM_DROPPED.counter(&[]).increment(1);
+}
+
+/// Metrics for Prometheus
+///
+/// What is behind each is in docs/metrics.md. What the store or the broker does not answer within three seconds is left
+/// as it was, and counted in `towpath_scrape_errors_total`.
+#[utoipa::path(
+    get,
+    path = "/metrics",
+    tag = "server",
+    operation_id = "metrics",
+    responses((status = 200, description = "The text format of Prometheus.", body = String, content_type = "text/plain"))
+)]
+async fn scrape(
+    State(towpath): State<Towpath>,
+    State(feed): State<Feed>,
+    State(measurements): State<Measurements>,
+) -> Response {
+    towpath.measure().await;
+    measurements.process.collect();
+    STREAM_READERS.gauge(&[]).set(feed.readers() as f64);
+    ([(header::CONTENT_TYPE, TEXT_FORMAT)], measurements.recorder.render()).into_response()
+}
+
+/// Counts and measures requests.
+pub(super) async fn count_requests(request: Request, next: Next) -> Response {
+    let begun = Instant::now();
+    let method = known(request.method());
+    // As it is declared, with its parameters' names: what somebody asks for must not become a label.
+    let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
+    let response = next.run(request).await;
+    if let Some(path) = path {
+        REQUESTS.counter(&[method, &path, response.status().as_str()]).increment(1);
+        REQUEST_DURATION.histogram(&[method, &path]).record(begun.elapsed().as_secs_f64());
+    }
+    response
+}
+
+/// A method as a label. Anyone can make one up.
+fn known(method: &Method) -> &'static str {
+    match method.as_str() {
+        "GET" => "GET",
+        "HEAD" => "HEAD",
+        "POST" => "POST",
+        "PUT" => "PUT",
+        "PATCH" => "PATCH",
+        "DELETE" => "DELETE",
+        "OPTIONS" => "OPTIONS",
+        _ => "other",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// docs/metrics.md has a row for each metric, with its kind, its labels and its meaning, and no others.
+    #[test]
+    fn the_documented_metrics_are_those_that_are_registered() {
+        let page = include_str!("../../../../docs/metrics.md");
+        let documented: Vec<&str> = page.lines().filter(|line| line.starts_with("| `towpath_")).collect();
+        let registered: Vec<String> = towpath::metrics::ALL.iter().chain(OF_THE_SERVER).map(row).collect();
+        assert_eq!(documented, registered, "\n{}", registered.join("\n"));
+    }
+
+    fn row(metric: &Metric) -> String {
+        let labels: Vec<String> = metric.labels.iter().map(|label| format!("`{label}`")).collect();
+        let labels = if labels.is_empty() { "–".to_owned() } else { labels.join(", ") };
+        format!("| `{}` | {} | {labels} | {} |", metric.name, metric.kind.as_str(), metric.help)
+    }
+
+    #[test]
+    fn a_method_that_somebody_made_up_is_no_label() {
+        assert_eq!(known(&Method::from_bytes(b"BREW").unwrap()), "other");
+        assert_eq!(known(&Method::GET), "GET");
+    }
+}

@@ -1,0 +1,233 @@
+//! Gauges that need an answer of the store or the broker: asked when somebody looks, and not more often than every few
+//! seconds however often that is.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Mutex, watch};
+use tokio::time::Instant;
+use towpath_core::ids::ChannelName;
+use towpath_core::lifecycle::LetterStatus;
+use towpath_core::ports::broker::Broker;
+use towpath_core::ports::clock::Clock;
+use towpath_core::ports::store::{Store, StoreResult};
+use towpath_store::SqlStore;
+
+use super::facade::Counter;
+use super::table;
+use crate::bus::with_causes;
+use crate::leases::Held;
+use crate::towpath::Towpath;
+
+/// How old answers may be before they are asked for again.
+const FRESH: Duration = Duration::from_secs(5);
+
+/// How long an answer is waited for. Prometheus gives up after ten seconds by default.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// The consumer of letters that the broker gave up.
+const BROKER: &str = "(broker)";
+
+/// What is asked when somebody looks.
+pub(crate) struct Gauges {
+    store: SqlStore,
+    broker: Arc<dyn Broker>,
+    clock: Arc<dyn Clock>,
+    held: Option<watch::Receiver<Held>>,
+    /// Channels of this instance with outbox rows.
+    channels: Vec<ChannelName>,
+    /// Queues that this instance has declared or takes from.
+    queues: Vec<String>,
+    looked: Mutex<Looked>,
+    store_errors: Counter,
+    broker_errors: Counter,
+}
+
+#[derive(Default)]
+struct Looked {
+    at: Option<Instant>,
+    /// Whose letters were ever seen: they show 0 when there are none any more.
+    consumers: BTreeSet<String>,
+}
+
+impl Towpath {
+    /// Sets the gauges of [`metrics`](crate::metrics): asks the store and the broker, each for three seconds at most, and
+    /// not again within five. What does not answer is counted in `towpath_scrape_errors_total`, and its gauges stay as
+    /// they were. Call it before the recorder is read.
+    pub async fn measure(&self) {
+        self.gauges.measure().await;
+    }
+}
+
+impl Gauges {
+    pub(crate) fn new(
+        store: SqlStore,
+        broker: Arc<dyn Broker>,
+        clock: Arc<dyn Clock>,
+        held: Option<watch::Receiver<Held>>,
+        channels: Vec<ChannelName>,
+        queues: BTreeSet<String>,
+        consumers: BTreeSet<String>,
+    ) -> Self {
+        let error = |part| table::SCRAPE_ERRORS.counter(&[part]);
+        let mut known = consumers;
+        known.insert(BROKER.to_owned());
+        Self {
+            store,
+            broker,
+            clock,
+            held,
+            channels,
+            queues: queues.into_iter().collect(),
+            looked: Mutex::new(Looked { at: None, consumers: known }),
+            store_errors: error("store"),
+            broker_errors: error("broker"),
+        }
+    }
+
+    async fn measure(&self) {
+        // Whoever comes while somebody asks waits for that answer, and has it.
+        let mut looked = self.looked.lock().await;
+        self.measure_ourselves();
+        if looked.at.is_some_and(|at| at.elapsed() < FRESH) {
+            return;
+        }
+        let consumers = &mut looked.consumers;
+        let (store, broker) = tokio::join!(
+            tokio::time::timeout(PATIENCE, self.measure_store(consumers)),
+            tokio::time::timeout(PATIENCE, self.measure_broker()),
+        );
+        match store {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                self.store_errors.increment(1);
+                tracing::warn!(
+                    code = error.code(),
+                    cause = with_causes(&error),
+                    "could not measure the store"
+                );
+            }
+            Err(_) => {
+                self.store_errors.increment(1);
+                tracing::warn!(patience = ?PATIENCE, "the store was not measured in time");
+            }
+        }
+        match broker {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                self.broker_errors.increment(1);
+                tracing::warn!(
+                    code = error.code(),
+                    cause = with_causes(&error),
+                    "could not measure the broker"
+                );
+            }
+            Err(_) => {
+                self.broker_errors.increment(1);
+                tracing::warn!(patience = ?PATIENCE, "the broker was not measured in time");
+            }
+        }
+        looked.at = Some(Instant::now());
+    }
+
+    /// What needs no answer.
+    fn measure_ourselves(&self) {
+        table::BUILD_INFO.gauge(&[env!("CARGO_PKG_VERSION")]).set(1.0);
+        for pool in self.store.connections() {
+            table::CONNECTIONS.gauge(&[pool.pool, "idle"]).set(number(pool.idle));
+            table::CONNECTIONS.gauge(&[pool.pool, "used"]).set(number(pool.used));
+            table::CONNECTIONS_MAX.gauge(&[pool.pool]).set(number(pool.most));
+        }
+        let Some(held) = &self.held else { return };
+        let held = held.borrow();
+        for (lease, grant) in
+            [("instance", &held.instance), ("sequencer", &held.sequencer), ("cleaner", &held.cleaner)]
+        {
+            table::LEASES_HELD.gauge(&[lease]).set(if grant.is_some() { 1.0 } else { 0.0 });
+        }
+        for (channel, share) in &held.channels {
+            table::PARTITIONS_HELD.gauge(&[channel.as_str()]).set(number(share.partitions.len() as u64));
+        }
+    }
+
+    async fn measure_store(&self, consumers: &mut BTreeSet<String>) -> StoreResult<()> {
+        let now = self.clock.now();
+        let backlog = self.store.backlog(&self.channels, now).await?;
+        let commands = backlog.commands;
+        for (status, count) in [
+            ("pending", commands.pending),
+            ("processing", commands.processing),
+            ("retrying", commands.retrying),
+            ("failed", commands.failed),
+        ] {
+            table::COMMAND_BOX.gauge(&[status]).set(number(count));
+        }
+        table::LOG_HEAD.gauge(&[]).set(number(backlog.log.head));
+        table::LOG_PENDING.gauge(&[]).set(number(backlog.log.pending));
+        table::TIMERS.gauge(&["waiting"]).set(number(backlog.timers.waiting));
+        table::TIMERS.gauge(&["due"]).set(number(backlog.timers.due));
+        for rows in &backlog.outbox {
+            let channel = rows.channel.as_str();
+            for (status, count) in
+                [("pending", rows.pending), ("parked", rows.parked), ("failed", rows.failed)]
+            {
+                table::OUTBOX_ROWS.gauge(&[channel, status]).set(number(count));
+            }
+            let age = rows.oldest_at.map(|oldest| (now - oldest).to_std().unwrap_or_default());
+            table::OUTBOX_LAG.gauge(&[channel]).set(age.unwrap_or_default().as_secs_f64());
+        }
+        let whose =
+            |handler: &Option<_>| handler.as_ref().map_or_else(|| BROKER.to_owned(), ToString::to_string);
+        consumers.extend(backlog.letters.iter().map(|letters| whose(&letters.handler)));
+        for consumer in consumers.iter() {
+            for (status, name) in [
+                (LetterStatus::Retry, "retry"),
+                (LetterStatus::Behind, "behind"),
+                (LetterStatus::Dead, "dead"),
+            ] {
+                let mut same = backlog.letters.iter();
+                let found =
+                    same.find(|letters| letters.status == status && whose(&letters.handler) == *consumer);
+                let count = found.map_or(0, |letters| letters.count);
+                table::DEAD_LETTERS.gauge(&[consumer, name]).set(number(count));
+            }
+        }
+        for channel in self.store.channels().await? {
+            let name = channel.name.as_str();
+            table::TRACKER_POSITION.gauge(&[name]).set(number(channel.position));
+            let lag = backlog.log.head.saturating_sub(channel.position);
+            table::TRACKER_LAG.gauge(&[name]).set(number(lag));
+        }
+        Ok(())
+    }
+
+    async fn measure_broker(&self) -> towpath_core::ports::broker::BrokerResult<()> {
+        if self.queues.is_empty() || !self.broker.promises().tells_standing {
+            return Ok(());
+        }
+        let names: Vec<&str> = self.queues.iter().map(String::as_str).collect();
+        let standings = self.broker.standing_of(&names).await?;
+        for (queue, standing) in names.iter().zip(standings) {
+            let Some(standing) = standing else { continue };
+            for (state, count) in [
+                ("ready", Some(standing.ready)),
+                ("unsettled", standing.unsettled),
+                ("delayed", standing.delayed),
+            ] {
+                if let Some(count) = count {
+                    table::QUEUE_MESSAGES.gauge(&[queue, state]).set(number(count));
+                }
+            }
+            if let Some(consumers) = standing.consumers {
+                table::QUEUE_CONSUMERS.gauge(&[queue]).set(number(consumers));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A gauge is a float: exact up to 2^53, which no count here reaches.
+fn number(count: u64) -> f64 {
+    count as f64
+}
