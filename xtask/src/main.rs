@@ -27,11 +27,13 @@ cargo xtask TASK
   services status               a table: name, version, port, running?, url
   services env [SERVER ...]     `export NAME=VALUE` lines for a shell:
                                 eval \"$(cargo xtask services env)\"
-                                SERVER: postgres, mariadb, rabbitmq, kafka; all when none is named.
-                                The first `up` of kafka builds it, which takes minutes.
+                                SERVER: postgres, mariadb, rabbitmq, kafka; all of these when none is named.
+                                kube (a Kubernetes API server) only when it is named.
+                                The first `up` of kafka or kube builds it, which takes minutes.
   test [--no-services] [-- ARGS]
                                 services up, then the documentation tests, then all other tests;
                                 ARGS go to nextest (or to `cargo test` where nextest is missing)
+  test --kube [-- ARGS]         only the tests that need a Kubernetes API server, after `services up kube`
   bench [NAME [ARGS]]           services up, then `towpath bench` in release: write (on all three databases), drain,
                                 consume, latency and stream, each short; or only NAME, as long as it takes, with ARGS
   arrows                        prove that dependencies between our crates only point down
@@ -44,6 +46,7 @@ Environment
                                 servers that already run; nothing is installed or started for them
   TOWPATH_TEST_KAFKA_PROGRAM    file:// URL of a Kafka broker for tests that end or cut off one of their own
   TOWPATH_TEST_SCHEMATHESIS     a schemathesis that is installed already; without, PyPI's is installed once
+  TOWPATH_TEST_KUBECONFIG       file:// URL of a kubeconfig, for `test --kube`
   TOWPATH_SERVICES_DIR          data of our own servers (default /var/tmp/towpath-services)
 ";
 

@@ -7,10 +7,13 @@ use crate::cargo::{cargo, succeeds};
 use crate::failure::Failure;
 use crate::services;
 
-/// `cargo xtask test [--no-services] [-- ARGS]`
+/// `cargo xtask test [--no-services | --kube] [-- ARGS]`
 pub(crate) fn test(arguments: &[String]) -> Result<ExitCode, Failure> {
     let options = TestOptions::parse(arguments)?;
     services::install_build_tools()?;
+    if options.on_kubernetes {
+        return test_on_kubernetes(&options);
+    }
     let variables = if options.with_services { services::bring_up_for_tests()? } else { Vec::new() };
 
     // The runner goes last, so that the last lines on the terminal are its summary. Both always run:
@@ -48,6 +51,25 @@ pub(crate) fn test(arguments: &[String]) -> Result<ExitCode, Failure> {
     }
     // The runner has already said what failed.
     Ok(if runner_passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The tests that need a Kubernetes API server, and no others. The default run leaves them out: the server is built from what
+/// Debian unstable is today.
+fn test_on_kubernetes(options: &TestOptions) -> Result<ExitCode, Failure> {
+    let variables = if options.with_services { services::bring_up_kubernetes()? } else { Vec::new() };
+    const TESTS: [&str; 6] =
+        ["--package", "towpath-hive", "--features", "kubernetes", "--test", "kubernetes_server"];
+    let mut runner = if nextest_is_installed() {
+        let mut runner = cargo(&["nextest", "run", "--no-fail-fast", "--run-ignored", "only"]);
+        runner.args(TESTS).args(&options.runner_arguments);
+        runner
+    } else {
+        let mut runner = cargo(&["test", "--no-fail-fast"]);
+        runner.args(TESTS).args(["--", "--ignored"]).args(&options.runner_arguments);
+        runner
+    };
+    runner.envs(variables);
+    Ok(if succeeds(runner)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// A benchmark of `towpath bench`.
@@ -124,16 +146,18 @@ pub(crate) fn ci() -> Result<ExitCode, Failure> {
 #[derive(Debug, PartialEq)]
 struct TestOptions {
     with_services: bool,
+    on_kubernetes: bool,
     runner_arguments: Vec<String>,
 }
 
 impl TestOptions {
     fn parse(arguments: &[String]) -> Result<Self, Failure> {
-        let mut options = Self { with_services: true, runner_arguments: Vec::new() };
+        let mut options = Self { with_services: true, on_kubernetes: false, runner_arguments: Vec::new() };
         let mut remaining = arguments.iter();
         while let Some(argument) = remaining.next() {
             match argument.as_str() {
                 "--no-services" => options.with_services = false,
+                "--kube" => options.on_kubernetes = true,
                 "--" => options.runner_arguments.extend(remaining.by_ref().cloned()),
                 unknown => {
                     return Err(Failure::new(format!("`test` does not know `{unknown}`")).next_step(
@@ -167,6 +191,7 @@ mod tests {
         assert!(!options.with_services);
         assert_eq!(options.runner_arguments, ["--no-services", "--", "x"]);
         assert!(parse(&[]).unwrap().with_services);
+        assert!(!parse(&[]).unwrap().on_kubernetes && parse(&["--kube"]).unwrap().on_kubernetes);
     }
 
     #[test]

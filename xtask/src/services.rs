@@ -3,6 +3,7 @@
 mod home;
 mod installation;
 mod kafka;
+mod kubernetes;
 mod mariadb;
 mod postgres;
 mod processes;
@@ -25,7 +26,7 @@ use server::{Address, Server};
 
 /// `cargo xtask services up|down|restart|status|env [SERVER ...]`, and `rabbitmqctl ARGS` for our own broker.
 pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
-    let usage = "cargo xtask services up|down|restart|status|env [postgres|mariadb|rabbitmq|kafka ...]";
+    let usage = "cargo xtask services up|down|restart|status|env [postgres|mariadb|rabbitmq|kafka|kube ...]";
     let Some((action, names)) = arguments.split_first() else {
         return Err(Failure::new("`services` needs to know what to do").next_step(usage));
     };
@@ -48,6 +49,12 @@ pub(crate) fn install_build_tools() -> Result<(), Failure> {
     installation::install_build_tools(&prepare_data_root()?, &Progress::start())
 }
 
+/// The Kubernetes API server up, which is no server of the default tests; the answer is the variable by which tests find it.
+pub(crate) fn bring_up_kubernetes() -> Result<Vec<(String, String)>, Failure> {
+    let addresses = up(EXTRA_SERVERS)?;
+    Ok(addresses.into_iter().map(|address| (address.variable.to_owned(), address.url)).collect())
+}
+
 /// All servers up; the answer is the variables by which tests find them.
 pub(crate) fn bring_up_for_tests() -> Result<Vec<(String, String)>, Failure> {
     let controls = controls();
@@ -64,6 +71,9 @@ pub(crate) fn bring_up_for_tests() -> Result<Vec<(String, String)>, Failure> {
 
 const ALL_SERVERS: &[&dyn Server] =
     &[&postgres::Postgres, &mariadb::Mariadb, &rabbitmq::Rabbitmq, &kafka::Kafka];
+
+/// Servers that are used only when they are named.
+const EXTRA_SERVERS: &[&dyn Server] = &[&kubernetes::Kubernetes];
 
 const DEFAULT_DATA_ROOT: &str = "/var/tmp/towpath-services";
 
@@ -85,8 +95,9 @@ fn servers_named(names: &[String]) -> Result<Vec<&'static dyn Server>, Failure> 
     names
         .iter()
         .map(|name| {
-            ALL_SERVERS.iter().copied().find(|server| server.name() == name).ok_or_else(|| {
-                let known: Vec<&str> = ALL_SERVERS.iter().map(|server| server.name()).collect();
+            let mut known = ALL_SERVERS.iter().chain(EXTRA_SERVERS).copied();
+            known.clone().find(|server| server.name() == name).ok_or_else(|| {
+                let known: Vec<&str> = known.by_ref().map(|server| server.name()).collect();
                 Failure::new(format!("there is no server `{name}`"))
                     .next_step(format!("name one of {}", known.join(", ")))
             })

@@ -1,8 +1,10 @@
 //! The serving gateway: the port to the platform on which services run.
 //!
-//! Two adapters: `simulated` (in process, the embedded default) and Kubernetes. The port speaks of Knative's
+//! Two adapters: `simulated` (in process, the embedded default) and `kubernetes` (behind a feature). The port speaks of Knative's
 //! `serving.knative.dev/v1` Service and not of how it is reached.
 
+#[cfg(feature = "kubernetes")]
+pub mod kubernetes;
 pub mod simulated;
 
 use std::time::Duration;

@@ -1,5 +1,7 @@
 //! Hive on this server: its section of the configuration, and `towpath hive`.
 
+mod kubernetes;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +14,7 @@ use towpath_hive::gateway::ServingGateway;
 use towpath_hive::gateway::simulated::{Fates, SimulatedCluster, SimulatedSettings};
 use towpath_hive::{Hive, HiveSettings};
 
+use self::kubernetes::KubernetesSection;
 use super::config::ServeFlags;
 use super::migrate::failure;
 use super::{Failure, output};
@@ -29,7 +32,7 @@ pub(crate) enum HiveCommand {
 pub(crate) struct HiveConfig {
     /// Whether it runs.
     enabled: bool,
-    /// Which platform: `simulated`.
+    /// Which platform: `simulated` or `kubernetes`.
     gateway: Gateway,
     /// How many looks at the platform run at a time.
     concurrency: usize,
@@ -41,12 +44,14 @@ pub(crate) struct HiveConfig {
     wait_at_most: Duration,
     service: ServiceSection,
     simulated: SimulatedSection,
+    kubernetes: KubernetesSection,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Gateway {
     Simulated,
+    Kubernetes,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -99,6 +104,7 @@ impl Default for HiveConfig {
             wait_at_most,
             service: ServiceSection::default(),
             simulated: SimulatedSection::default(),
+            kubernetes: KubernetesSection::default(),
         }
     }
 }
@@ -151,11 +157,12 @@ impl HiveConfig {
         if config.service.observation.interval_ms == 0 {
             return Err(Failure::usage("hive.service.observation.interval-ms is 0; write 1 or more"));
         }
+        config.kubernetes.check()?;
         Ok(config)
     }
 
     /// Hive, if it is to run. A simulated cluster is kept in a file beside the store, so that it is there after a restart.
-    pub(crate) fn open(self, store: &StoreUrl) -> Result<Option<Hive>, Failure> {
+    pub(crate) async fn open(self, store: &StoreUrl) -> Result<Option<Hive>, Failure> {
         if !self.enabled {
             return Ok(None);
         }
@@ -177,6 +184,7 @@ impl HiveConfig {
                     Failure::usage(format!("the simulated cluster cannot be kept in {file}: {error}"))
                 })?)
             }
+            Gateway::Kubernetes => self.kubernetes.gateway().await?,
         };
         Ok(Some(Hive::new(settings, gateway)))
     }

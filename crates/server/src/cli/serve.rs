@@ -32,7 +32,7 @@ pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Bui
     let listener = tokio::net::TcpListener::bind(config.listen)
         .await
         .map_err(|error| Failure::unreachable(format!("cannot listen on {}: {error}", config.listen)))?;
-    let hive = config.hive.open(&store)?;
+    let hive = config.hive.open(&store).await?;
     let measurements = http::metrics::Measurements::install()
         .map_err(|error| Failure::unreachable(format!("nothing can be measured: {error}")))?;
     let mut builder = Towpath::builder()

@@ -1,0 +1,155 @@
+//! A real Kubernetes cluster with Knative Serving.
+//!
+//! What hive wants is applied on the server's side under a field manager of its own, so that the server itself knows which
+//! fields are whose: an edit by hand of one of ours is a conflict, and a field that somebody else added is left alone.
+//! Every decision comes from a status code or a field of an answer, never from a text.
+
+mod calls;
+mod faults;
+mod reading;
+mod settings;
+mod watching;
+mod writing;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures_util::stream::BoxStream;
+
+pub use self::settings::{ConnectError, Credentials, KubernetesSettings};
+
+use self::calls::Calls;
+use self::faults::Fault;
+use self::reading::{KnativeResource, RevisionResource};
+use self::watching::KnownVersions;
+use super::{Applied, Apply, Deletion, GatewayError, Observed, ServingGateway};
+use crate::spec::ResourceName;
+
+/// How often a call begins anew because the resource was made, deleted or replaced between two of its requests.
+const ROUNDS: u32 = 3;
+
+/// A cluster. Clones share its connections.
+#[derive(Clone)]
+pub struct KubernetesGateway {
+    calls: Calls,
+    known: Arc<KnownVersions>,
+}
+
+impl KubernetesGateway {
+    /// A cluster, by its credentials. Nothing is asked of it yet.
+    ///
+    /// # Errors
+    /// There are no usable credentials.
+    pub async fn connect(settings: KubernetesSettings) -> Result<Self, ConnectError> {
+        let client = settings.client().await?;
+        Ok(Self { calls: Calls::new(client, settings), known: Arc::default() })
+    }
+
+    /// The revisions of a service. Where they are not served, or may not be read, those that its status names.
+    async fn revisions(
+        &self,
+        resource: &ResourceName,
+        found: &KnativeResource,
+    ) -> Result<Vec<RevisionResource>, GatewayError> {
+        match self.calls.revisions_of(resource).await {
+            Ok(listed) => Ok(found.with_revisions_of_status(listed)),
+            Err(Fault::Answered { code: 403 | 404, .. }) => Ok(found.with_revisions_of_status(Vec::new())),
+            Err(fault) => Err(fault.about(resource)),
+        }
+    }
+
+    /// The resource, if the platform has it. A kind of resource that it does not have is an error.
+    async fn find(&self, resource: &ResourceName) -> Result<Option<KnativeResource>, GatewayError> {
+        match self.calls.service(resource).await {
+            Ok(found) => Ok(Some(found)),
+            Err(fault) if fault.says_there_is_no_service(resource) => Ok(None),
+            Err(fault) => Err(fault.about(resource)),
+        }
+    }
+}
+
+#[async_trait]
+impl ServingGateway for KubernetesGateway {
+    async fn apply(&self, apply: &Apply) -> Result<Applied, GatewayError> {
+        let resource = &apply.resource;
+        for _ in 0..ROUNDS {
+            let found = self.find(resource).await?;
+            if let Some(found) = &found {
+                if found.is_being_deleted() {
+                    return Err(GatewayError::Unavailable {
+                        message: format!("{resource} is still being deleted"),
+                    });
+                }
+                if let Some(other) = found.owner().filter(|owner| *owner != apply.service_id) {
+                    let by = format!("service {other}");
+                    return Err(GatewayError::Conflict { resource: resource.clone(), by });
+                }
+                if found.carries(apply, self.calls.field_manager()) {
+                    return Ok(Applied { generation: found.generation(), changed: false });
+                }
+            }
+            // Where nothing is, there is nothing to take over. What somebody makes meanwhile is looked at first.
+            let force = apply.force && found.is_some();
+            let uid = found.as_ref().and_then(KnativeResource::uid);
+            match self.calls.apply(apply, uid, force).await {
+                Ok(applied) => {
+                    let before = found.as_ref().map(KnativeResource::generation);
+                    let generation = applied.generation();
+                    return Ok(Applied { generation, changed: before != Some(generation) });
+                }
+                Err(fault) if fault.is_about_another_one() => {}
+                Err(fault) => match fault.other_managers() {
+                    // There was nothing when it was looked at: whose it is, the next look shows.
+                    Some(_) if found.is_none() => {}
+                    Some(by) => return Err(GatewayError::Conflict { resource: resource.clone(), by }),
+                    None => return Err(fault.about(resource)),
+                },
+            }
+        }
+        Err(changes_too_fast(resource))
+    }
+
+    async fn observe(&self, resource: &ResourceName) -> Result<Observed, GatewayError> {
+        let Some(found) = self.find(resource).await? else { return Ok(Observed::NotFound) };
+        let revisions = self.revisions(resource, &found).await?;
+        Ok(Observed::Found(Box::new(found.seen(revisions, self.calls.field_manager()))))
+    }
+
+    async fn delete(&self, service_id: &str, resource: &ResourceName) -> Result<Deletion, GatewayError> {
+        for _ in 0..ROUNDS {
+            let Some(found) = self.find(resource).await? else { return Ok(Deletion::NotFound) };
+            if found.owner().is_some_and(|owner| owner != service_id) {
+                return Ok(Deletion::NotFound);
+            }
+            if found.is_being_deleted() {
+                return Ok(Deletion::Accepted);
+            }
+            match self.calls.delete(resource, found.uid()).await {
+                Ok(()) => return Ok(Deletion::Accepted),
+                Err(fault) if fault.says_there_is_no_service(resource) => return Ok(Deletion::NotFound),
+                // Another one of the same name: it is looked at first.
+                Err(fault) if fault.is_about_another_one() => {}
+                Err(fault) => return Err(fault.about(resource)),
+            }
+        }
+        Err(changes_too_fast(resource))
+    }
+
+    async fn namespace_exists(&self, namespace: &str) -> Result<bool, GatewayError> {
+        match self.calls.namespace(namespace).await {
+            Ok(()) => Ok(true),
+            Err(fault) if fault.says_there_is_no_namespace(namespace) => Ok(false),
+            Err(fault) => Err(fault.about_namespaces()),
+        }
+    }
+
+    async fn watch(&self) -> Result<Option<BoxStream<'static, ResourceName>>, GatewayError> {
+        watching::watch(&self.calls, self.known.clone()).await.map(Some)
+    }
+}
+
+fn changes_too_fast(resource: &ResourceName) -> GatewayError {
+    GatewayError::Unavailable {
+        message: format!("{resource} was replaced {ROUNDS} times while it was changed"),
+    }
+}

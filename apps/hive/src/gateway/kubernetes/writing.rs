@@ -1,0 +1,115 @@
+//! What hive wants, as the body of a server-side apply: the fields that it owns and no others.
+
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+
+use super::calls::{GROUP, VERSION};
+use crate::gateway::Apply;
+use crate::spec::{REPLACEMENT_ANNOTATION, SERVICE_ID_LABEL, SPEC_HASH_ANNOTATION};
+
+/// The fewest instances.
+pub(super) const MIN_SCALE: &str = "autoscaling.knative.dev/min-scale";
+/// The most instances.
+pub(super) const MAX_SCALE: &str = "autoscaling.knative.dev/max-scale";
+
+/// The longest value of a label.
+const LONGEST_LABEL: usize = 63;
+
+/// The resource with hive's fields. A field that was there and is left out here is removed by the server, if nobody else
+/// owns it.
+pub(super) fn wanted(apply: &Apply, uid: Option<&str>) -> Value {
+    let spec = &apply.spec;
+    let mut template = Map::new();
+    let annotations = [
+        (MIN_SCALE, spec.min_scale.map(|number| number.to_string())),
+        (MAX_SCALE, spec.max_scale.map(|number| number.to_string())),
+        (REPLACEMENT_ANNOTATION, spec.replacement.clone()),
+    ];
+    let annotations: Map<String, Value> = annotations
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.to_owned(), Value::String(value?))))
+        .collect();
+    if !annotations.is_empty() {
+        template.insert("metadata".to_owned(), json!({ "annotations": annotations }));
+    }
+    let mut container = json!({ "image": spec.image });
+    if !spec.env.is_empty() {
+        container["env"] =
+            spec.env.iter().map(|(name, value)| json!({ "name": name, "value": value })).collect();
+    }
+    let mut pod = json!({ "containers": [container] });
+    if let Some(concurrency) = spec.concurrency {
+        pod["containerConcurrency"] = json!(concurrency);
+    }
+    template.insert("spec".to_owned(), pod);
+
+    let mut metadata = json!({
+        "name": apply.resource.name,
+        "namespace": apply.resource.namespace,
+        "labels": { SERVICE_ID_LABEL: label_of(&apply.service_id) },
+        "annotations": { SERVICE_ID_LABEL: apply.service_id, SPEC_HASH_ANNOTATION: apply.spec_hash.as_str() },
+    });
+    if let Some(uid) = uid {
+        metadata["uid"] = json!(uid);
+    }
+    json!({
+        "apiVersion": format!("{GROUP}/{VERSION}"),
+        "kind": "Service",
+        "metadata": metadata,
+        "spec": { "template": template },
+    })
+}
+
+/// The value of the label that names a service. An id may be longer than a label, or have other characters; then it is the
+/// hash of the id, and the id itself stands in the annotation of the same name.
+pub(super) fn label_of(service_id: &str) -> String {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_' | '.');
+    let ends_well = |letter: Option<char>| letter.is_some_and(|letter| letter.is_ascii_alphanumeric());
+    let mut letters = service_id.chars();
+    let is_label = service_id.len() <= LONGEST_LABEL
+        && service_id.chars().all(is_plain)
+        && ends_well(letters.next())
+        && ends_well(service_id.chars().last());
+    if is_label {
+        return service_id.to_owned();
+    }
+    let digits: String = Sha256::digest(service_id).iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("sha256-{}", &digits[..LONGEST_LABEL - "sha256-".len()])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::{ResourceName, ServiceSpec};
+
+    #[test]
+    fn only_what_was_asked_for_is_owned() {
+        let spec = ServiceSpec { image: "registry.example/shop:1".to_owned(), ..ServiceSpec::default() };
+        let apply = Apply {
+            service_id: "shop.cart".to_owned(),
+            resource: ResourceName::new("shop", "cart"),
+            spec_hash: spec.hash(),
+            spec,
+            force: false,
+        };
+        let wanted = wanted(&apply, None);
+        assert_eq!(
+            wanted["spec"],
+            json!({ "template": { "spec": { "containers": [{ "image": "registry.example/shop:1" }] } } })
+        );
+        assert_eq!(wanted["metadata"].get("uid"), None);
+    }
+
+    #[test]
+    fn an_id_that_is_no_label_is_named_by_its_hash() {
+        assert_eq!(label_of("shop.cart_2-b"), "shop.cart_2-b");
+        let all: std::collections::BTreeSet<String> =
+            ["", "a/b", "-a", "a.", "ä", &"a".repeat(64), &"b".repeat(64)].map(label_of).into();
+        assert_eq!(all.len(), 7, "{all:?}");
+        for label in all {
+            assert!(label.len() == LONGEST_LABEL && label.starts_with("sha256-"), "{label}");
+        }
+        // Stored on clusters: it must never change.
+        assert_eq!(label_of("a/b"), "sha256-c14cddc033f64b9dea80ea675cf280a015e672516090a5626781153d");
+    }
+}

@@ -1,0 +1,145 @@
+//! Hive as a whole on a real API server: from the request to the deletion, with what people do by hand between them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::stream::BoxStream;
+use kube::api::DeleteParams;
+use serde_json::json;
+use towpath::Towpath;
+use towpath::retry::RetryPolicy;
+use towpath_hive::Hive;
+use towpath_hive::gateway::kubernetes::KubernetesGateway;
+use towpath_hive::gateway::{Applied, Apply, Deletion, GatewayError, Observed, ServingGateway};
+use towpath_hive::service::{Service, ServiceAsked, ServiceCommand, ServiceStatus, UpdateAsked};
+use towpath_hive::spec::ResourceName;
+
+use crate::cluster::Cluster;
+use crate::support::{Fresh, eventually, settings, update};
+
+/// The server of these tests serves no namespaces; everything else is the real thing.
+struct WithNamespaces(KubernetesGateway);
+
+#[async_trait]
+impl ServingGateway for WithNamespaces {
+    async fn apply(&self, apply: &Apply) -> Result<Applied, GatewayError> {
+        self.0.apply(apply).await
+    }
+
+    async fn observe(&self, resource: &ResourceName) -> Result<Observed, GatewayError> {
+        self.0.observe(resource).await
+    }
+
+    async fn delete(&self, service_id: &str, resource: &ResourceName) -> Result<Deletion, GatewayError> {
+        self.0.delete(service_id, resource).await
+    }
+
+    async fn namespace_exists(&self, _: &str) -> Result<bool, GatewayError> {
+        Ok(true)
+    }
+
+    async fn watch(&self) -> Result<Option<BoxStream<'static, ResourceName>>, GatewayError> {
+        self.0.watch().await
+    }
+}
+
+struct Life {
+    app: Towpath,
+    id: String,
+}
+
+impl Life {
+    async fn service(&self) -> Service {
+        self.app.load::<Service>(&self.id).await.unwrap().expect("it exists").value
+    }
+
+    async fn send(&self, command: ServiceCommand) {
+        self.app.send::<Service>(&self.id, command).await.expect("accepted");
+    }
+
+    async fn reaches(&self, status: ServiceStatus) -> Service {
+        self.is(&format!("it becomes {}", status.as_str()), |service| service.status == Some(status)).await
+    }
+
+    async fn is(&self, what: &str, holds: impl Fn(&Service) -> bool) -> Service {
+        eventually(what, || async {
+            let service = self.service().await;
+            holds(&service).then_some(service)
+        })
+        .await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs a Kubernetes API server: cargo xtask test --kube"]
+async fn a_whole_life_on_kubernetes() {
+    let cluster = Cluster::reach().await;
+    let _knative = cluster.controller();
+    let fresh = Fresh::on("sqlite").await;
+    // The scan is a minute away: what happens within seconds was told by the watch.
+    let settings = towpath_hive::HiveSettings { interval: Duration::from_secs(60), ..settings() };
+    let hive = Hive::new(settings, Arc::new(WithNamespaces(cluster.gateway().await)));
+    let builder = Towpath::builder()
+        .store(fresh.url())
+        .broker("local:")
+        .scan(Duration::from_millis(50))
+        .command_retries(RetryPolicy::Fixed(vec![Duration::from_millis(30); 3]));
+    let app = hive.install(builder).start().await.expect("start");
+    let life = Life { app, id: format!("{}.cart", cluster.namespace) };
+
+    let asked = ServiceAsked {
+        name: "cart".to_owned(),
+        namespace: cluster.namespace.clone(),
+        image: "registry.example/cart:1".to_owned(),
+        ..ServiceAsked::default()
+    };
+    life.send(ServiceCommand::Create(asked)).await;
+    let ready = life.reaches(ServiceStatus::Ready).await;
+    assert_eq!(ready.snapshot.unwrap().latest_ready_revision.as_deref(), Some("cart-00001"));
+
+    life.send(update("registry.example/cart:2")).await;
+    let updated = life.reaches(ServiceStatus::Ready).await;
+    assert_eq!(updated.snapshot.unwrap().latest_ready_revision.as_deref(), Some("cart-00002"));
+
+    life.send(update("registry.example/broken:1")).await;
+    let failed = life.reaches(ServiceStatus::Failed).await;
+    assert_eq!(failed.failure.unwrap().reason, "RevisionFailed");
+    life.send(update("registry.example/cart:3")).await;
+    life.reaches(ServiceStatus::Ready).await;
+
+    // Somebody edits it by hand: seen and recorded, and not undone. An update does not take it over, a forced one does.
+    let mine = json!([{ "image": "registry.example/mine:1" }]);
+    cluster.edit("cart", json!({ "spec": { "template": { "spec": { "containers": mine } } } })).await;
+    let drifted = life.is("the drift is seen", |service| {
+        service.snapshot.as_ref().is_some_and(|seen| seen.present && !seen.hash_match)
+    });
+    assert_eq!(drifted.await.status, Some(ServiceStatus::Ready));
+    life.send(update("registry.example/cart:4")).await;
+    let refused = life.reaches(ServiceStatus::Failed).await;
+    assert_eq!(refused.failure.unwrap().reason, "gateway-conflict");
+    let forced = UpdateAsked {
+        image: "registry.example/cart:4".to_owned(),
+        force_replace: true,
+        ..UpdateAsked::default()
+    };
+    life.send(ServiceCommand::Update(forced.clone())).await;
+    life.reaches(ServiceStatus::Ready).await;
+
+    // Somebody deletes it by hand: seen and recorded, and an update brings it back.
+    cluster.services().delete("cart", &DeleteParams::default()).await.unwrap();
+    life.is("its absence is seen", |service| service.snapshot.as_ref().is_some_and(|seen| !seen.present))
+        .await;
+    life.send(update("registry.example/cart:5")).await;
+    life.is("it is back", |service| {
+        service.status == Some(ServiceStatus::Ready)
+            && service.snapshot.as_ref().is_some_and(|seen| seen.present)
+    })
+    .await;
+
+    life.send(ServiceCommand::Delete {}).await;
+    let deleted = life.reaches(ServiceStatus::Deleted).await;
+    assert!(!deleted.snapshot.unwrap().present);
+    assert!(cluster.services().get_opt("cart").await.unwrap().is_none());
+    life.app.stop().await;
+}

@@ -1,0 +1,453 @@
+//! The Kubernetes adapter against a server that checks each call and plays answers: what goes over the wire, and what each
+//! answer means. `kubernetes_server.rs` has the same adapter on a real API server.
+#![cfg(feature = "kubernetes")]
+
+mod played;
+mod watch;
+
+use played::{CALL_TIMEOUT, Play, PlayedServer, TOKEN, no, no_service};
+use serde_json::{Value, json};
+use towpath_hive::gateway::kubernetes::{Credentials, KubernetesGateway, KubernetesSettings};
+use towpath_hive::gateway::{
+    Applied, Apply, ConditionStatus, Deletion, GatewayError, Observed, ServingGateway,
+};
+use towpath_hive::spec::{ResourceName, ServiceSpec};
+
+const SERVICE: &str = "/apis/serving.knative.dev/v1/namespaces/shop/services/cart";
+const REVISIONS: &str = "/apis/serving.knative.dev/v1/namespaces/shop/revisions";
+
+fn cart() -> ResourceName {
+    ResourceName::new("shop", "cart")
+}
+
+fn wanted() -> Apply {
+    let spec = ServiceSpec {
+        image: "registry.example/shop:1".to_owned(),
+        env: [("COLOUR".to_owned(), "blue".to_owned())].into(),
+        min_scale: Some(1),
+        max_scale: Some(3),
+        concurrency: Some(50),
+        replacement: Some("again".to_owned()),
+    };
+    Apply { service_id: "shop.cart".to_owned(), resource: cart(), spec_hash: spec.hash(), spec, force: false }
+}
+
+/// What the server is to get, to the letter.
+fn body(uid: Option<&str>) -> Value {
+    let mut body = json!({
+        "apiVersion": "serving.knative.dev/v1",
+        "kind": "Service",
+        "metadata": {
+            "name": "cart",
+            "namespace": "shop",
+            "labels": { "towpath.dev/service-id": "shop.cart" },
+            "annotations": {
+                "towpath.dev/service-id": "shop.cart",
+                "towpath.dev/spec-hash": wanted().spec_hash.as_str(),
+            },
+        },
+        "spec": { "template": {
+            "metadata": { "annotations": {
+                "autoscaling.knative.dev/min-scale": "1",
+                "autoscaling.knative.dev/max-scale": "3",
+                "towpath.dev/replacement": "again",
+            } },
+            "spec": {
+                "containerConcurrency": 50,
+                "containers": [{
+                    "image": "registry.example/shop:1",
+                    "env": [{ "name": "COLOUR", "value": "blue" }],
+                }],
+            },
+        } },
+    });
+    if let Some(uid) = uid {
+        body["metadata"]["uid"] = json!(uid);
+    }
+    body
+}
+
+/// The resource as the server shows it.
+fn shown(change: impl FnOnce(&mut Value)) -> Play {
+    let mut shown = body(Some("uid-1"));
+    shown["metadata"]["generation"] = json!(4);
+    shown["metadata"]["managedFields"] = json!([{
+        "manager": "towpath-hive/shop.cart",
+        "operation": "Apply",
+        "fieldsV1": { "f:spec": { "f:template": { "f:spec": { "f:containerConcurrency": {} } } } },
+    }]);
+    change(&mut shown);
+    Play::Json(200, shown)
+}
+
+fn edited() -> Play {
+    shown(|shown| {
+        shown["spec"]["template"]["spec"]["containers"][0]["image"] = json!("registry.example/other:1")
+    })
+}
+
+fn of_another_service() -> Play {
+    shown(|shown| shown["metadata"]["labels"]["towpath.dev/service-id"] = json!("other"))
+}
+
+fn being_deleted() -> Play {
+    shown(|shown| shown["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z"))
+}
+
+fn fields_of_others() -> Play {
+    let cause = |field: &str| {
+        json!({
+            "reason": "FieldManagerConflict",
+            "message": "conflict with \"kubectl-edit\" using serving.knative.dev/v1",
+            "field": field,
+        })
+    };
+    let causes = json!({ "causes": [cause(".spec.template.spec.containers"), cause(".metadata.labels.x")] });
+    no(409, "Conflict", causes)
+}
+
+#[tokio::test]
+async fn a_service_is_made_by_server_side_apply() {
+    let made = Play::Json(201, json!({ "metadata": { "generation": 1 } }));
+    let (server, gateway) = PlayedServer::with([no_service(), made]).await;
+    let applied = gateway.apply(&wanted()).await.unwrap();
+    assert_eq!(applied, Applied { generation: 1, changed: true });
+
+    let asked = server.asked();
+    assert_eq!((asked[0].method.as_str(), asked[0].path.as_str()), ("GET", SERVICE));
+    let patch = &asked[1];
+    assert_eq!((patch.method.as_str(), patch.path.as_str()), ("PATCH", SERVICE));
+    assert_eq!(patch.headers["content-type"], "application/apply-patch+yaml");
+    assert_eq!(patch.headers["authorization"], format!("Bearer {TOKEN}"));
+    assert_eq!(patch.query["fieldManager"], "towpath-hive/shop.cart");
+    assert_eq!(patch.query["fieldValidation"], "Strict");
+    assert_eq!(patch.query.get("force"), None);
+    assert_eq!(patch.body, body(None));
+}
+
+#[tokio::test]
+async fn what_is_as_wanted_already_is_left_alone() {
+    let (server, gateway) = PlayedServer::with([shown(|_| {})]).await;
+    let applied = gateway.apply(&wanted()).await.unwrap();
+    assert_eq!(applied, Applied { generation: 4, changed: false });
+    assert_eq!(server.methods(), ["GET"]);
+}
+
+#[tokio::test]
+async fn a_change_is_applied_to_the_very_resource_that_was_seen() {
+    let changed = Play::Json(200, json!({ "metadata": { "generation": 5 } }));
+    let (server, gateway) = PlayedServer::with([edited(), changed]).await;
+    assert_eq!(gateway.apply(&wanted()).await.unwrap(), Applied { generation: 5, changed: true });
+    let asked = server.asked();
+    assert_eq!(asked[1].body, body(Some("uid-1")));
+    assert_eq!(asked[1].query.get("force"), None);
+}
+
+#[tokio::test]
+async fn a_forced_replacement_takes_fields_over() {
+    let changed = Play::Json(200, json!({ "metadata": { "generation": 5 } }));
+    let (server, gateway) = PlayedServer::with([edited(), changed]).await;
+    gateway.apply(&Apply { force: true, ..wanted() }).await.unwrap();
+    assert_eq!(server.asked()[1].query["force"], "true");
+}
+
+#[tokio::test]
+async fn fields_of_somebody_else_are_a_conflict() {
+    let (server, gateway) = PlayedServer::with([edited(), fields_of_others()]).await;
+    let error = gateway.apply(&wanted()).await.unwrap_err();
+    assert_eq!(error, GatewayError::Conflict { resource: cart(), by: "kubectl-edit".to_owned() });
+    assert!(!error.is_passing());
+    assert_eq!(server.methods(), ["GET", "PATCH"]);
+}
+
+#[tokio::test]
+async fn a_resource_that_was_replaced_meanwhile_is_looked_at_again() {
+    // The uid is another one by now. Of a resource that is gone, a server says 409; of one that was made anew, 422.
+    let replaced = || no(409, "Conflict", json!({ "name": "cart" }));
+    let uid = json!({ "reason": "FieldValueInvalid", "message": "immutable", "field": "metadata.uid" });
+    let made_anew = no(422, "Invalid", json!({ "name": "cart", "kind": "Service", "causes": [uid] }));
+    for another in [replaced(), made_anew] {
+        let made = Play::Json(201, json!({ "metadata": { "generation": 1 } }));
+        let (server, gateway) = PlayedServer::with([edited(), another, no_service(), made]).await;
+        assert_eq!(gateway.apply(&wanted()).await.unwrap(), Applied { generation: 1, changed: true });
+        assert_eq!(server.asked()[3].body, body(None));
+    }
+
+    // Again and again: no answer about the service, so it passes.
+    let plays = [edited(), replaced(), edited(), replaced(), edited(), replaced()];
+    let (server, gateway) = PlayedServer::with(plays).await;
+    assert!(matches!(gateway.apply(&wanted()).await, Err(GatewayError::Unavailable { .. })));
+    assert_eq!(server.methods().len(), 6);
+}
+
+#[tokio::test]
+async fn what_another_service_makes_meanwhile_is_not_taken_over() {
+    let (server, gateway) =
+        PlayedServer::with([no_service(), fields_of_others(), of_another_service()]).await;
+    let error = gateway.apply(&Apply { force: true, ..wanted() }).await.unwrap_err();
+    assert_eq!(error, GatewayError::Conflict { resource: cart(), by: "service other".to_owned() });
+    let asked = server.asked();
+    assert_eq!(asked[1].query.get("force"), None, "there was nothing to take over when it was looked at");
+}
+
+#[tokio::test]
+async fn a_resource_of_another_service_is_neither_changed_nor_deleted() {
+    for force in [false, true] {
+        let (server, gateway) = PlayedServer::with([of_another_service()]).await;
+        let error = gateway.apply(&Apply { force, ..wanted() }).await.unwrap_err();
+        assert_eq!(error, GatewayError::Conflict { resource: cart(), by: "service other".to_owned() });
+        assert_eq!(server.methods(), ["GET"]);
+    }
+    let (server, gateway) = PlayedServer::with([of_another_service()]).await;
+    assert_eq!(gateway.delete("shop.cart", &cart()).await.unwrap(), Deletion::NotFound);
+    assert_eq!(server.methods(), ["GET"]);
+}
+
+#[tokio::test]
+async fn one_that_is_being_deleted_is_waited_for() {
+    let (server, gateway) = PlayedServer::with([being_deleted()]).await;
+    assert!(matches!(gateway.apply(&wanted()).await, Err(GatewayError::Unavailable { .. })));
+    assert_eq!(server.methods(), ["GET"]);
+}
+
+#[tokio::test]
+async fn a_missing_namespace_or_kind_is_not_a_missing_service() {
+    let no_namespace = || no(404, "NotFound", json!({ "name": "shop", "kind": "namespaces" }));
+    let (_server, gateway) = PlayedServer::with([no_service(), no_namespace()]).await;
+    let error = gateway.apply(&wanted()).await.unwrap_err();
+    assert_eq!(error, GatewayError::NotFound { what: "namespace shop".to_owned() });
+
+    // What a server answers whose CRD is not installed, and what a proxy may answer.
+    let other = json!({ "name": "other", "group": "serving.knative.dev", "kind": "services" });
+    for play in [|| Play::Text(404, "404 page not found\n"), || Play::Json(404, json!({ "error": "who?" }))] {
+        let plays = [play(), play(), play(), play(), no(404, "NotFound", other.clone())];
+        let (_server, gateway) = PlayedServer::with(plays).await;
+        let observed = gateway.observe(&cart()).await;
+        assert!(matches!(observed, Err(GatewayError::NotFound { .. })), "{observed:?}");
+        assert!(matches!(gateway.delete("shop.cart", &cart()).await, Err(GatewayError::NotFound { .. })));
+        let error = gateway.apply(&wanted()).await.unwrap_err();
+        assert!(matches!(&error, GatewayError::NotFound { what } if what.contains("Knative")), "{error:?}");
+        assert!(matches!(gateway.namespace_exists("shop").await, Err(GatewayError::NotFound { .. })));
+        assert!(gateway.observe(&cart()).await.is_err(), "the absence of another one says nothing");
+    }
+}
+
+#[tokio::test]
+async fn refusals_are_told_from_what_passes_by_the_status_code() {
+    for (code, passes) in [
+        (400, false),
+        (403, false),
+        (405, false),
+        (413, false),
+        (422, false),
+        (401, true),
+        (408, true),
+        (429, true),
+        (500, true),
+        (502, true),
+        (503, true),
+        (504, true),
+    ] {
+        let bodies = [
+            no(code, "Played", Value::Null),
+            Play::Text(code, "<html>a proxy</html>"),
+            Play::Json(code, json!({ "kind": "Status", "code": 200 })),
+        ];
+        for play in bodies {
+            let (server, gateway) = PlayedServer::with([no_service(), play]).await;
+            let error = gateway.apply(&wanted()).await.unwrap_err();
+            assert_eq!(error.is_passing(), passes, "{code}: {error:?}");
+            let expected = if passes { "gateway-unavailable" } else { "gateway-refused" };
+            assert_eq!(error.code(), expected, "{code}");
+            // Whether and when it is asked again is not the adapter's to decide.
+            assert_eq!(server.methods(), ["GET", "PATCH"], "{code}");
+        }
+    }
+    let invalid = no(422, "Invalid", json!({ "name": "cart", "kind": "services" }));
+    let (_server, gateway) = PlayedServer::with([no_service(), invalid]).await;
+    let refused =
+        GatewayError::Refused { reason: "Invalid".to_owned(), message: "played Invalid".to_owned() };
+    assert_eq!(gateway.apply(&wanted()).await.unwrap_err(), refused);
+}
+
+#[tokio::test]
+async fn no_answer_says_nothing_about_the_service() {
+    let (_server, gateway) = PlayedServer::with([Play::Silence]).await;
+    let began = std::time::Instant::now();
+    assert_eq!(gateway.observe(&cart()).await.unwrap_err(), GatewayError::Timeout { after: CALL_TIMEOUT });
+    assert!(began.elapsed() < CALL_TIMEOUT * 3);
+
+    let (_server, gateway) = PlayedServer::with([Play::Cut]).await;
+    assert!(matches!(gateway.observe(&cart()).await, Err(GatewayError::Unavailable { .. })));
+
+    // Nobody listens any more.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("kubeconfig");
+    let kubeconfig = json!({
+        "clusters": [{ "name": "a", "cluster": { "server": format!("http://{address}") } }],
+        "users": [{ "name": "a", "user": {} }],
+        "contexts": [{ "name": "a", "context": { "cluster": "a", "user": "a" } }],
+    });
+    std::fs::write(&path, kubeconfig.to_string()).unwrap();
+    let credentials = Credentials::Kubeconfig { path: path.clone(), context: Some("a".to_owned()) };
+    let settings = KubernetesSettings { credentials, call_timeout: CALL_TIMEOUT, ..Default::default() };
+    let gateway = KubernetesGateway::connect(settings).await.unwrap();
+    assert!(matches!(gateway.observe(&cart()).await, Err(GatewayError::Unavailable { .. })));
+    assert!(matches!(gateway.watch().await, Err(GatewayError::Unavailable { .. })));
+
+    // No current context, and no such context.
+    for context in [None, Some("b".to_owned())] {
+        let credentials = Credentials::Kubeconfig { path: path.clone(), context };
+        let settings = KubernetesSettings { credentials, ..Default::default() };
+        assert!(KubernetesGateway::connect(settings).await.is_err());
+    }
+}
+
+#[tokio::test]
+async fn a_kubeconfig_that_is_wrong_is_refused_without_quoting_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("kubeconfig");
+    let credentials = Credentials::Kubeconfig { path: path.clone(), context: None };
+    let settings = KubernetesSettings { credentials, ..Default::default() };
+    for content in [
+        "users: [{name: a, user: {token: secret-of-hive",
+        "users: [{name: a, user: {token: {secret-of-hive: 1}}}]",
+        "users: [{name: a, user: {token: secret-of-hive}}]",
+    ] {
+        std::fs::write(&path, content).unwrap();
+        let Err(error) = KubernetesGateway::connect(settings.clone()).await else { panic!("{content}") };
+        assert!(!format!("{error} {error:?}").contains("secret"), "{error:?}");
+    }
+    std::fs::remove_file(&path).unwrap();
+    let Err(error) = KubernetesGateway::connect(settings).await else { panic!("there is no file") };
+    assert!(error.to_string().contains(&path.display().to_string()), "{error}");
+}
+
+#[tokio::test]
+async fn an_answer_that_cannot_be_read_is_not_repeated_in_words() {
+    let secret = json!({ "metadata": { "generation": "secret-of-the-container" } });
+    let (_server, gateway) =
+        PlayedServer::with([Play::Json(200, secret), Play::Text(200, "secret-of-the-container")]).await;
+    for _ in 0..2 {
+        let error = gateway.observe(&cart()).await.unwrap_err();
+        assert!(matches!(error, GatewayError::Unavailable { .. }), "{error:?}");
+        assert!(!format!("{error:?}").contains("secret"), "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_service_is_deleted_with_all_that_it_owns() {
+    let accepted = Play::Json(200, json!({ "kind": "Status", "status": "Success" }));
+    let (server, gateway) = PlayedServer::with([shown(|_| {}), accepted]).await;
+    assert_eq!(gateway.delete("shop.cart", &cart()).await.unwrap(), Deletion::Accepted);
+    let delete = &server.asked()[1];
+    assert_eq!((delete.method.as_str(), delete.path.as_str()), ("DELETE", SERVICE));
+    assert_eq!(
+        delete.body,
+        json!({ "propagationPolicy": "Foreground", "preconditions": { "uid": "uid-1" } })
+    );
+}
+
+#[tokio::test]
+async fn a_deletion_has_the_effect_of_one() {
+    let (server, gateway) = PlayedServer::with([no_service()]).await;
+    assert_eq!(gateway.delete("shop.cart", &cart()).await.unwrap(), Deletion::NotFound);
+    assert_eq!(server.methods(), ["GET"]);
+
+    let (server, gateway) = PlayedServer::with([being_deleted()]).await;
+    assert_eq!(gateway.delete("shop.cart", &cart()).await.unwrap(), Deletion::Accepted);
+    assert_eq!(server.methods(), ["GET"]);
+
+    // Somebody else was quicker, and somebody made another one of that name.
+    let (_server, gateway) = PlayedServer::with([shown(|_| {}), no_service()]).await;
+    assert_eq!(gateway.delete("shop.cart", &cart()).await.unwrap(), Deletion::NotFound);
+    let replaced = no(409, "Conflict", json!({ "name": "cart" }));
+    let (server, gateway) = PlayedServer::with([shown(|_| {}), replaced, of_another_service()]).await;
+    assert_eq!(gateway.delete("shop.cart", &cart()).await.unwrap(), Deletion::NotFound);
+    assert_eq!(server.methods(), ["GET", "DELETE", "GET"]);
+
+    let (_server, gateway) = PlayedServer::with([shown(|_| {}), no(403, "Forbidden", Value::Null)]).await;
+    assert!(matches!(gateway.delete("shop.cart", &cart()).await, Err(GatewayError::Refused { .. })));
+}
+
+#[tokio::test]
+async fn a_look_shows_the_service_and_its_revisions() {
+    let with_status = || {
+        shown(|shown| {
+            shown["status"] = json!({
+                "observedGeneration": 4,
+                "conditions": [{ "type": "Ready", "status": "True" }],
+                "latestReadyRevisionName": "cart-00001",
+                "traffic": [{ "revisionName": "cart-00001", "percent": 100, "latestRevision": true }],
+                "url": "http://cart.shop.example.com",
+            });
+        })
+    };
+    let revisions = Play::Json(
+        200,
+        json!({ "items": [{
+        "metadata": { "name": "cart-00001", "creationTimestamp": "2026-01-01T00:00:00Z" },
+        "spec": { "containers": [{ "image": "registry.example/shop:1" }] },
+    }] }),
+    );
+    let (server, gateway) = PlayedServer::with([with_status(), revisions]).await;
+    let Observed::Found(found) = gateway.observe(&cart()).await.unwrap() else { panic!("it is there") };
+    assert_eq!(found.spec_hash, Some(wanted().spec_hash));
+    assert_eq!(found.readiness(), ConditionStatus::True);
+    assert_eq!(found.service_id.as_deref(), Some("shop.cart"));
+    assert_eq!(found.revisions[0].image.as_deref(), Some("registry.example/shop:1"));
+    assert_eq!(found.traffic[0].revision, "cart-00001");
+    let asked = server.asked();
+    assert_eq!((asked[0].method.as_str(), asked[0].path.as_str()), ("GET", SERVICE));
+    assert_eq!((asked[1].method.as_str(), asked[1].path.as_str()), ("GET", REVISIONS));
+    assert_eq!(asked[1].query["labelSelector"], "serving.knative.dev/service=cart");
+
+    // Where revisions are not served, or may not be read, the status names them.
+    for play in [Play::Text(404, "404 page not found\n"), no(403, "Forbidden", Value::Null)] {
+        let (_server, gateway) = PlayedServer::with([with_status(), play]).await;
+        let Observed::Found(found) = gateway.observe(&cart()).await.unwrap() else { panic!("it is there") };
+        assert_eq!(found.revisions.len(), 1);
+        assert_eq!((found.revisions[0].name.as_str(), &found.revisions[0].image), ("cart-00001", &None));
+    }
+    // That they cannot be read now does not mean that there are none.
+    let (_server, gateway) = PlayedServer::with([with_status(), Play::Text(503, "")]).await;
+    assert!(matches!(gateway.observe(&cart()).await, Err(GatewayError::Unavailable { .. })));
+
+    let (server, gateway) = PlayedServer::with([no_service()]).await;
+    assert_eq!(gateway.observe(&cart()).await.unwrap(), Observed::NotFound);
+    assert_eq!(server.methods(), ["GET"]);
+}
+
+#[tokio::test]
+async fn a_namespace_is_asked_for_by_its_name() {
+    let there = Play::Json(200, json!({ "kind": "Namespace", "metadata": { "name": "shop" } }));
+    let missing = no(404, "NotFound", json!({ "name": "shop", "kind": "namespaces" }));
+    let (server, gateway) = PlayedServer::with([there, missing, no(403, "Forbidden", Value::Null)]).await;
+    assert!(gateway.namespace_exists("shop").await.unwrap());
+    assert!(!gateway.namespace_exists("shop").await.unwrap());
+    assert!(matches!(gateway.namespace_exists("shop").await, Err(GatewayError::Refused { .. })));
+    assert!(
+        server.asked().iter().all(|asked| asked.path == "/api/v1/namespaces/shop" && asked.method == "GET")
+    );
+}
+
+#[tokio::test]
+async fn a_name_cannot_lead_to_another_path() {
+    let (server, gateway) = PlayedServer::with([]).await;
+    for name in ["../secrets", "a/b", "", "a?force=true", "A", ".."] {
+        for resource in [ResourceName::new("shop", name), ResourceName::new(name, "cart")] {
+            assert!(
+                matches!(gateway.observe(&resource).await, Err(GatewayError::Refused { .. })),
+                "{resource}"
+            );
+            assert!(gateway.delete("shop.cart", &resource).await.is_err());
+            assert!(gateway.apply(&Apply { resource, ..wanted() }).await.is_err());
+        }
+        assert!(gateway.namespace_exists(name).await.is_err());
+    }
+    assert!(server.asked().is_empty());
+    assert_ne!(server.address().port(), 0);
+}
