@@ -29,11 +29,14 @@ mod sql;
 mod store;
 mod transaction;
 mod url;
+mod views;
 
 pub use notices::{Heard, Notices};
 pub use ops::inbox::FirstDelivery;
 pub use scratch::Scratch;
+pub use sql::fault;
 pub use sqlx;
 pub use store::{SqlStore, StoreOptions};
 pub use transaction::{JoinTransaction, SqlTransaction};
 pub use url::StoreUrl;
+pub use views::{EVENT_CONSUME_LOG, OUTBOX_EVENTS};

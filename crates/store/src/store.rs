@@ -189,7 +189,7 @@ impl SqlStore {
         &self.pool
     }
 
-    fn dialect(&self) -> Dialect {
+    pub(crate) fn dialect(&self) -> Dialect {
         match &self.pool {
             #[cfg(feature = "sqlite")]
             Pool::Sqlite { .. } => Dialect::Sqlite,

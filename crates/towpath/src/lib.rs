@@ -98,6 +98,7 @@ mod service;
 mod timers;
 mod towpath;
 mod tracker;
+mod watch;
 
 pub use bus::{Receipt, SendError};
 pub use clock::SystemClock;
@@ -112,6 +113,7 @@ pub use send::{Accepted, Send};
 pub use timers::Schedule;
 pub use towpath::{Builder, StartError, Towpath, View};
 pub use tracker::{ChannelError, TrackedChannels};
+pub use watch::{Delivering, DeliveringOutcome, Publishing, PublishingOutcome, Watch};
 
 #[cfg(feature = "kafka")]
 pub use towpath_broker::Kafka;
@@ -137,7 +139,7 @@ pub use towpath_core::payload::Payload;
 pub use towpath_core::ports;
 pub use towpath_core::retry;
 pub use towpath_core::route::Glob;
-pub use towpath_store::{JoinTransaction, Scratch, SqlStore, StoreOptions, StoreUrl, sqlx};
+pub use towpath_store::{JoinTransaction, Scratch, SqlStore, StoreOptions, StoreUrl, fault, sqlx};
 
 /// The README's programs are run as tests.
 #[cfg(doctest)]

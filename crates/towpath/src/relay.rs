@@ -28,6 +28,7 @@ use crate::bus::{Bus, random_unit, with_causes};
 use crate::leases::{Flight, Held, InFlight};
 use crate::publishing::publish;
 use crate::service::{Service, Stopping, Wake, rest};
+use crate::watch::{Publishing, PublishingOutcome, Watchers};
 
 /// How many shafts a channel has.
 pub(crate) const SHAFTS: u16 = 4;
@@ -47,6 +48,7 @@ pub(crate) struct Surroundings {
     /// Told when the broker has answered for a channel: its shafts that wait for it to come back need not wait longer. What
     /// keeps one channel back (a topic that is missing) says nothing of the others.
     pub(crate) answered: Arc<Notify>,
+    pub(crate) watchers: Watchers,
 }
 
 /// Starts the shafts of one channel.
@@ -354,11 +356,14 @@ impl Relay {
         trying_again: &mut TryingAgain,
     ) -> Option<OutboxOutcome> {
         let (event_id, channel) = (item.event.event_id, self.channel.name.as_str());
+        let tell =
+            |outcome| self.around.watchers.published(&Publishing { channel, event: &item.event, outcome });
         let (reason, message) = match published {
             Published::Confirmed => {
                 if self.away.swap(false, Ordering::Relaxed) {
                     tracing::info!(channel, "the broker takes events again");
                 }
+                tell(PublishingOutcome::Sent);
                 return Some(OutboxOutcome::Sent);
             }
             Published::Unroutable { reason } => ("unroutable", reason),
@@ -384,10 +389,12 @@ impl Relay {
         Some(match retry_at {
             Some(at) => {
                 tracing::warn!(%event_id, channel, reason, message, "an event was not published; trying again");
+                tell(PublishingOutcome::Retried { reason, message: &message });
                 OutboxOutcome::Retry { at, reason: reason.to_owned(), message, park }
             }
             None => {
                 tracing::error!(%event_id, channel, reason, message, "an event was given up");
+                tell(PublishingOutcome::GivenUp { reason, message: &message });
                 OutboxOutcome::Failed { reason: reason.to_owned(), message, park }
             }
         })

@@ -1,6 +1,7 @@
 //! Building, starting and stopping Towpath.
 
 use std::collections::BTreeSet;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use towpath_core::ids::{AggregateKey, CommandId, CorrelationId, InstanceId, Inva
 use towpath_core::payload::Payload;
 use towpath_core::ports::broker::{Broker, BrokerError, Topology};
 use towpath_core::ports::clock::Clock;
-use towpath_core::ports::store::{AggregateRow, CommandRecord, Flow, StateEvent, Store, StoreError};
+use towpath_core::ports::store::{AggregateRow, Append, CommandRecord, Flow, StateEvent, Store, StoreError};
 use towpath_core::retry::RetryPolicy;
 use towpath_core::route::Route;
 use towpath_core::to_variant;
@@ -36,6 +37,7 @@ use crate::send::Send;
 use crate::service::{Service, Wake, stop_all};
 use crate::timers::TimerWake;
 use crate::tracker::{ChannelError, TrackerWakes, Trackers};
+use crate::watch::{Watch, Watchers};
 use crate::{notices, runner, sequencer, timers};
 
 /// The store when none is configured.
@@ -67,6 +69,12 @@ pub struct Towpath {
     keeper: Arc<Mutex<Vec<Service>>>,
 }
 
+/// Makes an application's own tables.
+type Preparation = Box<
+    dyn FnOnce(SqlStore) -> Pin<Box<dyn Future<Output = Result<(), StoreError>> + std::marker::Send>>
+        + std::marker::Send,
+>;
+
 /// What Towpath is to be made of. Mistakes are collected and told by [`start`](Builder::start).
 pub struct Builder {
     store_url: String,
@@ -77,6 +85,8 @@ pub struct Builder {
     topology: Topology,
     consumers: Vec<Consumer>,
     dead_letter_queues: Vec<String>,
+    watchers: Watchers,
+    preparations: Vec<Preparation>,
     clock: Arc<dyn Clock>,
     retries: RetryPolicy,
     instance: Option<String>,
@@ -182,6 +192,8 @@ impl Towpath {
             channels: Vec::new(),
             consumers: Vec::new(),
             dead_letter_queues: Vec::new(),
+            watchers: Watchers::default(),
+            preparations: Vec::new(),
             topology: Topology::default(),
             clock: Arc::new(SystemClock),
             retries: RetryPolicy::genesis_command(),
@@ -318,6 +330,12 @@ impl Towpath {
         Ok((flow, report))
     }
 
+    /// Tells the services of this instance that facts of the application's own transaction (`append_tx`) are committed:
+    /// they are published at once and not at the next look. Not telling loses nothing.
+    pub fn committed(&self, append: &Append) {
+        self.bus.woken_by(append);
+    }
+
     /// The dead letters of all consumers, and what the broker gave up.
     pub fn dead_letters(&self) -> Letters<'_> {
         let (store, broker, clock) = (&self.store, &self.broker, &self.bus.clock);
@@ -451,6 +469,24 @@ impl Builder {
         self
     }
 
+    /// Tells an application what becomes of its events and deliveries.
+    pub fn watch(mut self, watch: Arc<dyn Watch>) -> Self {
+        self.watchers.0.push(watch);
+        self
+    }
+
+    /// Runs after Towpath's own migration and before anything is received or published: for an application's own tables.
+    /// Not run [`without_migration`](Builder::without_migration). It may run in several instances at a time, and must
+    /// be able to run again.
+    pub fn prepare<F, Done>(mut self, preparation: F) -> Self
+    where
+        F: FnOnce(SqlStore) -> Done + std::marker::Send + 'static,
+        Done: Future<Output = Result<(), StoreError>> + std::marker::Send + 'static,
+    {
+        self.preparations.push(Box::new(move |store| Box::pin(preparation(store))));
+        self
+    }
+
     /// Another clock than the machine's.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
@@ -538,6 +574,9 @@ impl Builder {
         let store = SqlStore::connect_with(&url, self.store_options).await?;
         if self.migrate {
             store.migrate().await?;
+            for prepare in self.preparations {
+                prepare(store.clone()).await?;
+            }
         }
         store.ready().await?;
         let broker = open_broker(&broker_url, &store, self.lease)?;
@@ -591,8 +630,13 @@ impl Builder {
             services.push(sequencer::start(bus.clone(), held.clone(), bus.committed.clone(), self.scan));
             for (channel, target) in publishing {
                 let (held, in_flight) = (held.clone(), in_flight.clone());
-                let around =
-                    Surroundings { broker: broker.clone(), held, in_flight, answered: Arc::default() };
+                let around = Surroundings {
+                    broker: broker.clone(),
+                    held,
+                    in_flight,
+                    answered: Arc::default(),
+                    watchers: self.watchers.clone(),
+                };
                 services.extend(relay::start(&bus, &around, channel, target, &wakes));
             }
             let running = consumer::Running {
@@ -600,6 +644,7 @@ impl Builder {
                 store: store.clone(),
                 broker: broker.clone(),
                 runner: wake.clone(),
+                watchers: self.watchers.clone(),
                 patience: self.scan,
             };
             for Wired { consumer, handler, queue } in consumers {

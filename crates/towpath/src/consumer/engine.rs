@@ -27,6 +27,7 @@ use towpath_store::SqlStore;
 use super::{Afterwards, Batch, Consumer, DeadTo, Delivered, HandlerError, HandlerTx, Next, Step};
 use crate::bus::{Bus, random_unit, with_causes};
 use crate::service::{Service, Stopping, Wake};
+use crate::watch::{Delivering, DeliveringOutcome, Watchers};
 
 /// What a consumer works with.
 #[derive(Clone)]
@@ -36,6 +37,7 @@ pub(crate) struct Running {
     pub(crate) broker: Arc<dyn Broker>,
     /// Wakes the command runner of this process.
     pub(crate) runner: Wake,
+    pub(crate) watchers: Watchers,
     /// How long to wait before the store or the broker is tried again, at most.
     pub(crate) patience: Duration,
 }
@@ -420,7 +422,15 @@ impl Job {
                 let marked = first.first().map(|first| first.event_id);
                 match ended {
                     Ok(()) => match tx.commit(marked, &self.handler).await {
-                        Ok(()) => return Attempt::Done,
+                        Ok(()) => {
+                            for (event, received, _) in events {
+                                let is_first = first.iter().any(|first| first.event_id == event.event_id);
+                                let handled = DeliveringOutcome::Handled;
+                                let outcome = if is_first { handled } else { DeliveringOutcome::Duplicate };
+                                self.tell(received, Some(event), outcome);
+                            }
+                            return Attempt::Done;
+                        }
                         Err(error) => Failure::of_store(&error),
                     },
                     Err(error) => Failure::of_store(&error),
@@ -508,6 +518,11 @@ impl Job {
         let retryable = matches!(class, ErrorClass::Transient | ErrorClass::Conflict);
         if retryable && failures <= policy.immediate_retries {
             tracing::info!(%event_id, trace_id, queue, %handler, reason, message, "a delivery is tried again");
+            self.tell(
+                received,
+                Some(event),
+                DeliveringOutcome::Retried { reason: &reason, message: &message },
+            );
             return Ok(None);
         }
         let next = match &policy.afterwards {
@@ -523,6 +538,11 @@ impl Job {
             }
             Afterwards::Requeue { at_most } => (retryable && failures < *at_most).then_some(None),
         };
+        let outcome = match next {
+            Some(_) => DeliveringOutcome::Retried { reason: &reason, message: &message },
+            None => DeliveringOutcome::GivenUp { reason: &reason, message: &message },
+        };
+        self.tell(received, Some(event), outcome);
         // A letter is not in the broker's hands: there is nothing to reject.
         let dead = if letter_id.is_some() { DeadTo::Store } else { policy.dead };
         match (next, dead) {
@@ -565,6 +585,8 @@ impl Job {
             cause = with_causes(error),
             "a message cannot be read"
         );
+        let (reason, message) = (error.code(), with_causes(error));
+        self.tell(received, None, DeliveringOutcome::GivenUp { reason, message: &message });
         if self.consumer.policy.dead == DeadTo::Broker {
             return settle(arrived, Settlement::Reject).await;
         }
@@ -589,6 +611,18 @@ impl Job {
                 () = tokio::time::sleep(backoff.next(self.running.patience)) => {}
             }
         }
+    }
+
+    /// Tells the application's watchers.
+    fn tell(&self, message: &Received, event: Option<&IncomingEvent>, outcome: DeliveringOutcome<'_>) {
+        let trace_id = event.and_then(|event| event.trace_id.as_ref()).map(ToString::to_string);
+        self.running.watchers.delivered(&Delivering {
+            handler: self.handler.as_str(),
+            message,
+            event_id: event.map(|event| event.event_id),
+            trace_id: trace_id.as_deref(),
+            outcome,
+        });
     }
 
     fn letter(

@@ -81,7 +81,7 @@ async fn take_in(running: &Running, received: &Received) -> Result<(), StoreErro
     let reason = header(received, FIRST_DEATH_REASON).unwrap_or("given-up-by-the-broker");
     let letter = NewLetter {
         handler: None,
-        event_id: event.map(|event| EventId(event.event_id.0)),
+        event_id: event.as_ref().map(|event| EventId(event.event_id.0)),
         lane,
         message: received.clone(),
         received_at: now,
@@ -94,6 +94,7 @@ async fn take_in(running: &Running, received: &Received) -> Result<(), StoreErro
             reason,
             "the broker gave a message up"
         );
+        running.watchers.died(received, letter.event_id);
     }
     Ok(())
 }
