@@ -9,6 +9,7 @@ use towpath::Channels;
 use towpath::config::{ChannelEntry, TopologyEntry};
 
 use super::Failure;
+use super::market::MarketConfig;
 
 const DEFAULT_LISTEN: &str = "127.0.0.1:7400";
 const DEFAULT_STORE: &str = "sqlite://data/towpath.db";
@@ -35,12 +36,13 @@ pub(crate) struct ServeFlags {
 }
 
 /// What the server runs with.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Clone)]
 pub(crate) struct Config {
     pub(crate) listen: SocketAddr,
     pub(crate) store: String,
     pub(crate) broker: String,
     pub(crate) channels: Channels,
+    pub(crate) market: MarketConfig,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -49,6 +51,8 @@ struct File {
     listen: Option<String>,
     store: Option<String>,
     broker: Option<String>,
+    #[serde(default)]
+    market: toml::Table,
     #[serde(default)]
     channel: Vec<ChannelEntry>,
     #[serde(default)]
@@ -77,6 +81,7 @@ impl ServeFlags {
             .map_err(|error| Failure::usage(format!("{error} [{}]\n{}", error.code(), error.next_step())))?;
         Ok(Config {
             channels,
+            market: MarketConfig::read(file.market)?,
             listen: listen.parse().map_err(|_| {
                 Failure::usage(format!(
                     "{listen:?} is not an address to listen on; write one such as {DEFAULT_LISTEN}"

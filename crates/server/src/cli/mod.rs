@@ -4,6 +4,7 @@
 
 mod bench;
 mod config;
+mod market;
 mod migrate;
 mod output;
 mod serve;
@@ -31,6 +32,11 @@ enum Command {
     Serve(ServeFlags),
     /// Bring the database to this version's tables
     Migrate(ServeFlags),
+    /// The market's orders
+    Market {
+        #[command(subcommand)]
+        what: market::MarketCommand,
+    },
     /// Measure against the raw driver doing the same work, in the same run
     Bench {
         #[command(subcommand)]
@@ -71,6 +77,7 @@ pub(crate) fn main() -> ExitCode {
             None => serve::serve(arguments.serve).await,
             Some(Command::Serve(flags)) => serve::serve(flags).await,
             Some(Command::Migrate(flags)) => migrate::migrate(flags).await,
+            Some(Command::Market { what }) => market::run(what),
             Some(Command::Bench { what }) => bench::run(what).await,
         }
     });

@@ -1,6 +1,7 @@
 //! `towpath serve`: the server.
 
 use towpath::{BrokerUrl, StoreUrl, Towpath};
+use towpath_market::Market;
 
 use super::config::ServeFlags;
 use super::migrate::failure;
@@ -18,22 +19,30 @@ pub(crate) async fn serve(flags: ServeFlags) -> Result<(), Failure> {
     }
     // What is written wrong is told before anything is touched.
     StoreUrl::parse(&config.store).map_err(|error| failure(&error))?;
-    BrokerUrl::parse(&config.broker)
+    let broker = BrokerUrl::parse(&config.broker)
         .map_err(|error| Failure::usage(format!("{error} [{}]\n{}", error.code(), error.next_step())))?;
+    let market = config.market.on(&broker)?;
     start_log();
     // The address first: a second server on the same port should not touch the database at all.
     let listener = tokio::net::TcpListener::bind(config.listen)
         .await
         .map_err(|error| Failure::unreachable(format!("cannot listen on {}: {error}", config.listen)))?;
     let builder = Towpath::builder().store(&config.store).broker(&config.broker).channels(config.channels);
+    let builder = match &market {
+        Some(settings) => Market::install(builder, settings),
+        None => builder,
+    };
     let app = builder.start().await.map_err(|error| {
         Failure::unreachable(format!("{} [{}]\n{}", error.report(), error.code(), error.next_step()))
     })?;
+    let market = market.map(|settings| Market::open(&app, settings));
     let address = listener.local_addr().map_err(|error| Failure::unreachable(error.to_string()))?;
     output::note(&format!("towpath {} listens on http://{address}/", env!("CARGO_PKG_VERSION")));
-    let served = axum::serve(listener, http::router(http::App { towpath: app.clone() }))
-        .with_graceful_shutdown(told_to_stop())
-        .await;
+    let state = http::App { towpath: app.clone(), market: market.clone() };
+    let served = axum::serve(listener, http::router(state)).with_graceful_shutdown(told_to_stop()).await;
+    if let Some(market) = market {
+        market.stop().await;
+    }
     app.stop().await;
     served.map_err(|error| Failure::unreachable(format!("the server ended: {error}")))
 }

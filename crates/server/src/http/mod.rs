@@ -2,6 +2,7 @@
 
 mod commands;
 mod facts;
+mod market;
 mod notifications;
 mod problem;
 
@@ -11,12 +12,15 @@ use axum::routing::get;
 use axum::{Json, Router};
 use serde_json::json;
 use towpath::Towpath;
+use towpath_market::Market;
 use utoipa_axum::router::OpenApiRouter;
 
 /// What handlers share. Those that only need the library ask for `State<Towpath>`.
 #[derive(Clone, FromRef)]
 pub(crate) struct App {
     pub(crate) towpath: Towpath,
+    /// Nothing, where it does not run.
+    pub(crate) market: Option<Market>,
 }
 
 /// All paths. Each part of the API brings its own.
@@ -25,6 +29,7 @@ pub(crate) fn router(app: App) -> Router {
         .merge(about_this_server())
         .merge(commands::routes())
         .merge(facts::routes())
+        .merge(market::routes())
         .merge(notifications::routes())
         .split_for_parts();
     paths.fallback(nothing_here).layer(DefaultBodyLimit::max(LARGEST_BODY)).with_state(app)

@@ -1,0 +1,546 @@
+//! The market over HTTP: products and orders. Amounts are JSON numbers with two decimals, and exact.
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use chrono::{DateTime, Utc};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use towpath::ids::TraceId;
+use towpath::retry::ErrorClass;
+use towpath_market::{
+    Inventory, Market, MarketError, Money, Notification, Order, OrderFilter, OrderStatus, Page, Product,
+    ProductStatus, Shipment,
+};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::App;
+use super::problem::Problem;
+
+/// The paths of this part.
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(offer, list_products))
+        .routes(routes!(show_product))
+        .routes(routes!(place, list_orders))
+        .routes(routes!(show_order))
+        .routes(routes!(pay))
+        .routes(routes!(ship))
+        .routes(routes!(complete))
+        .routes(routes!(cancel))
+        .routes(routes!(show_credit))
+}
+
+/// The largest page of a listing.
+const LARGEST_PAGE: u32 = 500;
+
+type Body = Result<Bytes, BytesRejection>;
+type Id = Result<Path<i64>, PathRejection>;
+
+/// A product to be offered.
+#[derive(Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct Offered {
+    #[schema(minimum = 1)]
+    seller_id: i64,
+    #[schema(min_length = 1, max_length = 200)]
+    title: String,
+    #[schema(value_type = f64, minimum = 0.01, example = 88.50)]
+    price: Money,
+}
+
+/// An order to be placed.
+#[derive(Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct Placed {
+    product_id: i64,
+    #[schema(minimum = 1)]
+    buyer_id: i64,
+}
+
+/// A payment.
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct Payment {
+    /// Must be the order's total, if it is given.
+    #[schema(value_type = Option<f64>)]
+    amount: Option<Money>,
+}
+
+/// A cancellation.
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct Cancellation {
+    /// Why; `buyer` if nothing is said.
+    #[schema(max_length = 64)]
+    reason: Option<String>,
+}
+
+/// A product as it is.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = Product)]
+struct ShownProduct {
+    product_id: i64,
+    seller_id: i64,
+    title: String,
+    #[schema(value_type = f64)]
+    price: Money,
+    #[schema(value_type = String)]
+    status: ProductStatus,
+    status_changed_at: DateTime<Utc>,
+    create_time: DateTime<Utc>,
+    /// What the inventory knows, a moment later.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    inventory: Option<ShownInventory>,
+}
+
+/// What the inventory knows about a product.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = Inventory)]
+struct ShownInventory {
+    available: bool,
+    order_count: i64,
+    last_order_id: i64,
+}
+
+/// An order as it is.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = Order)]
+struct ShownOrder {
+    order_id: i64,
+    order_no: String,
+    product_id: i64,
+    buyer_id: i64,
+    seller_id: i64,
+    quantity: i64,
+    #[schema(value_type = f64)]
+    price: Money,
+    #[schema(value_type = f64)]
+    total_amount: Money,
+    #[schema(value_type = String)]
+    status: OrderStatus,
+    cancel_reason: Option<String>,
+    create_time: DateTime<Utc>,
+    pay_time: Option<DateTime<Utc>>,
+    ship_time: Option<DateTime<Utc>>,
+    complete_time: Option<DateTime<Utc>>,
+    cancel_time: Option<DateTime<Utc>>,
+    /// Its way to the buyer, once it has begun.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shipment: Option<ShownShipment>,
+    /// What buyer and seller were told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    notifications: Option<Vec<ShownNotification>>,
+}
+
+/// The way of an order.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = Shipment)]
+struct ShownShipment {
+    status: &'static str,
+    status_changed_at: DateTime<Utc>,
+}
+
+/// Something that somebody was told.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = MarketNotification)]
+struct ShownNotification {
+    recipient_id: i64,
+    status: &'static str,
+    created_at: DateTime<Utc>,
+}
+
+/// How a buyer's orders ended.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = BuyerCredit)]
+struct ShownCredit {
+    buyer_id: i64,
+    completed_count: i64,
+    cancelled_count: i64,
+    timeout_count: i64,
+    score: i64,
+}
+
+/// Products.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Products)]
+struct ShownProducts {
+    products: Vec<ShownProduct>,
+    /// What to give as `after` to read on; nothing on the last page.
+    next: Option<i64>,
+}
+
+/// Orders.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Orders)]
+struct ShownOrders {
+    orders: Vec<ShownOrder>,
+    /// What to give as `after` to read on; nothing on the last page.
+    next: Option<i64>,
+}
+
+/// Which products.
+#[derive(Deserialize, IntoParams)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct WhichProducts {
+    /// Only those in this status: on_sale or sold.
+    #[param(value_type = Option<String>)]
+    status: Option<ProductStatus>,
+    /// Only behind this number.
+    after: Option<i64>,
+    /// At most so many: 100, if nothing is said.
+    #[param(minimum = 1, maximum = 500)]
+    limit: Option<u32>,
+}
+
+/// Which orders.
+#[derive(Deserialize, IntoParams)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct WhichOrders {
+    /// Only those in this status.
+    #[param(value_type = Option<String>)]
+    status: Option<OrderStatus>,
+    /// Only of this buyer.
+    buyer_id: Option<i64>,
+    /// Only behind this number.
+    after: Option<i64>,
+    /// At most so many: 100, if nothing is said.
+    #[param(minimum = 1, maximum = 500)]
+    limit: Option<u32>,
+}
+
+/// Offer a product
+#[utoipa::path(post, path = "/api/market/products", tag = "market", operation_id = "offerProduct",
+    request_body = Offered, responses(
+        (status = 201, description = "It is on sale.", body = ShownProduct),
+        (status = 422, description = "A field cannot be used."),
+    ))]
+async fn offer(State(market): State<Option<Market>>, body: Body) -> Result<Response, Problem> {
+    let offered: Offered = read(body)?;
+    let product = open(market)?.offer(offered.seller_id, &offered.title, offered.price).await?;
+    Ok((StatusCode::CREATED, Json(ShownProduct::of(product, None))).into_response())
+}
+
+/// Products, by their numbers
+#[utoipa::path(get, path = "/api/market/products", tag = "market", operation_id = "listProducts",
+    params(WhichProducts), responses((status = 200, description = "The products.", body = ShownProducts)))]
+async fn list_products(
+    State(market): State<Option<Market>>,
+    which: Result<Query<WhichProducts>, QueryRejection>,
+) -> Result<Json<ShownProducts>, Problem> {
+    let which = query(which)?;
+    let page = page(which.after, which.limit)?;
+    let products = open(market)?.products(which.status, page).await?;
+    let next = next(products.last().map(|product| product.product_id), products.len(), page);
+    let products = products.into_iter().map(|product| ShownProduct::of(product, None)).collect();
+    Ok(Json(ShownProducts { products, next }))
+}
+
+/// A product
+#[utoipa::path(get, path = "/api/market/products/{id}", tag = "market", operation_id = "showProduct",
+    params(("id" = i64, Path, description = "Its number.")), responses(
+        (status = 200, description = "The product.", body = ShownProduct),
+        (status = 404, description = "There is none."),
+    ))]
+async fn show_product(State(market): State<Option<Market>>, id: Id) -> Result<Json<ShownProduct>, Problem> {
+    let (market, id) = (open(market)?, number(id)?);
+    let product = market.product(id).await?;
+    Ok(Json(ShownProduct::of(product, market.inventory(id).await?)))
+}
+
+/// Order a product
+///
+/// Of all who order one product at a time exactly one succeeds; the others get 409.
+#[utoipa::path(post, path = "/api/market/orders", tag = "market", operation_id = "placeOrder",
+    request_body = Placed, responses(
+        (status = 201, description = "It is placed, and waits for its payment.", body = ShownOrder),
+        (status = 404, description = "There is no such product."),
+        (status = 409, description = "The product is not on sale."),
+        (status = 422, description = "A field cannot be used."),
+    ))]
+async fn place(
+    State(market): State<Option<Market>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Problem> {
+    let placed: Placed = read(body)?;
+    let order = traced(open(market)?, &headers).place(placed.product_id, placed.buyer_id).await?;
+    Ok((StatusCode::CREATED, Json(ShownOrder::of(order))).into_response())
+}
+
+/// Orders, by their numbers
+#[utoipa::path(get, path = "/api/market/orders", tag = "market", operation_id = "listOrders",
+    params(WhichOrders), responses((status = 200, description = "The orders.", body = ShownOrders)))]
+async fn list_orders(
+    State(market): State<Option<Market>>,
+    which: Result<Query<WhichOrders>, QueryRejection>,
+) -> Result<Json<ShownOrders>, Problem> {
+    let which = query(which)?;
+    let page = page(which.after, which.limit)?;
+    let filter = OrderFilter { status: which.status, buyer_id: which.buyer_id };
+    let orders = open(market)?.orders(&filter, page).await?;
+    let next = next(orders.last().map(|order| order.order_id), orders.len(), page);
+    Ok(Json(ShownOrders { orders: orders.into_iter().map(ShownOrder::of).collect(), next }))
+}
+
+/// An order, its shipment and what was told about it
+#[utoipa::path(get, path = "/api/market/orders/{id}", tag = "market", operation_id = "showOrder",
+    params(("id" = i64, Path, description = "Its number.")), responses(
+        (status = 200, description = "The order.", body = ShownOrder),
+        (status = 404, description = "There is none."),
+    ))]
+async fn show_order(State(market): State<Option<Market>>, id: Id) -> Result<Json<ShownOrder>, Problem> {
+    let (market, id) = (open(market)?, number(id)?);
+    let mut shown = ShownOrder::of(market.order(id).await?);
+    shown.shipment = market.shipment(id).await?.map(ShownShipment::of);
+    let told = market.notifications(id).await?;
+    shown.notifications = Some(told.into_iter().map(ShownNotification::of).collect());
+    Ok(Json(shown))
+}
+
+/// Pay an order
+#[utoipa::path(post, path = "/api/market/orders/{id}/pay", tag = "market", operation_id = "payOrder",
+    params(("id" = i64, Path, description = "Its number.")),
+    request_body(content = Option<Payment>, description = "Nothing, or the amount."), responses(
+        (status = 200, description = "It is paid.", body = ShownOrder),
+        (status = 404, description = "There is none."),
+        (status = 409, description = "It is not pending."),
+        (status = 422, description = "The amount is not the order's."),
+    ))]
+async fn pay(
+    State(market): State<Option<Market>>,
+    id: Id,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Json<ShownOrder>, Problem> {
+    let payment: Payment = read_if_any(body)?;
+    let order = traced(open(market)?, &headers).pay(number(id)?, payment.amount).await?;
+    Ok(Json(ShownOrder::of(order)))
+}
+
+/// Ship a paid order
+#[utoipa::path(post, path = "/api/market/orders/{id}/ship", tag = "market", operation_id = "shipOrder",
+    params(("id" = i64, Path, description = "Its number.")), responses(
+        (status = 200, description = "It is on its way.", body = ShownOrder),
+        (status = 404, description = "There is none."),
+        (status = 409, description = "It is not paid, or has left already."),
+    ))]
+async fn ship(
+    State(market): State<Option<Market>>,
+    id: Id,
+    headers: HeaderMap,
+) -> Result<Json<ShownOrder>, Problem> {
+    let order = traced(open(market)?, &headers).ship(number(id)?).await?;
+    Ok(Json(ShownOrder::of(order)))
+}
+
+/// Complete a shipped order
+#[utoipa::path(post, path = "/api/market/orders/{id}/complete", tag = "market", operation_id = "completeOrder",
+    params(("id" = i64, Path, description = "Its number.")), responses(
+        (status = 200, description = "It has arrived.", body = ShownOrder),
+        (status = 404, description = "There is none."),
+        (status = 409, description = "It is not shipped, or has arrived already."),
+    ))]
+async fn complete(
+    State(market): State<Option<Market>>,
+    id: Id,
+    headers: HeaderMap,
+) -> Result<Json<ShownOrder>, Problem> {
+    let order = traced(open(market)?, &headers).complete(number(id)?).await?;
+    Ok(Json(ShownOrder::of(order)))
+}
+
+/// Cancel an order that was not paid
+///
+/// Its product is on sale again.
+#[utoipa::path(post, path = "/api/market/orders/{id}/cancel", tag = "market", operation_id = "cancelOrder",
+    params(("id" = i64, Path, description = "Its number.")),
+    request_body(content = Option<Cancellation>, description = "Nothing, or why."), responses(
+        (status = 200, description = "Nothing comes of it.", body = ShownOrder),
+        (status = 404, description = "There is none."),
+        (status = 409, description = "It is not pending."),
+        (status = 422, description = "The reason cannot be used."),
+    ))]
+async fn cancel(
+    State(market): State<Option<Market>>,
+    id: Id,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Json<ShownOrder>, Problem> {
+    let cancellation: Cancellation = read_if_any(body)?;
+    let market = traced(open(market)?, &headers);
+    Ok(Json(ShownOrder::of(market.cancel(number(id)?, cancellation.reason.as_deref()).await?)))
+}
+
+/// How a buyer's orders ended
+#[utoipa::path(get, path = "/api/market/buyers/{id}", tag = "market", operation_id = "showBuyer",
+    params(("id" = i64, Path, description = "The buyer's number.")), responses(
+        (status = 200, description = "The counts.", body = ShownCredit),
+        (status = 404, description = "No order of this buyer has ended."),
+    ))]
+async fn show_credit(State(market): State<Option<Market>>, id: Id) -> Result<Json<ShownCredit>, Problem> {
+    let id = number(id)?;
+    let credit = open(market)?.credit(id).await?;
+    let credit = credit.ok_or_else(|| Problem::not_found(format!("no order of buyer {id} has ended")))?;
+    Ok(Json(ShownCredit {
+        buyer_id: credit.buyer_id,
+        completed_count: credit.completed_count,
+        cancelled_count: credit.cancelled_count,
+        timeout_count: credit.timeout_count,
+        score: credit.score,
+    }))
+}
+
+impl From<MarketError> for Problem {
+    fn from(error: MarketError) -> Self {
+        let error = match error {
+            MarketError::Store(error) => return Self::from(error),
+            other => other,
+        };
+        let status = match error.class() {
+            ErrorClass::NotFound => StatusCode::NOT_FOUND,
+            ErrorClass::Conflict => StatusCode::CONFLICT,
+            _ => StatusCode::UNPROCESSABLE_ENTITY,
+        };
+        Self::new(status, error.code(), error.to_string(), error.next_step())
+    }
+}
+
+impl ShownProduct {
+    fn of(product: Product, inventory: Option<Inventory>) -> Self {
+        Self {
+            product_id: product.product_id,
+            seller_id: product.seller_id,
+            title: product.title,
+            price: product.price,
+            status: product.status,
+            status_changed_at: product.status_changed_at,
+            create_time: product.create_time,
+            inventory: inventory.map(|inventory| ShownInventory {
+                available: inventory.is_available,
+                order_count: inventory.order_count,
+                last_order_id: inventory.last_order_id,
+            }),
+        }
+    }
+}
+
+impl ShownOrder {
+    fn of(order: Order) -> Self {
+        Self {
+            order_id: order.order_id,
+            order_no: order.order_no,
+            product_id: order.product_id,
+            buyer_id: order.buyer_id,
+            seller_id: order.seller_id,
+            quantity: order.quantity,
+            price: order.price,
+            total_amount: order.total_amount,
+            status: order.status,
+            cancel_reason: order.cancel_reason,
+            create_time: order.create_time,
+            pay_time: order.pay_time,
+            ship_time: order.ship_time,
+            complete_time: order.complete_time,
+            cancel_time: order.cancel_time,
+            shipment: None,
+            notifications: None,
+        }
+    }
+}
+
+impl ShownShipment {
+    fn of(shipment: Shipment) -> Self {
+        Self { status: shipment.status.as_str(), status_changed_at: shipment.status_changed_at }
+    }
+}
+
+impl ShownNotification {
+    fn of(told: Notification) -> Self {
+        Self { recipient_id: told.recipient_id, status: told.status.as_str(), created_at: told.created_at }
+    }
+}
+
+fn open(market: Option<Market>) -> Result<Market, Problem> {
+    market.ok_or_else(|| {
+        let detail = "Set market.enabled in the configuration; on Kafka it cannot run.";
+        Problem::new(
+            StatusCode::NOT_FOUND,
+            "market-disabled",
+            "the market does not run on this server",
+            detail,
+        )
+    })
+}
+
+/// The market in the trace that the caller brings, if it brings one that can be used.
+fn traced(market: Market, headers: &HeaderMap) -> Market {
+    let given = headers.get("traceparent").and_then(|value| value.to_str().ok());
+    match given.and_then(|text| TraceId::new(text).ok()) {
+        Some(trace_id) => market.traced(trace_id),
+        None => market,
+    }
+}
+
+fn read<T: DeserializeOwned>(body: Body) -> Result<T, Problem> {
+    let body = body.map_err(|rejection| match rejection.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => {
+            let detail = "Nothing in the market needs so much.";
+            Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "the request is too large", detail)
+        }
+        _ => Problem::malformed("the request cannot be read", rejection.body_text()),
+    })?;
+    serde_json::from_slice(&body).map_err(|error| {
+        if error.is_data() {
+            let detail = "Correct the field that is named.";
+            Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "market-invalid", error.to_string(), detail)
+        } else {
+            Problem::malformed(format!("the body is not JSON: {error}"), "Send a JSON object.")
+        }
+    })
+}
+
+/// The same, where no body says as much as an empty object.
+fn read_if_any<T: DeserializeOwned + Default>(body: Body) -> Result<T, Problem> {
+    match &body {
+        Ok(bytes) if bytes.iter().all(u8::is_ascii_whitespace) => Ok(T::default()),
+        _ => read(body),
+    }
+}
+
+fn number(id: Id) -> Result<i64, Problem> {
+    id.map(|Path(id)| id).map_err(|rejection| Problem::malformed(rejection.body_text(), "Ids are numbers."))
+}
+
+fn query<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, Problem> {
+    let detail = "The parameters are status, after and limit; orders have buyerId, too.";
+    query.map(|Query(query)| query).map_err(|rejection| Problem::malformed(rejection.body_text(), detail))
+}
+
+fn page(after: Option<i64>, limit: Option<u32>) -> Result<Page, Problem> {
+    let usual = Page::default();
+    let (after, limit) = (after.unwrap_or(usual.after), limit.unwrap_or(usual.limit));
+    if (1..=LARGEST_PAGE).contains(&limit) {
+        Ok(Page { after, limit })
+    } else {
+        Err(Problem::malformed("limit is out of range", format!("Ask for 1 to {LARGEST_PAGE}.")))
+    }
+}
+
+/// Behind what the next page begins. A page that is not full is the last.
+fn next(last: Option<i64>, count: usize, page: Page) -> Option<i64> {
+    last.filter(|_| u32::try_from(count).is_ok_and(|count| count == page.limit))
+}
