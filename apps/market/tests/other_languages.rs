@@ -9,34 +9,7 @@ use serde_json::Value;
 use support::{Pair, Stage, variable};
 
 /// Reads so many messages from a queue that it binds to everything; tells when it is ready, then a line of JSON for each.
-const PROGRAM: &str = r#"
-import json, sys
-from decimal import Decimal
-import pika
-
-url, count = sys.argv[1], int(sys.argv[2])
-connection = pika.BlockingConnection(pika.URLParameters(url))
-channel = connection.channel()
-channel.queue_declare("pika.tap", durable=True)
-channel.queue_bind("pika.tap", "order.events.exchange", "#")
-print("ready", flush=True)
-for method, properties, body in channel.consume("pika.tap", inactivity_timeout=30):
-    if method is None:
-        sys.exit("no message within 30 seconds")
-    # Numbers as texts: what stands in the body, and not what a float makes of it.
-    parsed = json.loads(body, parse_float=lambda text: "decimal " + text)
-    print(json.dumps({
-        "exchange": method.exchange, "key": method.routing_key, "body": parsed, "order": list(parsed),
-        "content_type": properties.content_type, "delivery_mode": properties.delivery_mode,
-        "message_id": properties.message_id, "type": properties.type, "timestamp": properties.timestamp,
-    }), flush=True)
-    channel.basic_ack(method.delivery_tag)
-    count -= 1
-    if count == 0:
-        break
-channel.cancel()
-connection.close()
-"#;
+const PROGRAM: &str = include_str!("support/read_with_pika.py");
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn pika_reads_each_message_of_the_contract_field_by_field() {
@@ -67,9 +40,8 @@ async fn pika_reads_each_message_of_the_contract_field_by_field() {
     let mut messages = reading.await.unwrap();
     let order = shop.market.order(order.order_id).await.unwrap();
 
-    let seconds = |moment: chrono::DateTime<chrono::Utc>| {
-        moment.to_rfc3339_opts(chrono::SecondsFormat::Secs, true)
-    };
+    let seconds =
+        |moment: chrono::DateTime<chrono::Utc>| moment.to_rfc3339_opts(chrono::SecondsFormat::Secs, true);
     let general = serde_json::json!({
         "orderId": order.order_id, "orderNo": order.order_no, "buyerId": 10001, "sellerId": 10002,
         "totalAmount": "decimal 88.50",
@@ -109,7 +81,8 @@ async fn pika_reads_each_message_of_the_contract_field_by_field() {
         let mut payload = general.clone();
         payload.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
         let body = &message["body"];
-        let fields = ["eventId", "eventType", "aggregateType", "aggregateId", "occurredAt", "traceId", "payload"];
+        let fields =
+            ["eventId", "eventType", "aggregateType", "aggregateId", "occurredAt", "traceId", "payload"];
         assert_eq!(message["order"], serde_json::json!(fields), "these fields and no others");
         assert_eq!(body["eventType"], *event_type);
         assert_eq!(body["aggregateType"], "Order");
@@ -120,7 +93,10 @@ async fn pika_reads_each_message_of_the_contract_field_by_field() {
         let event_id = body["eventId"].as_str().unwrap();
         assert!(uuid::Uuid::parse_str(event_id).is_ok());
         assert_eq!(message["message_id"], event_id);
-        assert_eq!((message["exchange"].as_str(), message["key"].as_str()), (Some("order.events.exchange"), Some(*key)));
+        assert_eq!(
+            (message["exchange"].as_str(), message["key"].as_str()),
+            (Some("order.events.exchange"), Some(*key))
+        );
         assert_eq!(message["content_type"], "application/json");
         assert_eq!(message["delivery_mode"], 2, "it survives a restart of the broker");
     }
