@@ -7,6 +7,7 @@ mod mariadb;
 mod postgres;
 mod processes;
 mod progress;
+mod python;
 mod rabbitmq;
 mod server;
 mod url;
@@ -55,7 +56,8 @@ pub(crate) fn bring_up_for_tests() -> Result<Vec<(String, String)>, Failure> {
             .next_step("`cargo xtask test --no-services` runs the tests without starting servers")
     })?;
     let urls = addresses.into_iter().map(|address| (address.variable.to_owned(), address.url));
-    Ok(urls.chain(controls).collect())
+    let python = (python::VARIABLE.to_owned(), python::prepare(&prepare_data_root()?, &Progress::start())?);
+    Ok(urls.chain(controls).chain([python]).collect())
 }
 
 const ALL_SERVERS: &[&dyn Server] =
@@ -241,6 +243,10 @@ fn print_environment(servers: &[&'static dyn Server]) -> Result<(), Failure> {
         for address in given.unwrap_or_else(|| server.addresses()) {
             println!("export {}={}", address.variable, quoted_for_shell(&address.url));
         }
+    }
+    match python::interpreter(&data_root()?) {
+        Some(interpreter) => println!("export {}={}", python::VARIABLE, quoted_for_shell(&interpreter)),
+        None => eprintln!("xtask: {} has no value yet; `cargo xtask test` makes one", python::VARIABLE),
     }
     Ok(())
 }

@@ -92,9 +92,13 @@ impl Watch for Alarms {
         if message.queue != DEAD_LETTER_QUEUE {
             return;
         }
+        let event = towpath::format::read(message).ok();
+        let trace_id =
+            event.and_then(|event| event.trace_id).map(|trace| trace.to_string()).unwrap_or_default();
         tracing::error!(
             code = DEAD_LETTER,
             eventId = told(event_id),
+            traceId = trace_id,
             messageId = message.message_id.as_deref().unwrap_or_default(),
             queue = message.queue,
             consumer = "",

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use serde::de::DeserializeOwned;
-use towpath::{Afterwards, Consumer, ConsumerPolicy, DeadTo, Delivery, HandlerError, Next};
+use towpath::ports::store::StoreError;
+use towpath::{Afterwards, Consumer, ConsumerPolicy, DeadTo, Delivery, HandlerError, Next, WrongDatabase};
 
 use crate::database::{Session, values};
 use crate::events::{AboutOrder, Created, EventType, Paid, StatusChanged, Timeout, names_its_order};
@@ -40,25 +41,61 @@ pub(crate) fn consumers(settings: &Settings) -> Vec<Consumer> {
 
 async fn handle(queue: &'static str, delivery: Delivery, settings: Settings) -> Result<Next, HandlerError> {
     let now = settings.clock.now();
-    match queue {
+    let handled = match queue {
         INVENTORY_QUEUE => update_inventory(delivery, now).await,
         FULFILLMENT_QUEUE => begin_shipment(delivery, now).await,
         STATUS_SYNC_QUEUE => notify(delivery, now).await,
         TIMEOUT_QUEUE => time_out(delivery, now, settings.pending).await,
         other => {
-            Err(HandlerError::unrecoverable("market-unknown-queue", format!("nobody takes from {other}")))
+            let why = format!("nobody takes from {other}");
+            Err(Trouble::Message(HandlerError::unrecoverable("market-unknown-queue", why)))
         }
+    };
+    handled.map_err(|trouble| match trouble {
+        Trouble::Message(error) => error,
+        // The message cannot be blamed for what the database says: it comes again, up to the threshold.
+        Trouble::Store(error) => {
+            let cause =
+                std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
+            HandlerError::transient(error.code(), format!("{error}{cause}"))
+        }
+    })
+}
+
+/// Why a message was not handled.
+enum Trouble {
+    /// Something is wrong with it.
+    Message(HandlerError),
+    /// The database said no, or nothing.
+    Store(StoreError),
+}
+
+impl From<HandlerError> for Trouble {
+    fn from(error: HandlerError) -> Self {
+        Self::Message(error)
+    }
+}
+
+impl From<StoreError> for Trouble {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl From<WrongDatabase> for Trouble {
+    fn from(error: WrongDatabase) -> Self {
+        Self::Message(error.into())
     }
 }
 
 /// ORDER_CREATED: what is known about the product's availability follows its status. The product itself was taken when
 /// the order was placed.
-async fn update_inventory(mut delivery: Delivery, now: DateTime<Utc>) -> Result<Next, HandlerError> {
+async fn update_inventory(mut delivery: Delivery, now: DateTime<Utc>) -> Result<Next, Trouble> {
     let created: Created = read(&delivery, EventType::OrderCreated)?;
     let session = &mut Session::of(&mut delivery.tx)?;
     let order = order_of(session, &created).await?;
     if order.product_id != created.product_id {
-        return Err(HandlerError::unrecoverable(
+        return Err(flaw(
             "market-wrong-product",
             format!(
                 "order {} is for product {}, not {}",
@@ -71,7 +108,7 @@ async fn update_inventory(mut delivery: Delivery, now: DateTime<Utc>) -> Result<
     let Some(row) = session.row("market.hold-product", &sql, values![order.product_id]).await? else {
         let why =
             format!("order {} is for product {}, which does not exist", order.order_id, order.product_id);
-        return Err(HandlerError::unrecoverable("product-unknown", why));
+        return Err(flaw("product-unknown", why));
     };
     let is_available = row.text("status")? == ProductStatus::OnSale.as_str();
     let row =
@@ -88,13 +125,13 @@ async fn update_inventory(mut delivery: Delivery, now: DateTime<Utc>) -> Result<
 }
 
 /// ORDER_PAID: the shipment is made ready, once, and only for an order that is paid and not on its way yet.
-async fn begin_shipment(mut delivery: Delivery, now: DateTime<Utc>) -> Result<Next, HandlerError> {
+async fn begin_shipment(mut delivery: Delivery, now: DateTime<Utc>) -> Result<Next, Trouble> {
     let paid: Paid = read(&delivery, EventType::OrderPaid)?;
     let session = &mut Session::of(&mut delivery.tx)?;
     let order = order_of(session, &paid).await?;
     if order.total_amount != paid.amount {
         let why = format!("order {} costs {}, not {}", order.order_id, order.total_amount, paid.amount);
-        return Err(HandlerError::unrecoverable("market-wrong-amount", why));
+        return Err(flaw("market-wrong-amount", why));
     }
     // Held, so that nobody ships it meanwhile.
     match orders::find_and_hold(session, order.order_id).await?.map(|order| order.status) {
@@ -116,7 +153,7 @@ async fn begin_shipment(mut delivery: Delivery, now: DateTime<Utc>) -> Result<Ne
 }
 
 /// ORDER_STATUS_CHANGED: buyer and seller are told.
-async fn notify(mut delivery: Delivery, now: DateTime<Utc>) -> Result<Next, HandlerError> {
+async fn notify(mut delivery: Delivery, now: DateTime<Utc>) -> Result<Next, Trouble> {
     let changed: StatusChanged = read(&delivery, EventType::OrderStatusChanged)?;
     let event_id = delivery.event.event_id.to_string();
     let session = &mut Session::of(&mut delivery.tx)?;
@@ -128,7 +165,7 @@ async fn notify(mut delivery: Delivery, now: DateTime<Utc>) -> Result<Next, Hand
         (OrderStatus::Shipped, OrderStatus::Completed) => order.status == OrderStatus::Completed,
         (old, new) => {
             let why = format!("no order goes from {old} to {new} by this message");
-            return Err(HandlerError::unrecoverable("market-wrong-step", why));
+            return Err(flaw("market-wrong-step", why));
         }
     };
     if !has_come_that_far {
@@ -149,11 +186,7 @@ async fn notify(mut delivery: Delivery, now: DateTime<Utc>) -> Result<Next, Hand
 }
 
 /// ORDER_TIMEOUT: the order is cancelled if it is still unpaid and its time is over.
-async fn time_out(
-    mut delivery: Delivery,
-    now: DateTime<Utc>,
-    pending: Duration,
-) -> Result<Next, HandlerError> {
+async fn time_out(mut delivery: Delivery, now: DateTime<Utc>, pending: Duration) -> Result<Next, Trouble> {
     let timeout: Timeout = read(&delivery, EventType::OrderTimeout)?;
     let trace_id = delivery.event.trace_id.clone().unwrap_or_else(new_trace);
     let session = &mut Session::of(&mut delivery.tx)?;
@@ -183,37 +216,42 @@ pub(crate) fn deadline(now: DateTime<Utc>, pending: Duration) -> DateTime<Utc> {
 }
 
 /// The payload of a delivery, if it is of the wanted type and whole, and about the order that the message is about.
-fn read<T: DeserializeOwned + AboutOrder>(delivery: &Delivery, wanted: EventType) -> Result<T, HandlerError> {
+fn read<T: DeserializeOwned + AboutOrder>(delivery: &Delivery, wanted: EventType) -> Result<T, Trouble> {
     let found = delivery.event.event_type.as_str();
     if found != wanted.as_str() {
         let why = format!("{}: {found}", texts::UNSUPPORTED_TYPE);
-        return Err(HandlerError::unrecoverable("market-unsupported-type", why));
+        return Err(flaw("market-unsupported-type", why));
     }
     let payload: T = delivery.payload()?;
     if !names_its_order(&delivery.event, payload.order_id()) {
         let why = format!("the message is not about order {}, which its payload names", payload.order_id());
-        return Err(HandlerError::unrecoverable("market-wrong-order", why));
+        return Err(flaw("market-wrong-order", why));
     }
     Ok(payload)
 }
 
 /// The order that a payload names. Orders are committed before anything is sent about them: one that is not there will
 /// not come.
-async fn order_of(session: &mut Session<'_>, payload: &impl AboutOrder) -> Result<Order, HandlerError> {
+async fn order_of(session: &mut Session<'_>, payload: &impl AboutOrder) -> Result<Order, Trouble> {
     let order_id = payload.order_id();
     let order = orders::find(session, order_id).await?.ok_or_else(|| unknown(order_id))?;
     if order.order_no != payload.order_no() {
         let why = format!("order {order_id} is {}, not {}", order.order_no, payload.order_no());
-        return Err(HandlerError::unrecoverable("market-wrong-order", why));
+        return Err(flaw("market-wrong-order", why));
     }
     Ok(order)
 }
 
-fn unknown(order_id: i64) -> HandlerError {
-    HandlerError::unrecoverable("order-unknown", format!("there is no order {order_id}"))
+fn unknown(order_id: i64) -> Trouble {
+    flaw("order-unknown", format!("there is no order {order_id}"))
 }
 
-fn wrong_status(order: &Order, status: OrderStatus) -> HandlerError {
+fn wrong_status(order: &Order, status: OrderStatus) -> Trouble {
     let why = format!("order {} is {status}, which the message contradicts", order.order_id);
-    HandlerError::unrecoverable("order-wrong-status", why)
+    flaw("order-wrong-status", why)
+}
+
+/// What will be no better the next time.
+fn flaw(code: &str, why: String) -> Trouble {
+    Trouble::Message(HandlerError::unrecoverable(code, why))
 }

@@ -20,6 +20,7 @@ on_every_pair!(
     a_message_that_is_too_early_comes_again_in_time,
     pay_and_timeout_race_a_thousand_times_and_never_both_win,
     a_cancelled_order_frees_its_product_and_counts,
+    a_timeout_message_that_was_given_up_goes_back_to_its_own_queue,
 );
 
 async fn the_message_alone_closes_an_order(stage: &Stage) {
@@ -201,5 +202,21 @@ async fn a_cancelled_order_frees_its_product_and_counts(stage: &Stage) {
     }
     let again = shop.market.place(order.product_id, 10003).await.unwrap();
     assert_eq!(shop.market.order(again.order_id).await.unwrap().status, OrderStatus::Pending);
+    shop.stop().await;
+}
+
+async fn a_timeout_message_that_was_given_up_goes_back_to_its_own_queue(stage: &Stage) {
+    let shop = stage.open_with(Settings { pending: Duration::from_secs(3), ..settings() }).await;
+    let order = shop.order().await;
+    stage.plain("ALTER TABLE buyer_credit RENAME TO buyer_credit_elsewhere").await;
+    let letter = eventually("a dead letter", || async { shop.dead().await.pop() }).await;
+    // It died twice: its time ran out in the delay queue, and then the consumer did not want it.
+    assert_eq!(letter.status_reason.as_deref(), Some("rejected"));
+    stage.plain("ALTER TABLE buyer_credit_elsewhere RENAME TO buyer_credit").await;
+    let replayed = std::time::Instant::now();
+    shop.app.dead_letters().replay(letter.letter_id, false).await.unwrap();
+    shop.seen.until("order.timeout", "handled", 1).await;
+    assert!(replayed.elapsed() < Duration::from_secs(3), "it does not wait once more");
+    assert_eq!(shop.market.order(order.order_id).await.unwrap().cancel_reason.as_deref(), Some("timeout"));
     shop.stop().await;
 }

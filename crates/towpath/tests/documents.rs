@@ -21,6 +21,7 @@ fn every_error_code_has_its_section() {
         "crates/towpath/src/config.rs",
         "crates/towpath/src/tracker.rs",
         "crates/towpath/src/towpath.rs",
+        "apps/market/src/error.rs",
     ] {
         let source = read(path);
         // `fn code` is a match whose arms end in the code.
@@ -30,11 +31,15 @@ fn every_error_code_has_its_section() {
         }
     }
     // Those of the server's own are arguments of its problems.
-    let http =
-        ["problem", "commands"].map(|file| read(&format!("crates/server/src/http/{file}.rs"))).concat();
-    for (code, at) in
-        [("malformed", "BAD_REQUEST"), ("not-found", "NOT_FOUND"), ("too-large", "PAYLOAD_TOO_LARGE")]
-    {
+    let http = ["problem", "commands", "market"]
+        .map(|file| read(&format!("crates/server/src/http/{file}.rs")))
+        .concat();
+    for (code, at) in [
+        ("malformed", "BAD_REQUEST"),
+        ("not-found", "NOT_FOUND"),
+        ("too-large", "PAYLOAD_TOO_LARGE"),
+        ("market-disabled", "NOT_FOUND"),
+    ] {
         assert!(http.contains(&format!("\"{code}\"")) && http.contains(at), "{code}");
         codes.insert(code.to_owned());
     }
@@ -53,7 +58,7 @@ fn every_error_code_has_its_section() {
 fn every_test_that_shows_a_requirement_exists() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut sources = String::new();
-    for folder in ["crates", "examples", "xtask"] {
+    for folder in ["apps", "crates", "examples", "xtask"] {
         read_sources(&root.join(folder), &mut sources);
     }
     let table = std::fs::read_to_string(root.join("docs/conformance.md")).unwrap();

@@ -63,7 +63,11 @@ pub(super) fn is_on_path(program: &str) -> bool {
     env::split_paths(&folders).any(|folder| folder.join(program).is_file())
 }
 
-fn install_packages(packages: &[&str], data_root: &Path, progress: &Progress) -> Result<(), Failure> {
+pub(super) fn install_packages(
+    packages: &[&str],
+    data_root: &Path,
+    progress: &Progress,
+) -> Result<(), Failure> {
     if !Path::new("/usr/bin/apt-get").exists() {
         return Err(Failure::new("this machine has no apt-get"));
     }

@@ -90,9 +90,10 @@ impl Stage {
             .store(&self.store_url)
             .broker(broker_url)
             .scan(Duration::from_millis(50))
-            .lease(Duration::from_secs(3))
-            .watch(Arc::clone(&seen) as Arc<dyn Watch>);
-        let app = Market::install(builder, &settings).start().await?;
+            .lease(Duration::from_secs(3));
+        // Told last: what a test has been told of stands in the log by then.
+        let builder = Market::install(builder, &settings).watch(Arc::clone(&seen) as Arc<dyn Watch>);
+        let app = builder.start().await?;
         let market = Market::open(&app, settings);
         Ok(Shop { app, market, seen })
     }
