@@ -1,24 +1,24 @@
 //! The market over HTTP: products and orders. Amounts are JSON numbers with two decimals, and exact.
 
+mod wire;
+
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use chrono::{DateTime, Utc};
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use towpath::ids::TraceId;
 use towpath::retry::ErrorClass;
-use towpath_market::{
-    Inventory, Market, MarketError, Money, Notification, Order, OrderFilter, OrderStatus, Page, Product,
-    ProductStatus, Shipment,
-};
-use utoipa::{IntoParams, ToSchema};
+use towpath_market::{Market, MarketError, OrderFilter, Page};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use self::wire::{
+    Cancellation, Offered, Payment, Placed, ShownCredit, ShownNotification, ShownOrder, ShownOrders,
+    ShownProduct, ShownProducts, ShownShipment, WhichOrders, WhichProducts,
+};
 use super::App;
 use super::problem::Problem;
 
@@ -41,186 +41,6 @@ const LARGEST_PAGE: u32 = 500;
 
 type Body = Result<Bytes, BytesRejection>;
 type Id = Result<Path<i64>, PathRejection>;
-
-/// A product to be offered.
-#[derive(Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-struct Offered {
-    #[schema(minimum = 1)]
-    seller_id: i64,
-    #[schema(min_length = 1, max_length = 200)]
-    title: String,
-    #[schema(value_type = f64, minimum = 0.01, example = 88.50)]
-    price: Money,
-}
-
-/// An order to be placed.
-#[derive(Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-struct Placed {
-    product_id: i64,
-    #[schema(minimum = 1)]
-    buyer_id: i64,
-}
-
-/// A payment.
-#[derive(Default, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-struct Payment {
-    /// Must be the order's total, if it is given.
-    #[schema(value_type = Option<f64>)]
-    amount: Option<Money>,
-}
-
-/// A cancellation.
-#[derive(Default, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-struct Cancellation {
-    /// Why; `buyer` if nothing is said.
-    #[schema(max_length = 64)]
-    reason: Option<String>,
-}
-
-/// A product as it is.
-#[derive(Serialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-#[schema(as = Product)]
-struct ShownProduct {
-    product_id: i64,
-    seller_id: i64,
-    title: String,
-    #[schema(value_type = f64)]
-    price: Money,
-    #[schema(value_type = String)]
-    status: ProductStatus,
-    status_changed_at: DateTime<Utc>,
-    create_time: DateTime<Utc>,
-    /// What the inventory knows, a moment later.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    inventory: Option<ShownInventory>,
-}
-
-/// What the inventory knows about a product.
-#[derive(Serialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-#[schema(as = Inventory)]
-struct ShownInventory {
-    available: bool,
-    order_count: i64,
-    last_order_id: i64,
-}
-
-/// An order as it is.
-#[derive(Serialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-#[schema(as = Order)]
-struct ShownOrder {
-    order_id: i64,
-    order_no: String,
-    product_id: i64,
-    buyer_id: i64,
-    seller_id: i64,
-    quantity: i64,
-    #[schema(value_type = f64)]
-    price: Money,
-    #[schema(value_type = f64)]
-    total_amount: Money,
-    #[schema(value_type = String)]
-    status: OrderStatus,
-    cancel_reason: Option<String>,
-    create_time: DateTime<Utc>,
-    pay_time: Option<DateTime<Utc>>,
-    ship_time: Option<DateTime<Utc>>,
-    complete_time: Option<DateTime<Utc>>,
-    cancel_time: Option<DateTime<Utc>>,
-    /// Its way to the buyer, once it has begun.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    shipment: Option<ShownShipment>,
-    /// What buyer and seller were told.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    notifications: Option<Vec<ShownNotification>>,
-}
-
-/// The way of an order.
-#[derive(Serialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-#[schema(as = Shipment)]
-struct ShownShipment {
-    status: &'static str,
-    status_changed_at: DateTime<Utc>,
-}
-
-/// Something that somebody was told.
-#[derive(Serialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-#[schema(as = MarketNotification)]
-struct ShownNotification {
-    recipient_id: i64,
-    status: &'static str,
-    created_at: DateTime<Utc>,
-}
-
-/// How a buyer's orders ended.
-#[derive(Serialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-#[schema(as = BuyerCredit)]
-struct ShownCredit {
-    buyer_id: i64,
-    completed_count: i64,
-    cancelled_count: i64,
-    timeout_count: i64,
-    score: i64,
-}
-
-/// Products.
-#[derive(Serialize, ToSchema)]
-#[schema(as = Products)]
-struct ShownProducts {
-    products: Vec<ShownProduct>,
-    /// What to give as `after` to read on; nothing on the last page.
-    next: Option<i64>,
-}
-
-/// Orders.
-#[derive(Serialize, ToSchema)]
-#[schema(as = Orders)]
-struct ShownOrders {
-    orders: Vec<ShownOrder>,
-    /// What to give as `after` to read on; nothing on the last page.
-    next: Option<i64>,
-}
-
-/// Which products.
-#[derive(Deserialize, IntoParams)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-struct WhichProducts {
-    /// Only those in this status: on_sale or sold.
-    #[param(value_type = Option<String>)]
-    status: Option<ProductStatus>,
-    /// Only behind this number.
-    after: Option<i64>,
-    /// At most so many: 100, if nothing is said.
-    #[param(minimum = 1, maximum = 500)]
-    limit: Option<u32>,
-}
-
-/// Which orders.
-#[derive(Deserialize, IntoParams)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-struct WhichOrders {
-    /// Only those in this status.
-    #[param(value_type = Option<String>)]
-    status: Option<OrderStatus>,
-    /// Only of this buyer.
-    buyer_id: Option<i64>,
-    /// Only behind this number.
-    after: Option<i64>,
-    /// At most so many: 100, if nothing is said.
-    #[param(minimum = 1, maximum = 500)]
-    limit: Option<u32>,
-}
 
 /// Offer a product
 #[utoipa::path(post, path = "/api/market/products", tag = "market", operation_id = "offerProduct",
@@ -416,61 +236,6 @@ impl From<MarketError> for Problem {
             _ => StatusCode::UNPROCESSABLE_ENTITY,
         };
         Self::new(status, error.code(), error.to_string(), error.next_step())
-    }
-}
-
-impl ShownProduct {
-    fn of(product: Product, inventory: Option<Inventory>) -> Self {
-        Self {
-            product_id: product.product_id,
-            seller_id: product.seller_id,
-            title: product.title,
-            price: product.price,
-            status: product.status,
-            status_changed_at: product.status_changed_at,
-            create_time: product.create_time,
-            inventory: inventory.map(|inventory| ShownInventory {
-                available: inventory.is_available,
-                order_count: inventory.order_count,
-                last_order_id: inventory.last_order_id,
-            }),
-        }
-    }
-}
-
-impl ShownOrder {
-    fn of(order: Order) -> Self {
-        Self {
-            order_id: order.order_id,
-            order_no: order.order_no,
-            product_id: order.product_id,
-            buyer_id: order.buyer_id,
-            seller_id: order.seller_id,
-            quantity: order.quantity,
-            price: order.price,
-            total_amount: order.total_amount,
-            status: order.status,
-            cancel_reason: order.cancel_reason,
-            create_time: order.create_time,
-            pay_time: order.pay_time,
-            ship_time: order.ship_time,
-            complete_time: order.complete_time,
-            cancel_time: order.cancel_time,
-            shipment: None,
-            notifications: None,
-        }
-    }
-}
-
-impl ShownShipment {
-    fn of(shipment: Shipment) -> Self {
-        Self { status: shipment.status.as_str(), status_changed_at: shipment.status_changed_at }
-    }
-}
-
-impl ShownNotification {
-    fn of(told: Notification) -> Self {
-        Self { recipient_id: told.recipient_id, status: told.status.as_str(), created_at: told.created_at }
     }
 }
 
