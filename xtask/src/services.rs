@@ -34,7 +34,14 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
     }
     let servers = servers_named(names)?;
     match action.as_str() {
-        "up" => up(&servers).map(|_| ()),
+        "up" => {
+            up(&servers)?;
+            // One server by name is for who knows what they need.
+            if names.is_empty() {
+                python::prepare(&prepare_data_root()?, &Progress::start())?;
+            }
+            Ok(())
+        }
         "down" => down(&servers),
         "restart" => restart(&servers),
         "status" => status(&servers),
@@ -246,7 +253,9 @@ fn print_environment(servers: &[&'static dyn Server]) -> Result<(), Failure> {
     }
     match python::interpreter(&data_root()?) {
         Some(interpreter) => println!("export {}={}", python::VARIABLE, quoted_for_shell(&interpreter)),
-        None => eprintln!("xtask: {} has no value yet; `cargo xtask test` makes one", python::VARIABLE),
+        None => {
+            eprintln!("xtask: {} has no value yet; `cargo xtask services up` makes one", python::VARIABLE)
+        }
     }
     Ok(())
 }
