@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use towpath::ids::{AggregateKey, ChannelName, CorrelationId, EventId, TraceId};
 use towpath::name::EventName;
 use towpath::ports::store::{Append, DeadlineChange, Expected, NewEvent, StateChange, StoreError};
-use towpath::{ChangeContext, IncomingEvent, Payload};
+use towpath::{ChangeContext, Circumstances, IncomingEvent, Payload};
 use uuid::Uuid;
 
 use crate::database::corrupt;
@@ -277,6 +277,8 @@ fn append(
     let flow = CorrelationId::new(format!("market-order-{}", order.order_id)).map_err(unusable)?;
     let mut context = ChangeContext::new(now, flow);
     context.trace_id = Some(trace_id);
+    // Who asked, and in which request.
+    Circumstances::current().complete(&mut context);
     Ok(Append {
         aggregate: AggregateKey::new(AGGREGATE_TYPE, order.order_id.to_string()).map_err(unusable)?,
         // The conditional update of the order has decided.

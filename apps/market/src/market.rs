@@ -5,7 +5,7 @@ use std::sync::Arc;
 use chrono::{DateTime, Utc};
 use towpath::ids::TraceId;
 use towpath::ports::store::StoreError;
-use towpath::{Builder, Towpath};
+use towpath::{Builder, Circumstances, Towpath};
 use uuid::Uuid;
 
 use crate::alarms::Alarms;
@@ -280,7 +280,8 @@ impl Market {
     }
 
     fn step(&self) -> Step {
-        let trace_id = self.trace_id.clone().unwrap_or_else(new_trace);
+        let trace_id = self.trace_id.clone().or_else(|| Circumstances::current().trace_id);
+        let trace_id = trace_id.unwrap_or_else(new_trace);
         Step { now: self.now(), trace_id }
     }
 }

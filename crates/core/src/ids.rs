@@ -151,6 +151,10 @@ text_id!(
     InstanceId, "instance id", 64
 );
 text_id!(
+    /// The name under which an operation is asked for: the same one gives the same answer and no second effect.
+    OperationName, "operation name", 128
+);
+text_id!(
     /// Who asked for a change.
     ActorId, "actor id", 128
 );

@@ -1,10 +1,7 @@
 //! The `towpath` binary: one server and the command line around it.
 
-mod cli;
-mod http;
-
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    cli::main()
+    towpath_server::run(std::env::args_os(), |builder| builder)
 }

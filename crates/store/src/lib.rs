@@ -21,6 +21,7 @@ mod floors;
 mod migrate;
 mod migrations;
 mod notices;
+mod operations;
 mod ops;
 mod rows;
 mod schema;

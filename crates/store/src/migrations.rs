@@ -7,7 +7,8 @@
 use crate::schema::{
     AGGREGATES, CHANNELS, COMMAND_BOX, DEAD_LETTERS, DOMAIN_EVENTS, EVENT_OUTBOX, EVENT_PENDING,
     EVENT_POSITIONS, INBOX, LEASES, LOCAL_BINDINGS, LOCAL_EXCHANGES, LOCAL_MESSAGES, LOCAL_QUEUES,
-    LOCAL_TOPOLOGY, LOG_HEAD, OUTBOX_RETURNS, PARKED_LANES, STATE_EVENTS, STATUS_VALUES, TIMERS, Table,
+    LOCAL_TOPOLOGY, LOG_HEAD, OPERATIONS, OUTBOX_RETURNS, PARKED_LANES, STATE_EVENTS, STATUS_VALUES, TIMERS,
+    Table,
 };
 
 /// One version of the schema.
@@ -44,6 +45,7 @@ pub(crate) const MIGRATIONS: &[Migration] = &[Migration {
         Step::Create(&LEASES),
         Step::Create(&TIMERS),
         Step::Create(&CHANNELS),
+        Step::Create(&OPERATIONS),
         Step::Create(&LOCAL_TOPOLOGY),
         Step::Create(&LOCAL_EXCHANGES),
         Step::Create(&LOCAL_QUEUES),

@@ -527,6 +527,47 @@ pub(crate) const CHANNELS: Table = Table {
     hot: false,
 };
 
+/// Changes that were asked for from outside: under way, or answered for who asks again.
+pub(crate) const OPERATIONS: Table = Table {
+    name: "operations",
+    columns: &[
+        column("actor_id", Name(128)),
+        column("operation_name", Name(128)),
+        column("operation_id", Uuid),
+        column("fingerprint", Name(64)),
+        column("role", Name(16)),
+        column("action", Name(255)),
+        column("target", Text),
+        nullable("request_id", Name(128)),
+        nullable("trace_id", Name(64)),
+        column("asked_at", Time),
+        column("claim_epoch", Long),
+        // Set while it is under way.
+        nullable("claim_expires_at", Time),
+        nullable("answered_at", Time),
+        nullable("answer_status", Int),
+        nullable("answer_headers", Json),
+        column("answer_body", Bytes),
+    ],
+    primary_key: &["actor_id", "operation_name"],
+    indexes: &[
+        Index {
+            name: "operations_claimed",
+            columns: &["claim_expires_at"],
+            unique: false,
+            only: Only::FirstNotNull,
+        },
+        Index {
+            name: "operations_answered",
+            columns: &["answered_at"],
+            unique: false,
+            only: Only::FirstNotNull,
+        },
+    ],
+    foreign_key: None,
+    hot: false,
+};
+
 /// The revision of the local topology: one row, whose lock makes two that change it take turns.
 pub(crate) const LOCAL_TOPOLOGY: Table = Table {
     name: "local_topology",

@@ -57,6 +57,8 @@ broken! {
     a_mark_survives_its_rollback: MarkSurvivesRollback => inbox::a_rolled_back_mark_leaves_the_delivery_first;
     a_failure_reopens_the_handled: FailureReopensTheHandled => inbox::a_delivery_in_retry_can_still_be_handled;
     payloads_are_normalised: PayloadsAreNormalised => payloads::payloads_survive_to_the_letter;
+    operation_names_are_not_unique: OperationNamesAreNotUnique => operations::one_of_eight_twins_begins;
+    lost_operations_are_not_fenced: LostOperationsAreNotFenced => operations::an_operation_of_a_dead_process_is_taken_over_and_fenced;
     ids_ignore_case: IdsIgnoreCase => payloads::aggregate_ids_are_compared_to_the_letter;
     times_in_milliseconds: TimesInMilliseconds => commands::a_command_record_survives_to_the_letter;
     a_command_commits_in_two_steps: CommandCommitsInTwoSteps => kill::a_process_killed_between_any_two_statements_leaves_no_harm;

@@ -81,12 +81,14 @@
 //! ```
 
 mod bus;
+mod circumstances;
 mod cleaner;
 mod clock;
 pub mod config;
 mod consumer;
 mod leases;
 mod notices;
+mod operations;
 mod outbox;
 mod publishing;
 mod registry;
@@ -101,12 +103,14 @@ mod tracker;
 mod watch;
 
 pub use bus::{Receipt, SendError};
+pub use circumstances::Circumstances;
 pub use clock::SystemClock;
 pub use config::Channels;
 pub use consumer::{
     Afterwards, Batch, Consumer, ConsumerOf, ConsumerPolicy, DeadTo, Delivered, Delivery, HandlerError,
     HandlerTx, Letters, LettersError, Next, Preview, ReplayReport, WrongDatabase,
 };
+pub use operations::{OPERATION_KIND, OPERATION_PERFORMED, Operations, Outcome};
 pub use outbox::{Outbox, OutboxError};
 pub use registry::Registry;
 pub use send::{Accepted, Send};

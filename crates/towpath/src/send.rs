@@ -15,6 +15,7 @@ use towpath_core::ports::store::NewCommand;
 use uuid::Uuid;
 
 use crate::bus::{Bus, Incoming, Receipt, SendError};
+use crate::circumstances::Circumstances;
 use crate::service::Wake;
 
 /// A command about to be sent. Await it for its [`Receipt`].
@@ -62,6 +63,7 @@ impl<'a> Send<'a> {
         aggregate_id: String,
         payload: Result<Payload, InvalidPayload>,
     ) -> Self {
+        let around = Circumstances::current();
         Self {
             bus,
             wake,
@@ -72,9 +74,9 @@ impl<'a> Send<'a> {
             command_id: None,
             correlation_id: None,
             causation_id: None,
-            trace_id: None,
-            request_id: None,
-            actor_id: None,
+            trace_id: around.trace_id.map(String::from),
+            request_id: around.request_id.map(String::from),
+            actor_id: around.actor_id.map(String::from),
             tenant_id: None,
             expected_version: None,
         }

@@ -25,11 +25,13 @@ use towpath_store::{SqlStore, StoreOptions, StoreUrl};
 use uuid::Uuid;
 
 use crate::bus::{Bus, FoldError, SendError};
+use crate::circumstances::Circumstances;
 use crate::cleaner::{self, Keeping};
 use crate::clock::SystemClock;
 use crate::config::{BadChannels, Channels};
 use crate::consumer::{self, Consumer, Letters, Wired, wire};
 use crate::leases::{self, InFlight};
+use crate::operations::{self, Operations};
 use crate::outbox::Outbox;
 use crate::registry::Registry;
 use crate::relay::{self, RelayWakes, Surroundings};
@@ -93,6 +95,7 @@ pub struct Builder {
     lease: Duration,
     scan: Duration,
     keeping: Keeping,
+    keep_operations: Duration,
     migrate: bool,
     workers: bool,
     flaws: Vec<RegistrationFlaw>,
@@ -201,6 +204,7 @@ impl Towpath {
             lease: Duration::from_secs(15),
             scan: Duration::from_secs(1),
             keeping: DEFAULT_KEEPING,
+            keep_operations: Duration::from_secs(24 * 60 * 60),
             migrate: true,
             workers: true,
             flaws: Vec::new(),
@@ -339,7 +343,8 @@ impl Towpath {
     /// The dead letters of all consumers, and what the broker gave up.
     pub fn dead_letters(&self) -> Letters<'_> {
         let (store, broker, clock) = (&self.store, &self.broker, &self.bus.clock);
-        Letters { store, broker, clock, horizon: self.horizon, by: None }
+        let by = Circumstances::current().actor_id;
+        Letters { store, broker, clock, horizon: self.horizon, by }
     }
 
     /// What was registered.
@@ -360,6 +365,11 @@ impl Towpath {
     /// What an operator does about events that could not be published.
     pub fn outbox(&self) -> Outbox {
         Outbox { bus: self.bus.clone(), horizon: self.horizon }
+    }
+
+    /// Changes that somebody asked for from outside: each is run once and recorded as a fact.
+    pub fn operations(&self) -> Operations<'_> {
+        Operations { bus: &self.bus }
     }
 
     /// The de-duplication horizon: for how long it is known that a delivery was handled.
@@ -531,6 +541,12 @@ impl Builder {
         self
     }
 
+    /// For how long the answer to an operation is kept for who asks again. Default: 1 day.
+    pub fn keep_operations(mut self, duration: Duration) -> Self {
+        self.keep_operations = duration;
+        self
+    }
+
     /// How often it is looked for rows that are older than that. Default: every 10 minutes.
     pub fn clean_every(mut self, interval: Duration) -> Self {
         self.keeping.every = interval;
@@ -626,6 +642,8 @@ impl Builder {
                 services.push(hearing);
             }
             services.push(timers::start(bus.clone(), held.clone(), pace));
+            let (every, keep) = (self.lease, self.keep_operations);
+            services.push(operations::start(bus.clone(), held.clone(), every, keep));
             services.push(cleaner::start(bus.clone(), store.clone(), held.clone(), self.keeping));
             services.push(sequencer::start(bus.clone(), held.clone(), bus.committed.clone(), self.scan));
             for (channel, target) in publishing {

@@ -20,6 +20,7 @@ use towpath_core::retry::ErrorClass;
 use uuid::Uuid;
 
 use crate::bus::{Bus, random_unit, with_causes};
+use crate::circumstances::Circumstances;
 use crate::outbox::is_beyond;
 use crate::publishing::publish;
 use crate::service::{Service, Stopping, Wake, rest};
@@ -391,7 +392,7 @@ impl TrackedChannels<'_> {
     ) -> Result<(), ChannelError> {
         let disabled = Disabled {
             at: self.trackers.bus.clock.now(),
-            by_id: by,
+            by_id: by.or_else(|| Circumstances::current().actor_id),
             reason: reason.to_owned(),
             message: None,
         };
@@ -434,6 +435,8 @@ impl TrackedChannels<'_> {
         by: Option<&ActorId>,
         reason: &str,
     ) -> Result<(), ChannelError> {
+        let around = Circumstances::current().actor_id;
+        let by = by.or(around.as_ref());
         self.store().remove_channel(name, by, reason, self.trackers.bus.clock.now()).await?;
         self.trackers.end(name).await;
         Ok(())

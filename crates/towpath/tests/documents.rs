@@ -30,19 +30,14 @@ fn every_error_code_has_its_section() {
             codes.extend(body.split('"').skip(1).step_by(2).map(str::to_owned));
         }
     }
-    // Those of the server's own are arguments of its problems.
-    let http = ["problem", "commands", "market"]
-        .map(|file| read(&format!("crates/server/src/http/{file}.rs")))
-        .concat();
-    for (code, at) in [
-        ("malformed", "BAD_REQUEST"),
-        ("not-found", "NOT_FOUND"),
-        ("too-large", "PAYLOAD_TOO_LARGE"),
-        ("market-disabled", "NOT_FOUND"),
-    ] {
-        assert!(http.contains(&format!("\"{code}\"")) && http.contains(at), "{code}");
-        codes.insert(code.to_owned());
+    // Those of the server's own stand behind the status of its problems.
+    let mut http = String::new();
+    read_sources(&root.join("crates/server/src/http"), &mut http);
+    let of_problems: BTreeSet<String> = http.split("StatusCode::").skip(1).filter_map(code_behind).collect();
+    for code in ["malformed", "not-found", "too-large"] {
+        assert!(of_problems.contains(code), "the source was not read as it is written: {of_problems:?}");
     }
+    codes.extend(of_problems);
     assert!(codes.len() > 25, "the source was not read as it is written: {codes:?}");
     let sections: BTreeSet<String> = read("docs/errors.md")
         .lines()
@@ -51,6 +46,15 @@ fn every_error_code_has_its_section() {
         .map(str::to_owned)
         .collect();
     assert_eq!(codes, sections);
+}
+
+/// `BAD_REQUEST, "malformed"` and `NOT_FOUND => ("not-found"` have a code.
+fn code_behind(status: &str) -> Option<String> {
+    let rest = status.trim_start_matches(|letter: char| letter.is_ascii_uppercase() || letter == '_');
+    let rest = rest.strip_prefix(" => (").or_else(|| rest.strip_prefix(','))?;
+    let code = rest.trim_start().strip_prefix('"')?.split('"').next()?;
+    let is_code = code.chars().all(|letter| letter.is_ascii_lowercase() || letter == '-');
+    is_code.then(|| code.to_owned())
 }
 
 /// Every test that docs/conformance.md names exists.

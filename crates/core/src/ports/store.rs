@@ -857,7 +857,7 @@ impl<S: PartialEq> Counts<S> {
 
 /// The store contract. The conformance suite in the test kit is its meaning.
 #[async_trait]
-pub trait Store: Send + Sync + 'static {
+pub trait Store: super::operations::Operations {
     /// What this adapter promises beyond the contract.
     fn promises(&self) -> StorePromises;
 

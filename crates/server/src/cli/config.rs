@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 use serde::Deserialize;
@@ -10,6 +11,9 @@ use towpath::config::{ChannelEntry, TopologyEntry};
 
 use super::Failure;
 use super::market::MarketConfig;
+use super::settings::{SettingFlags, Settings, Source};
+use crate::http::access::{ASYMMETRIC, ApiKey, JwtSettings, Role};
+use crate::http::limits::LimitSettings;
 
 const DEFAULT_LISTEN: &str = "127.0.0.1:7400";
 const DEFAULT_STORE: &str = "sqlite://data/towpath.db";
@@ -33,6 +37,9 @@ pub(crate) struct ServeFlags {
     /// A TOML file with the same names as the flags, and with channels and topology
     #[arg(long, env = "TOWPATH_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
+
+    #[command(flatten)]
+    settings: SettingFlags,
 }
 
 /// What the server runs with.
@@ -43,6 +50,32 @@ pub(crate) struct Config {
     pub(crate) broker: String,
     pub(crate) channels: Channels,
     pub(crate) market: MarketConfig,
+    pub(crate) keys: Vec<ApiKey>,
+    pub(crate) jwt: Option<JwtSettings>,
+    pub(crate) limits: LimitSettings,
+    pub(crate) idempotency_keys: Duration,
+    pub(crate) shutdown_timeout: Duration,
+    pub(crate) log: LogSettings,
+    /// For `towpath config`.
+    pub(crate) settings: Settings,
+    /// Where the plain values came from.
+    pub(crate) sources: Sources,
+}
+
+/// What is logged, and how.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct LogSettings {
+    pub(crate) json: bool,
+    pub(crate) filter: String,
+}
+
+/// Where the values came from that are no settings.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Sources {
+    pub(crate) listen: Source,
+    pub(crate) store: Source,
+    pub(crate) broker: Source,
+    pub(crate) keys: Source,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -54,15 +87,32 @@ struct File {
     #[serde(default)]
     market: toml::Table,
     #[serde(default)]
+    access: toml::Table,
+    #[serde(default)]
+    limits: toml::Table,
+    #[serde(default)]
+    log: toml::Table,
+    #[serde(default)]
+    server: toml::Table,
+    #[serde(default)]
     channel: Vec<ChannelEntry>,
     #[serde(default)]
     topology: TopologyEntry,
 }
 
+/// One `[[access.key]]` of a file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeyEntry {
+    name: String,
+    role: Role,
+    hash: String,
+}
+
 impl ServeFlags {
     /// Puts flags, environment, file and defaults together.
     pub(crate) fn config(self) -> Result<Config, Failure> {
-        let file = match &self.config {
+        let mut file = match &self.config {
             None => File::default(),
             Some(path) => {
                 let text = std::fs::read_to_string(path).map_err(|error| {
@@ -75,6 +125,33 @@ impl ServeFlags {
                     Failure::usage(format!("the configuration file {} is wrong: {error}", path.display()))
                 })?
             }
+        };
+        let written_keys: Option<Vec<KeyEntry>> = match file.access.remove("key") {
+            None => None,
+            Some(keys) => Some(keys.try_into().map_err(|error: toml::de::Error| {
+                Failure::usage(format!("[[access.key]] in the configuration file is wrong: {error}"))
+            })?),
+        };
+        let mut tables = toml::Table::new();
+        for (name, table) in
+            [("access", file.access), ("limits", file.limits), ("log", file.log), ("server", file.server)]
+        {
+            tables.insert(name.to_owned(), toml::Value::Table(table));
+        }
+        let settings = Settings::resolve(&self.settings, &tables)?;
+        let given = |id: &str, in_file: bool| {
+            let otherwise = if in_file { Source::File } else { Source::Default };
+            self.settings.source_of(id).unwrap_or(otherwise)
+        };
+        let sources = Sources {
+            listen: given("listen", file.listen.is_some()),
+            store: given("store", file.store.is_some()),
+            broker: given("broker", file.broker.is_some()),
+            keys: given("access.keys", written_keys.is_some()),
+        };
+        let keys = match settings.text("access.keys") {
+            Some(listed) => listed_keys(listed)?,
+            None => written_keys.unwrap_or_default(),
         };
         let listen = self.listen.or(file.listen).unwrap_or_else(|| DEFAULT_LISTEN.to_owned());
         let channels = Channels::of_entries(file.channel, file.topology)
@@ -89,8 +166,89 @@ impl ServeFlags {
             })?,
             store: self.store.or(file.store).unwrap_or_else(|| DEFAULT_STORE.to_owned()),
             broker: self.broker.or(file.broker).unwrap_or_else(|| DEFAULT_BROKER.to_owned()),
+            keys: checked_keys(keys)?,
+            jwt: jwt(&settings)?,
+            limits: limits(&settings)?,
+            idempotency_keys: settings.duration("limits.idempotency-keys")?,
+            shutdown_timeout: settings.duration("server.shutdown-timeout")?,
+            log: log(&settings)?,
+            settings,
+            sources,
         })
     }
+}
+
+/// Keys as one text: `NAME:ROLE:HASH,NAME:ROLE:HASH`.
+fn listed_keys(listed: &str) -> Result<Vec<KeyEntry>, Failure> {
+    let entry = |text: &str| {
+        let (name, rest) = text.trim().split_once(':')?;
+        let (role, hash) = rest.split_once(':')?;
+        Some(KeyEntry { name: name.to_owned(), role: Role::parse(role)?, hash: hash.to_owned() })
+    };
+    // What is wrong is not shown: it may be a key in the wrong place.
+    let wrong = || Failure::usage("access.keys must be NAME:ROLE:HASH, and more of them behind commas");
+    listed.split(',').map(|text| entry(text).ok_or_else(wrong)).collect()
+}
+
+fn checked_keys(entries: Vec<KeyEntry>) -> Result<Vec<ApiKey>, Failure> {
+    let mut keys: Vec<ApiKey> = Vec::new();
+    for KeyEntry { name, role, hash } in entries {
+        let key = ApiKey::new(&name, role, &hash).map_err(|error| Failure::usage(error.to_string()))?;
+        if keys.iter().any(|other| other.name == key.name) {
+            return Err(Failure::usage(format!("there are two access keys with the name {name:?}")));
+        }
+        keys.push(key);
+    }
+    Ok(keys)
+}
+
+fn jwt(settings: &Settings) -> Result<Option<JwtSettings>, Failure> {
+    let parts = ["access.jwt.issuer", "access.jwt.audience", "access.jwt.jwks"].map(|key| settings.text(key));
+    let [Some(issuer), Some(audience), Some(jwks)] = parts else {
+        if parts.iter().all(Option::is_none) {
+            return Ok(None);
+        }
+        let what = "tokens need all of access.jwt.issuer, access.jwt.audience and access.jwt.jwks";
+        return Err(Failure::usage(what));
+    };
+    let listed = settings.text("access.jwt.algorithms").unwrap_or_default();
+    let algorithm = |name: &str| {
+        let known = ASYMMETRIC.iter().find(|(known, _)| *known == name).map(|(_, algorithm)| *algorithm);
+        let names = || ASYMMETRIC.map(|(name, _)| name).join(", ");
+        known.ok_or_else(|| {
+            Failure::usage(format!("access.jwt.algorithms has {name:?}; there are {}", names()))
+        })
+    };
+    Ok(Some(JwtSettings {
+        issuer: issuer.to_owned(),
+        audience: audience.to_owned(),
+        jwks: jwks.to_owned(),
+        role_claim: settings.text("access.jwt.role-claim").unwrap_or("role").to_owned(),
+        algorithms: listed.split(',').map(|name| algorithm(name.trim())).collect::<Result<_, _>>()?,
+    }))
+}
+
+fn limits(settings: &Settings) -> Result<LimitSettings, Failure> {
+    Ok(LimitSettings {
+        body_bytes: settings.count("limits.body-bytes")?,
+        header_bytes: settings.count("limits.header-bytes")?,
+        headers: settings.count("limits.headers")?,
+        header_timeout: settings.patience("limits.header-timeout")?,
+        request_timeout: settings.patience("limits.request-timeout")?,
+        connections: settings.count("limits.connections")?,
+        concurrent_requests: settings.count("limits.concurrent-requests")?,
+        requests_per_second: settings.number("limits.requests-per-second")?,
+        burst: settings.number("limits.burst")?,
+    })
+}
+
+fn log(settings: &Settings) -> Result<LogSettings, Failure> {
+    let json = match settings.text("log.format") {
+        Some("json") => true,
+        Some("human") | None => false,
+        Some(other) => return Err(Failure::usage(format!("log.format is {other:?}; write human or json"))),
+    };
+    Ok(LogSettings { json, filter: settings.text("log.filter").unwrap_or("info").to_owned() })
 }
 
 #[cfg(test)]
@@ -143,6 +301,34 @@ mod tests {
     fn a_misspelt_key_in_the_file_is_refused_by_name() {
         let (flags, _file) = flags(None, Some("lisen = \"127.0.0.1:1\"\n"));
         assert!(flags.config().err().unwrap().message.contains("lisen"));
+    }
+
+    #[test]
+    fn keys_are_checked_and_secrets_in_the_wrong_place_are_not_shown() {
+        let hash = format!("sha256:{}", "0".repeat(64));
+        let entry =
+            |name: &str| format!("[[access.key]]\nname = \"{name}\"\nrole = \"viewer\"\nhash = \"{hash}\"\n");
+        let (one, _file) = flags(None, Some(&entry("ci")));
+        assert_eq!(one.config().ok().unwrap().keys[0].name.as_str(), "ci");
+        let (twice, _file) = flags(None, Some(&format!("{}{}", entry("ci"), entry("ci"))));
+        assert!(twice.config().err().unwrap().message.contains("two access keys"));
+        let (misspelt, _file) = flags(None, Some(&entry("ci").replace("hash", "hush")));
+        assert!(misspelt.config().err().unwrap().message.contains("hush"));
+        assert_eq!(listed_keys(&format!("a:viewer:{hash},b:admin:{hash}")).ok().unwrap().len(), 2);
+        assert!(!listed_keys("tpk_secret").err().unwrap().message.contains("tpk_secret"));
+    }
+
+    #[test]
+    fn tokens_need_an_issuer_an_audience_and_keys() {
+        let (flags, _file) = flags(None, Some("[access.jwt]\nissuer = \"a\"\n"));
+        assert!(flags.config().err().unwrap().message.contains("access.jwt.audience"));
+    }
+
+    #[test]
+    fn shared_secrets_are_no_algorithm() {
+        let text = "[access.jwt]\nissuer = \"a\"\naudience = \"b\"\njwks = \"c\"\nalgorithms = [\"HS256\"]\n";
+        let (flags, _file) = flags(None, Some(text));
+        assert!(flags.config().err().unwrap().message.contains("HS256"));
     }
 
     #[test]

@@ -4,14 +4,19 @@
 
 mod bench;
 mod config;
+mod keys;
 mod market;
 mod migrate;
 mod output;
 mod serve;
+mod settings;
+mod shown_config;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use towpath::Builder;
 
 use config::ServeFlags;
 
@@ -32,6 +37,13 @@ enum Command {
     Serve(ServeFlags),
     /// Bring the database to this version's tables
     Migrate(ServeFlags),
+    /// Show what the server would run with, and where each value comes from
+    Config(ServeFlags),
+    /// Make API keys
+    Keys {
+        #[command(subcommand)]
+        what: keys::Keys,
+    },
     /// The market's orders
     Market {
         #[command(subcommand)]
@@ -63,8 +75,11 @@ impl Failure {
 }
 
 /// Runs the command line.
-pub(crate) fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+pub(crate) fn main(
+    arguments: impl IntoIterator<Item = OsString>,
+    extend: impl FnOnce(Builder) -> Builder,
+) -> ExitCode {
+    let arguments = Arguments::parse_from(arguments);
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -74,9 +89,11 @@ pub(crate) fn main() -> ExitCode {
     };
     let result = runtime.block_on(async {
         match arguments.command {
-            None => serve::serve(arguments.serve).await,
-            Some(Command::Serve(flags)) => serve::serve(flags).await,
+            None => serve::serve(arguments.serve, extend).await,
+            Some(Command::Serve(flags)) => serve::serve(flags, extend).await,
             Some(Command::Migrate(flags)) => migrate::migrate(flags).await,
+            Some(Command::Config(flags)) => shown_config::show(flags),
+            Some(Command::Keys { what }) => keys::run(what),
             Some(Command::Market { what }) => market::run(what),
             Some(Command::Bench { what }) => bench::run(what).await,
         }

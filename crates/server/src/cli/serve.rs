@@ -1,61 +1,98 @@
 //! `towpath serve`: the server.
 
-use towpath::{BrokerUrl, StoreUrl, Towpath};
+use std::sync::Arc;
+
+use axum::serve::ListenerExt as _;
+use towpath::{BrokerUrl, Builder, StoreUrl, Towpath};
 use towpath_market::Market;
 
-use super::config::ServeFlags;
+use super::config::{Config, LogSettings, ServeFlags};
 use super::migrate::failure;
 use super::{Failure, output};
-use crate::http;
+use crate::http::access::{Access, Tokens};
+use crate::http::limits::Limits;
+use crate::http::{self, connections};
 
 /// Starts the library and the HTTP server, and runs until it is told to stop.
-pub(crate) async fn serve(flags: ServeFlags) -> Result<(), Failure> {
+pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Builder) -> Result<(), Failure> {
     let config = flags.config()?;
-    if !config.listen.ip().is_loopback() {
-        return Err(Failure::usage(format!(
-            "{} is reachable from other machines, and this build has no access control yet; listen on 127.0.0.1 or [::1]",
-            config.listen
-        )));
-    }
+    let access = access(&config)?;
+    let limits = Arc::new(Limits::new(config.limits.clone()));
     // What is written wrong is told before anything is touched.
     StoreUrl::parse(&config.store).map_err(|error| failure(&error))?;
     let broker = BrokerUrl::parse(&config.broker)
         .map_err(|error| Failure::usage(format!("{error} [{}]\n{}", error.code(), error.next_step())))?;
     let market = config.market.on(&broker)?;
-    start_log();
+    start_log(&config.log);
     // The address first: a second server on the same port should not touch the database at all.
     let listener = tokio::net::TcpListener::bind(config.listen)
         .await
         .map_err(|error| Failure::unreachable(format!("cannot listen on {}: {error}", config.listen)))?;
-    let builder = Towpath::builder().store(&config.store).broker(&config.broker).channels(config.channels);
+    let builder = Towpath::builder()
+        .store(&config.store)
+        .broker(&config.broker)
+        .channels(config.channels)
+        .keep_operations(config.idempotency_keys);
     let builder = match &market {
         Some(settings) => Market::install(builder, settings),
         None => builder,
     };
-    let app = builder.start().await.map_err(|error| {
+    let app = extend(builder).start().await.map_err(|error| {
         Failure::unreachable(format!("{} [{}]\n{}", error.report(), error.code(), error.next_step()))
     })?;
     let market = market.map(|settings| Market::open(&app, settings));
     let address = listener.local_addr().map_err(|error| Failure::unreachable(error.to_string()))?;
     output::note(&format!("towpath {} listens on http://{address}/", env!("CARGO_PKG_VERSION")));
-    let state = http::App { towpath: app.clone(), market: market.clone() };
-    let served = axum::serve(listener, http::router(state)).with_graceful_shutdown(told_to_stop()).await;
+    let state = http::App { towpath: app.clone(), access: Arc::new(access), limits, market: market.clone() };
+    let router = http::router(state);
+    // Answers are sent at once, not gathered. A socket that cannot be set is slower, not wrong.
+    let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
+    connections::serve(listener, router, &config.limits, config.shutdown_timeout, told_to_stop()).await;
     if let Some(market) = market {
         market.stop().await;
     }
     app.stop().await;
-    served.map_err(|error| Failure::unreachable(format!("the server ended: {error}")))
+    Ok(())
 }
 
-fn start_log() {
+/// How callers are known. Nobody but this machine is served without keys.
+fn access(config: &Config) -> Result<Access, Failure> {
+    let tokens = match config.jwt.clone() {
+        Some(settings) => Some(Box::new(Tokens::new(settings).map_err(Failure::usage)?)),
+        None => None,
+    };
+    if !config.keys.is_empty() || tokens.is_some() {
+        return Ok(Access::Checked { keys: config.keys.clone(), tokens });
+    }
+    if config.listen.ip().is_loopback() {
+        return Ok(Access::Local);
+    }
+    Err(Failure::usage(format!(
+        "{} is reachable from other machines, and there are neither API keys nor an issuer of tokens\n\
+         Make a key with `towpath keys new --name NAME --role operator` and put its hash into the configuration \
+         file, or set access.jwt.issuer, audience and jwks; or listen on 127.0.0.1 or [::1].",
+        config.listen
+    )))
+}
+
+fn start_log(settings: &LogSettings) {
     use tracing_subscriber::EnvFilter;
     // lapin logs whole messages as warnings, and the login with its password when it traces: never more than errors.
     const QUIET: &str = "sqlx=warn,lapin=error,amq_protocol=error";
-    let chosen = std::env::var("TOWPATH_LOG").unwrap_or_else(|_| "info".to_owned());
+    let chosen = std::env::var("TOWPATH_LOG").unwrap_or_else(|_| settings.filter.clone());
     let filter = EnvFilter::try_new(format!("{chosen},{QUIET}"))
         .unwrap_or_else(|_| EnvFilter::new(format!("info,{QUIET}")));
     // A second subscriber is only possible in tests, and then the first one stays.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    // A log that nobody reads any more must not end requests: by default an error of writing is written, which panics.
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .log_internal_errors(false);
+    let _ = if settings.json {
+        log.json().flatten_event(true).with_span_list(false).try_init()
+    } else {
+        log.try_init()
+    };
 }
 
 /// Waits for Ctrl-C or, on Unix, SIGTERM.

@@ -6,10 +6,9 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::de::DeserializeOwned;
-use towpath::ids::TraceId;
 use towpath::retry::ErrorClass;
 use towpath_market::{Market, MarketError, OrderFilter, Page};
 use utoipa_axum::router::OpenApiRouter;
@@ -91,13 +90,9 @@ async fn show_product(State(market): State<Option<Market>>, id: Id) -> Result<Js
         (status = 409, description = "The product is not on sale."),
         (status = 422, description = "A field cannot be used."),
     ))]
-async fn place(
-    State(market): State<Option<Market>>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Response, Problem> {
+async fn place(State(market): State<Option<Market>>, body: Body) -> Result<Response, Problem> {
     let placed: Placed = read(body)?;
-    let order = traced(open(market)?, &headers).place(placed.product_id, placed.buyer_id).await?;
+    let order = open(market)?.place(placed.product_id, placed.buyer_id).await?;
     Ok((StatusCode::CREATED, Json(ShownOrder::of(order))).into_response())
 }
 
@@ -140,14 +135,9 @@ async fn show_order(State(market): State<Option<Market>>, id: Id) -> Result<Json
         (status = 409, description = "It is not pending."),
         (status = 422, description = "The amount is not the order's."),
     ))]
-async fn pay(
-    State(market): State<Option<Market>>,
-    id: Id,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Json<ShownOrder>, Problem> {
+async fn pay(State(market): State<Option<Market>>, id: Id, body: Body) -> Result<Json<ShownOrder>, Problem> {
     let payment: Payment = read_if_any(body)?;
-    let order = traced(open(market)?, &headers).pay(number(id)?, payment.amount).await?;
+    let order = open(market)?.pay(number(id)?, payment.amount).await?;
     Ok(Json(ShownOrder::of(order)))
 }
 
@@ -158,12 +148,8 @@ async fn pay(
         (status = 404, description = "There is none."),
         (status = 409, description = "It is not paid, or has left already."),
     ))]
-async fn ship(
-    State(market): State<Option<Market>>,
-    id: Id,
-    headers: HeaderMap,
-) -> Result<Json<ShownOrder>, Problem> {
-    let order = traced(open(market)?, &headers).ship(number(id)?).await?;
+async fn ship(State(market): State<Option<Market>>, id: Id) -> Result<Json<ShownOrder>, Problem> {
+    let order = open(market)?.ship(number(id)?).await?;
     Ok(Json(ShownOrder::of(order)))
 }
 
@@ -174,12 +160,8 @@ async fn ship(
         (status = 404, description = "There is none."),
         (status = 409, description = "It is not shipped, or has arrived already."),
     ))]
-async fn complete(
-    State(market): State<Option<Market>>,
-    id: Id,
-    headers: HeaderMap,
-) -> Result<Json<ShownOrder>, Problem> {
-    let order = traced(open(market)?, &headers).complete(number(id)?).await?;
+async fn complete(State(market): State<Option<Market>>, id: Id) -> Result<Json<ShownOrder>, Problem> {
+    let order = open(market)?.complete(number(id)?).await?;
     Ok(Json(ShownOrder::of(order)))
 }
 
@@ -197,11 +179,10 @@ async fn complete(
 async fn cancel(
     State(market): State<Option<Market>>,
     id: Id,
-    headers: HeaderMap,
     body: Body,
 ) -> Result<Json<ShownOrder>, Problem> {
     let cancellation: Cancellation = read_if_any(body)?;
-    let market = traced(open(market)?, &headers);
+    let market = open(market)?;
     Ok(Json(ShownOrder::of(market.cancel(number(id)?, cancellation.reason.as_deref()).await?)))
 }
 
@@ -249,15 +230,6 @@ fn open(market: Option<Market>) -> Result<Market, Problem> {
             detail,
         )
     })
-}
-
-/// The market in the trace that the caller brings, if it brings one that can be used.
-fn traced(market: Market, headers: &HeaderMap) -> Market {
-    let given = headers.get("traceparent").and_then(|value| value.to_str().ok());
-    match given.and_then(|text| TraceId::new(text).ok()) {
-        Some(trace_id) => market.traced(trace_id),
-        None => market,
-    }
 }
 
 fn read<T: DeserializeOwned>(body: Body) -> Result<T, Problem> {

@@ -1,12 +1,20 @@
 //! The HTTP side of the server.
 
+pub(crate) mod access;
 mod commands;
+pub(crate) mod connections;
 mod facts;
+pub(crate) mod limits;
 mod market;
 mod notifications;
+mod operations;
 mod problem;
+mod request;
+
+use std::sync::Arc;
 
 use axum::extract::{DefaultBodyLimit, FromRef, State};
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
@@ -19,6 +27,8 @@ use utoipa_axum::router::OpenApiRouter;
 #[derive(Clone, FromRef)]
 pub(crate) struct App {
     pub(crate) towpath: Towpath,
+    pub(crate) access: Arc<access::Access>,
+    pub(crate) limits: Arc<limits::Limits>,
     /// Nothing, where it does not run.
     pub(crate) market: Option<Market>,
 }
@@ -32,15 +42,24 @@ pub(crate) fn router(app: App) -> Router {
         .merge(market::routes())
         .merge(notifications::routes())
         .split_for_parts();
-    paths.fallback(nothing_here).layer(DefaultBodyLimit::max(LARGEST_BODY)).with_state(app)
+    around(paths.fallback(nothing_here), &app).with_state(app)
+}
+
+/// What holds for every path, those that are still to come included. The first one is the innermost.
+fn around(paths: Router<App>, app: &App) -> Router<App> {
+    paths
+        .layer(from_fn_with_state(app.clone(), operations::once_and_recorded))
+        // Bodies are limited where they are read, which is before any handler sees them.
+        .layer(DefaultBodyLimit::disable())
+        .layer(from_fn_with_state(app.clone(), limits::in_time))
+        .layer(from_fn_with_state(app.clone(), access::guard))
+        .layer(from_fn_with_state(app.clone(), limits::admit))
+        .layer(from_fn(request::identify))
 }
 
 fn about_this_server() -> OpenApiRouter<App> {
     OpenApiRouter::new().route("/", get(about)).route("/healthz", get(healthz)).route("/readyz", get(readyz))
 }
-
-/// How large a request may be: a payload of the largest size, and what is around it.
-const LARGEST_BODY: usize = 5 << 20;
 
 async fn nothing_here(uri: axum::http::Uri) -> problem::Problem {
     problem::Problem::not_found(format!("there is nothing at {}", uri.path()))

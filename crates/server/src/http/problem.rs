@@ -7,6 +7,11 @@ use towpath::SendError;
 use towpath::ports::store::StoreError;
 use towpath::retry::ErrorClass;
 
+use super::request;
+
+/// The media type of problems.
+pub(super) const PROBLEM_JSON: &str = "application/problem+json";
+
 /// An error on its way to a client.
 pub(crate) struct Problem {
     status: StatusCode,
@@ -82,16 +87,19 @@ impl From<SendError> for Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let body = json!({
+        let mut body = json!({
             "type": format!("https://towpath.dev/errors#{}", self.code),
             "title": self.title,
             "status": self.status.as_u16(),
             "code": self.code,
             "detail": self.detail,
         });
+        if let Some(id) = request::current_id() {
+            body["requestId"] = json!(id.as_str());
+        }
         let mut response = (self.status, body.to_string()).into_response();
         let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/problem+json"));
+        headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static(PROBLEM_JSON));
         if self.status == StatusCode::SERVICE_UNAVAILABLE {
             headers.insert(header::RETRY_AFTER, header::HeaderValue::from_static("5"));
         }

@@ -11,6 +11,7 @@ pub(crate) mod inbox;
 pub(crate) mod leases;
 pub(crate) mod letters;
 pub(crate) mod log;
+pub(crate) mod operations;
 pub(crate) mod outbox;
 pub(crate) mod queues;
 pub(crate) mod reads;

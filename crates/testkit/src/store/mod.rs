@@ -28,6 +28,7 @@ pub mod kill;
 pub mod late_commits;
 pub mod leases;
 pub mod migrations;
+pub mod operations;
 pub mod outbox;
 pub mod payloads;
 pub mod races;
@@ -235,6 +236,13 @@ macro_rules! store_conformance {
                 a_missing_channel_is_said_to_be_missing,
                 a_position_moves_from_where_it_was_and_under_its_lease,
                 one_of_eight_adds_of_a_name_wins;
+            operations:
+                an_answered_operation_answers_the_same_again,
+                a_name_belongs_to_one_request,
+                an_operation_of_a_dead_process_is_taken_over_and_fenced,
+                a_forgotten_operation_can_be_begun_anew,
+                one_of_eight_twins_begins,
+                operations_answered_long_ago_are_cleaned_up;
             statuses:
                 a_status_comes_from_the_tenants_dictionary,
                 a_status_is_kept_apart_from_the_state,

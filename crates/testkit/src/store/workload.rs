@@ -9,11 +9,14 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use towpath_core::envelope::ChangeContext;
 use towpath_core::ids::{
-    AggregateKey, CausationId, ChannelName, CommandId, EventId, HandlerName, InstanceId, LeaseName, Position,
-    Version,
+    ActorId, AggregateKey, CausationId, ChannelName, CommandId, EventId, HandlerName, InstanceId, LeaseName,
+    OperationName, Position, Version,
 };
 use towpath_core::lifecycle::{CommandStatus, TaskState};
 use towpath_core::name::CommandName;
+use towpath_core::ports::operations::{
+    NewOperation, OperationAnswer, OperationEnd, OperationKey, OperationStanding,
+};
 use towpath_core::ports::store::{
     Append, CommandRecord, CompletedCommand, Found, InboxFailure, InboxMark, LeaseGrant, NewCommand,
     NewTimer, OutboxClaim, OutboxOutcome, Store, StoreError, StoreResult, TimerOutcome,
@@ -57,6 +60,7 @@ impl Workload {
         self.send_again_after_failure(store).await?;
         self.consume(store).await?;
         self.fire_timers(store).await?;
+        self.operate(store).await?;
         self.give_positions(store).await?;
         for channel in [&self.ledger, &self.mail] {
             self.relay(store, channel).await?;
@@ -73,7 +77,7 @@ impl Workload {
     /// Checks what must hold once it has run to its end, however often it was begun.
     pub async fn check_done(&self, store: &dyn Store) {
         let picture = check_finished(store, &self.scope()).await;
-        for (number, expected) in [(0, 3), (1, 3), (2, 2)] {
+        for (number, expected) in [(0, 3), (1, 3), (2, 2), (3, 1)] {
             let found = picture.aggregates[&self.order(number)].events.len();
             assert_eq!(found, expected, "order {number}: every effect once, none twice, none lost");
         }
@@ -141,6 +145,44 @@ impl Workload {
             None => Found::Nowhere,
         };
         store.complete_command(&self.effect(command, found, version)).await.map(drop)
+    }
+
+    /// An operation that whoever goes on takes over at once, and whose fact commits with its answer.
+    async fn operate(&self, store: &dyn Store) -> StoreResult<()> {
+        let answer = OperationAnswer { status: 200, headers: Vec::new(), body: b"done".to_vec() };
+        match store.begin_operation(&self.operation(), Duration::ZERO).await? {
+            OperationStanding::Begun(claim) => {
+                let end = OperationEnd::Answered(&answer);
+                let ended = store.end_operation(&claim, end, Some(&self.operations_append()), now()).await?;
+                assert!(ended, "nobody else took it over");
+            }
+            standing => assert_eq!(standing, OperationStanding::Answered(answer)),
+        }
+        Ok(())
+    }
+
+    fn operation(&self) -> NewOperation {
+        NewOperation {
+            key: OperationKey {
+                actor: ActorId::new("operator").expect("a valid actor id"),
+                name: OperationName::new(&self.seed).expect("a valid operation name"),
+            },
+            operation_id: self.uuid("operation"),
+            fingerprint: "f".to_owned(),
+            role: "operator".to_owned(),
+            action: "POST /api/orders/{id}".to_owned(),
+            target: "/api/orders/3".to_owned(),
+            request_id: None,
+            trace_id: None,
+            asked_at: now(),
+        }
+    }
+
+    /// What commits with the operation's answer.
+    fn operations_append(&self) -> Append {
+        let facts = OrderFacts::about(&self.order(3), 0).noted("operated");
+        let facts = facts.routed(&[self.ledger.clone(), self.mail.clone()]);
+        self.with_known_ids(facts.in_context(self.accepted(0).context), "operated")
     }
 
     /// A delivery that fails once, and is then handled: the mark, the handler's facts and its timers in one
@@ -365,7 +407,7 @@ impl Workload {
         let mut scope = commands
             .iter()
             .fold(Scope::new(), |scope, command| scope.command(&self.effect(command, Found::Nowhere, 0)));
-        scope = scope.append(&self.handlers_append(0));
+        scope = scope.append(&self.handlers_append(0)).append(&self.operations_append());
         scope.commands.insert(self.accepted(2).command_id);
         scope.timers.extend([self.timer_id("fired"), self.timer_id("called off"), self.deadline_id()]);
         scope.deliveries.insert(self.delivery());

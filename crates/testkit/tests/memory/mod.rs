@@ -6,6 +6,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "a panic is a test's verdict")]
 
+mod operations;
 mod store;
 mod tables;
 
@@ -101,6 +102,10 @@ pub(crate) enum Fault {
     LeftStatesKeepTheirDeadline,
     /// A tracker's position is moved by whoever calls.
     PositionsAreNotFenced,
+    /// Whoever asks begins.
+    OperationNamesAreNotUnique,
+    /// Who has lost an operation ends it all the same.
+    LostOperationsAreNotFenced,
     /// Every instance that finds no tables creates them.
     MigrationsRunTwice,
 }

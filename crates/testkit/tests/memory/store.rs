@@ -29,7 +29,7 @@ fn fits(filter: &FailedFilter, row: &OutboxRow, event: &EventEnvelope) -> bool {
 }
 
 pub(crate) struct MemoryStore {
-    database: Arc<Database>,
+    pub(super) database: Arc<Database>,
     probe: Arc<dyn Probe>,
 }
 
@@ -38,7 +38,7 @@ impl MemoryStore {
         Self { database, probe }
     }
 
-    fn has(&self, fault: Fault) -> bool {
+    pub(super) fn has(&self, fault: Fault) -> bool {
         self.database.has(fault)
     }
 

@@ -10,6 +10,7 @@ use towpath_core::ids::{
     TenantId,
 };
 use towpath_core::lifecycle::TaskState;
+use towpath_core::ports::operations::OperationKey;
 use towpath_core::ports::store::{
     AggregateRow, ChannelRow, CommandRecord, InboxEntry, LeaseGrant, NewTimer, OutboxRow, StateEvent,
     StoreError, StoreResult, Timer,
@@ -36,6 +37,7 @@ pub(crate) struct Tables {
     pub(crate) timers: BTreeMap<Uuid, TimerRow>,
     pub(crate) channels: Vec<ChannelRow>,
     pub(crate) removed: BTreeSet<ChannelName>,
+    pub(crate) operations: BTreeMap<OperationKey, super::operations::Operation>,
     pub(crate) statuses: BTreeSet<(TenantId, String)>,
 }
 

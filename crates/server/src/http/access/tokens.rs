@@ -1,0 +1,235 @@
+//! JSON Web Tokens of one issuer, checked against its published keys.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use axum::body::Bytes;
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use jsonwebtoken::jwk::{AlgorithmParameters, Jwk, JwkSet};
+use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
+use serde_json::Value;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+use towpath::ids::ActorId;
+
+use super::{Caller, Role};
+
+/// The algorithms that can be allowed: whoever checks a token must not be able to make one.
+pub(crate) const ASYMMETRIC: [(&str, Algorithm); 9] = [
+    ("RS256", Algorithm::RS256),
+    ("RS384", Algorithm::RS384),
+    ("RS512", Algorithm::RS512),
+    ("PS256", Algorithm::PS256),
+    ("PS384", Algorithm::PS384),
+    ("PS512", Algorithm::PS512),
+    ("ES256", Algorithm::ES256),
+    ("ES384", Algorithm::ES384),
+    ("EdDSA", Algorithm::EdDSA),
+];
+
+/// Keys are asked for again on an unknown key id, but not more often than this.
+const LEAST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Keys are asked for again when they are older than this: an issuer may have taken one back.
+const OLDEST: Duration = Duration::from_secs(60 * 60);
+
+/// How long an issuer may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How large a set of keys may be.
+const LARGEST: usize = 1 << 20;
+
+/// By how much the issuer's clock may differ from ours.
+const LEEWAY_SECONDS: u64 = 30;
+
+/// Which tokens are accepted.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct JwtSettings {
+    pub(crate) issuer: String,
+    pub(crate) audience: String,
+    /// A file, or an http or https URL.
+    pub(crate) jwks: String,
+    /// The claim that holds the role; dots lead into objects.
+    pub(crate) role_claim: String,
+    pub(crate) algorithms: Vec<Algorithm>,
+}
+
+/// Why a token was not accepted.
+#[derive(Debug, PartialEq)]
+pub(super) enum TokenError {
+    Refused(String),
+    NoRole,
+    Unavailable,
+}
+
+/// Checks tokens.
+pub(crate) struct Tokens {
+    settings: JwtSettings,
+    source: Source,
+    keys: Mutex<Keys>,
+}
+
+enum Source {
+    File(PathBuf),
+    Url(hyper::Uri),
+}
+
+#[derive(Default)]
+struct Keys {
+    set: Option<JwkSet>,
+    asked_at: Option<Instant>,
+    had_at: Option<Instant>,
+}
+
+impl Tokens {
+    /// Checks the settings. A file is read at once; a URL when the first token comes, so that an issuer that is away does
+    /// not keep the server from starting.
+    pub(crate) fn new(settings: JwtSettings) -> Result<Self, String> {
+        let jwks = settings.jwks.as_str();
+        let mut keys = Keys::default();
+        let source = if jwks.starts_with("http://") || jwks.starts_with("https://") {
+            Source::Url(jwks.parse().map_err(|error| format!("access.jwt.jwks {jwks:?} is no URL: {error}"))?)
+        } else {
+            let path = PathBuf::from(jwks);
+            let text = std::fs::read(&path)
+                .map_err(|error| format!("the keys of the issuer cannot be read from {jwks}: {error}"))?;
+            keys.set =
+                Some(read(&text).map_err(|error| format!("{jwks} has no keys of an issuer: {error}"))?);
+            keys.had_at = Some(Instant::now());
+            Source::File(path)
+        };
+        Ok(Self { settings, source, keys: Mutex::new(keys) })
+    }
+
+    /// Who a token speaks for.
+    pub(super) async fn caller(&self, token: &str) -> Result<Caller, TokenError> {
+        let refused = |error: jsonwebtoken::errors::Error| TokenError::Refused(error.to_string());
+        // A header that names no known algorithm ("none" among them) is no header.
+        let header = decode_header(token).map_err(refused)?;
+        if !self.settings.algorithms.contains(&header.alg) {
+            return Err(TokenError::Refused(format!("the algorithm {:?} is not allowed", header.alg)));
+        }
+        let key = self.key(header.kid.as_deref()).await?;
+        if matches!(key.algorithm, AlgorithmParameters::OctetKey(_)) {
+            return Err(TokenError::Refused("the key is a shared secret".to_owned()));
+        }
+        let key = DecodingKey::from_jwk(&key).map_err(refused)?;
+        let mut validation = Validation::new(header.alg);
+        validation.set_issuer(&[&self.settings.issuer]);
+        validation.set_audience(&[&self.settings.audience]);
+        validation.set_required_spec_claims(&["exp", "iss", "aud", "sub"]);
+        validation.validate_nbf = true;
+        validation.leeway = LEEWAY_SECONDS;
+        let claims = decode::<Value>(token, &key, &validation).map_err(refused)?.claims;
+        let subject = claims.get("sub").and_then(Value::as_str).unwrap_or_default();
+        // Names of keys have no colon: nobody can be taken for somebody else.
+        let name =
+            ActorId::new(format!("jwt:{subject}")).map_err(|error| TokenError::Refused(error.to_string()))?;
+        let role = role_in(&claims, &self.settings.role_claim).ok_or(TokenError::NoRole)?;
+        Ok(Caller { name, role })
+    }
+
+    /// The key of an id; of the only one there is, if the token names none.
+    async fn key(&self, id: Option<&str>) -> Result<Jwk, TokenError> {
+        let mut keys = self.keys.lock().await;
+        let found = keys.set.as_ref().and_then(|set| choose(set, id));
+        let is_old = keys.had_at.is_none_or(|at| at.elapsed() > OLDEST);
+        let may_ask = keys.asked_at.is_none_or(|at| at.elapsed() > LEAST_PAUSE);
+        if let (Some(key), false) = (&found, is_old && may_ask) {
+            return Ok(key.clone());
+        }
+        if may_ask {
+            keys.asked_at = Some(Instant::now());
+            match self.fetch().await {
+                Ok(set) => (keys.set, keys.had_at) = (Some(set), Some(Instant::now())),
+                Err(error) => {
+                    tracing::warn!(error, issuer = self.settings.issuer, "could not get the issuer's keys")
+                }
+            }
+        }
+        let Some(set) = &keys.set else { return Err(TokenError::Unavailable) };
+        choose(set, id).ok_or_else(|| TokenError::Refused("the issuer has no such key".to_owned()))
+    }
+
+    async fn fetch(&self) -> Result<JwkSet, String> {
+        let bytes = match &self.source {
+            Source::File(path) => tokio::fs::read(path).await.map_err(|error| error.to_string())?,
+            Source::Url(url) => match tokio::time::timeout(PATIENCE, get(url.clone())).await {
+                Ok(got) => got?,
+                Err(_) => return Err(format!("no answer within {PATIENCE:?}")),
+            },
+        };
+        read(&bytes)
+    }
+}
+
+fn read(bytes: &[u8]) -> Result<JwkSet, String> {
+    serde_json::from_slice(bytes).map_err(|error| error.to_string())
+}
+
+fn choose(set: &JwkSet, id: Option<&str>) -> Option<Jwk> {
+    match (id, set.keys.as_slice()) {
+        (Some(id), _) => set.find(id).cloned(),
+        (None, [only]) => Some(only.clone()),
+        (None, _) => None,
+    }
+}
+
+/// Gets a small document. Redirects are not followed: the keys are where the operator said.
+async fn get(url: hyper::Uri) -> Result<Vec<u8>, String> {
+    // Named, because a build with several would otherwise not know which one to take.
+    let provider = rustls::crypto::ring::default_provider();
+    let connector = hyper_rustls::HttpsConnectorBuilder::new()
+        .with_provider_and_webpki_roots(provider)
+        .map_err(|error| error.to_string())?
+        .https_or_http()
+        .enable_http1()
+        .build();
+    let client: Client<_, Empty<Bytes>> = Client::builder(TokioExecutor::new()).build(connector);
+    let response = client.get(url).await.map_err(|error| with_causes(&error))?;
+    if !response.status().is_success() {
+        return Err(format!("the answer is {}", response.status()));
+    }
+    let body =
+        Limited::new(response.into_body(), LARGEST).collect().await.map_err(|error| error.to_string())?;
+    Ok(body.to_bytes().to_vec())
+}
+
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        text.push_str(&format!(": {inner}"));
+        cause = inner.source();
+    }
+    text
+}
+
+/// The highest role that a claim names: a text or a list of texts, by its own name or by a path of names.
+fn role_in(claims: &Value, claim: &str) -> Option<Role> {
+    let by_path = || claim.split('.').try_fold(claims, |value, name| value.get(name));
+    match claims.get(claim).or_else(by_path)? {
+        Value::String(role) => Role::parse(role),
+        Value::Array(roles) => roles.iter().filter_map(|role| Role::parse(role.as_str()?)).max(),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_role_is_found_by_name_and_by_path() {
+        assert_eq!(role_in(&json!({"role": "operator"}), "role"), Some(Role::Operator));
+        assert_eq!(role_in(&json!({"https://a.b/role": "viewer"}), "https://a.b/role"), Some(Role::Viewer));
+        let nested = json!({"realm_access": {"roles": ["offline", "viewer", "admin"]}});
+        assert_eq!(role_in(&nested, "realm_access.roles"), Some(Role::Admin));
+        for none in [json!({}), json!({"role": "root"}), json!({"role": 3}), json!({"role": []})] {
+            assert_eq!(role_in(&none, "role"), None);
+        }
+    }
+}

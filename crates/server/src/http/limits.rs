@@ -1,0 +1,239 @@
+//! Limits: how large, how long, how many, how often.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{ConnectInfo, Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use governor::clock::{Clock as _, DefaultClock};
+use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use tokio::sync::Semaphore;
+
+use super::App;
+use super::problem::Problem;
+
+/// What one client may ask of the server.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct LimitSettings {
+    pub(crate) body_bytes: usize,
+    pub(crate) header_bytes: usize,
+    pub(crate) headers: usize,
+    pub(crate) header_timeout: Duration,
+    pub(crate) request_timeout: Duration,
+    pub(crate) connections: usize,
+    pub(crate) concurrent_requests: usize,
+    /// 0 is no limit.
+    pub(crate) requests_per_second: u32,
+    pub(crate) burst: u32,
+}
+
+/// The limits and how much of them is used.
+pub(crate) struct Limits {
+    pub(crate) settings: LimitSettings,
+    buckets: Option<Buckets>,
+    running: Arc<Semaphore>,
+}
+
+/// A bucket of tokens per caller.
+struct Buckets {
+    limiter: DefaultKeyedRateLimiter<String>,
+    clock: DefaultClock,
+    quota: Quota,
+    asked: AtomicU64,
+}
+
+/// After so many requests, buckets that are full again are forgotten: callers come and go.
+const FORGET_EVERY: u64 = 10_000;
+
+impl Limits {
+    pub(crate) fn new(settings: LimitSettings) -> Self {
+        let quota = NonZeroU32::new(settings.requests_per_second).map(|rate| {
+            Quota::per_second(rate).allow_burst(NonZeroU32::new(settings.burst).unwrap_or(rate).max(rate))
+        });
+        let clock = DefaultClock::default();
+        let buckets = quota.map(|quota| Buckets {
+            limiter: RateLimiter::keyed(quota),
+            clock,
+            quota,
+            asked: AtomicU64::new(0),
+        });
+        let running = Arc::new(Semaphore::new(settings.concurrent_requests.min(Semaphore::MAX_PERMITS)));
+        Self { settings, buckets, running }
+    }
+
+    /// Takes a token out of a caller's bucket, or answers that it is empty.
+    #[allow(clippy::result_large_err, reason = "the error is the answer that is sent")]
+    pub(super) fn spend(&self, bucket: &str) -> Result<(), Response> {
+        let Some(buckets) = &self.buckets else { return Ok(()) };
+        if buckets.asked.fetch_add(1, Ordering::Relaxed) % FORGET_EVERY == FORGET_EVERY - 1 {
+            buckets.limiter.retain_recent();
+        }
+        let Err(not_until) = buckets.limiter.check_key(&bucket.to_owned()) else { return Ok(()) };
+        let seconds = not_until.wait_time_from(buckets.clock.now()).as_secs_f64().ceil().max(1.0) as u64;
+        let problem = Problem::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            "too-many-requests",
+            "this caller asks more often than it may",
+            "Wait as long as Retry-After says, and ask less often.",
+        );
+        let mut response = problem.into_response();
+        for (name, number) in [
+            ("retry-after", seconds),
+            ("ratelimit-limit", u64::from(buckets.quota.burst_size().get())),
+            ("ratelimit-remaining", 0),
+            ("ratelimit-reset", seconds),
+        ] {
+            response.headers_mut().insert(HeaderName::from_static(name), HeaderValue::from(number));
+        }
+        Err(response)
+    }
+}
+
+/// Where a request comes from. What a proxy says about it is not believed: anybody can say it.
+pub(super) fn address_of(request: &Request) -> String {
+    let info = request.extensions().get::<ConnectInfo<std::net::SocketAddr>>();
+    info.map_or_else(|| "unknown".to_owned(), |ConnectInfo(address)| address.ip().to_string())
+}
+
+/// Refuses heads that are too large, and more requests at a time than can be served.
+///
+/// A stream of events counts until its head is sent; after that it is one of the connections, which have a limit of their
+/// own.
+pub(super) async fn admit(State(app): State<App>, request: Request, next: Next) -> Response {
+    let settings = &app.limits.settings;
+    if request.headers().len() > settings.headers || head_bytes(&request) > settings.header_bytes {
+        return Problem::new(
+            StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            "head-too-large",
+            "the request has too many headers, or too large ones",
+            format!("Send at most {} headers with {} bytes in all.", settings.headers, settings.header_bytes),
+        )
+        .into_response();
+    }
+    let Ok(_permit) = app.limits.running.try_acquire() else {
+        let problem = Problem::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "overloaded",
+            "more requests run at this moment than the server takes",
+            "Try again in a moment.",
+        );
+        let mut response = problem.into_response();
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        return response;
+    };
+    next.run(request).await
+}
+
+/// Reads the body of a change, and gives up on a request that takes too long.
+///
+/// The body is read here, before anything is done with it: a client that sends it a byte at a time holds a connection for
+/// the length of the time-out and nothing else. An answer that is streamed is not cut off: the time ends with its head.
+pub(super) async fn in_time(State(app): State<App>, request: Request, next: Next) -> Response {
+    let settings = &app.limits.settings;
+    let deadline = tokio::time::Instant::now() + settings.request_timeout;
+    let request = if reads_only(request.method()) {
+        request
+    } else {
+        match tokio::time::timeout_at(deadline, whole(request, settings.body_bytes)).await {
+            Ok(Ok(request)) => request,
+            Ok(Err(problem)) => return closing(problem),
+            Err(_) => {
+                return closing(Problem::new(
+                    StatusCode::REQUEST_TIMEOUT,
+                    "slow-request",
+                    "the request did not arrive in time",
+                    format!("Send it within {:?}.", settings.request_timeout),
+                ));
+            }
+        }
+    };
+    match tokio::time::timeout_at(deadline, next.run(request)).await {
+        Ok(response) => response,
+        Err(_) => Problem::new(
+            StatusCode::GATEWAY_TIMEOUT,
+            "timeout",
+            "the request took too long",
+            "Whether it was done is not known. Ask again with the same Idempotency-Key.",
+        )
+        .into_response(),
+    }
+}
+
+/// Whether a method only reads.
+pub(super) fn reads_only(method: &Method) -> bool {
+    matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
+}
+
+/// The request with its body in memory.
+async fn whole(request: Request, limit: usize) -> Result<Request, Problem> {
+    let (parts, body) = request.into_parts();
+    match Limited::new(body, limit).collect().await {
+        Ok(body) => Ok(Request::from_parts(parts, Body::from(body.to_bytes()))),
+        Err(error) if error.is::<LengthLimitError>() => Err(Problem::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "too-large",
+            "the request is too large",
+            format!("Send at most {limit} bytes."),
+        )),
+        Err(error) => Err(Problem::malformed("the request cannot be read", error.to_string())),
+    }
+}
+
+/// The rest of the body is not wanted: the connection ends with the answer.
+fn closing(problem: Problem) -> Response {
+    let mut response = problem.into_response();
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
+fn head_bytes(request: &Request) -> usize {
+    let line = request.uri().path_and_query().map_or(0, |path| path.as_str().len());
+    let size = |headers: &HeaderMap| -> usize {
+        headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum()
+    };
+    line + size(request.headers())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits(requests_per_second: u32, burst: u32) -> Limits {
+        Limits::new(LimitSettings {
+            body_bytes: 1,
+            header_bytes: 1,
+            headers: 1,
+            header_timeout: Duration::ZERO,
+            request_timeout: Duration::ZERO,
+            connections: 1,
+            concurrent_requests: 1,
+            requests_per_second,
+            burst,
+        })
+    }
+
+    #[test]
+    fn each_caller_has_a_bucket_of_its_own() {
+        let limits = limits(1, 3);
+        for _ in 0..3 {
+            assert!(limits.spend("one").is_ok());
+        }
+        let refused = limits.spend("one").err().unwrap();
+        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(refused.headers()["retry-after"], "1");
+        assert_eq!(refused.headers()["ratelimit-limit"], "3");
+        assert!(limits.spend("other").is_ok());
+    }
+
+    #[test]
+    fn none_is_no_limit() {
+        let limits = limits(0, 0);
+        assert!((0..10_000).all(|_| limits.spend("one").is_ok()));
+    }
+}

@@ -1,0 +1,193 @@
+//! Tokens of an issuer from the outside: good ones, and every way of being bad.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
+
+mod driver;
+
+use std::io::{Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use driver::{Server, new_key, run};
+use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
+use serde_json::{Value, json};
+
+/// The issuer's key and a stranger's, both made for these tests.
+const ISSUERS_KEY: &str = "MC4CAQAwBQYDK2VwBCIEIBkVUTwzQuFmWPCjE62ElYJkdokc07IbWy2j8kO2IqRe";
+const ISSUERS_PUBLIC_KEY: &str = "rb3XhwoO72cv_izWSua4SzjPFeWXKQ_EyvPwKoRgKag";
+const STRANGERS_KEY: &str = "MC4CAQAwBQYDK2VwBCIEIO5ngO8hJvUq7g7DlKKagZOay/AOuwiqYIMAIVb9HPzC";
+
+fn jwks() -> String {
+    let key = json!({"kty": "OKP", "crv": "Ed25519", "kid": "k1", "use": "sig", "x": ISSUERS_PUBLIC_KEY});
+    // A shared secret that was published by mistake must not open anything.
+    let secret = json!({"kty": "oct", "kid": "secret", "k": URL_SAFE_NO_PAD.encode("shared")});
+    json!({ "keys": [key, secret] }).to_string()
+}
+
+fn in_an_hour() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs() + 3600
+}
+
+/// Claims that are accepted, with some changed; null takes one away.
+fn claims(changes: Value) -> Value {
+    let mut claims = json!({
+        "iss": "https://id.example", "aud": "towpath", "sub": "zoe", "exp": in_an_hour(),
+        "realm": {"roles": ["something", "operator"]},
+    });
+    for (name, value) in changes.as_object().unwrap() {
+        match value {
+            Value::Null => drop(claims.as_object_mut().unwrap().remove(name)),
+            value => claims[name] = value.clone(),
+        }
+    }
+    claims
+}
+
+fn signed(claims: &Value, kid: Option<&str>, key: &str) -> String {
+    let header = Header { kid: kid.map(str::to_owned), ..Header::new(Algorithm::EdDSA) };
+    encode(&header, claims, &EncodingKey::from_ed_der(&STANDARD.decode(key).unwrap())).unwrap()
+}
+
+fn good(changes: Value) -> String {
+    signed(&claims(changes), Some("k1"), ISSUERS_KEY)
+}
+
+fn config(jwks: &str) -> String {
+    format!(
+        "[access.jwt]\nissuer = \"https://id.example\"\naudience = \"towpath\"\njwks = \"{jwks}\"\n\
+         role-claim = \"realm.roles\"\n"
+    )
+}
+
+fn ask(server: &Server, method: &str, path: &str, token: &str) -> (u16, String) {
+    let answer = server.ask(method, path, &[("Authorization", &format!("Bearer {token}"))], "{}");
+    let code = if answer.status < 400 { String::new() } else { answer.code() };
+    (answer.status, code)
+}
+
+#[test]
+fn only_tokens_of_the_issuer_for_this_audience_and_this_time_are_accepted() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("jwks.json");
+    std::fs::write(&file, jwks()).unwrap();
+    let key = new_key("ci", "viewer");
+    // A table that was opened stays so: the key comes first.
+    let server = Server::start(&[], &format!("{}\n{}", key.toml, config(file.to_str().unwrap())));
+    let events = |token: &str| ask(&server, "GET", "/api/events", token);
+    assert_eq!(events(&good(json!({}))).0, 200);
+    assert_eq!(events(&key.key).0, 200, "keys and tokens stand side by side");
+    assert_eq!(
+        ask(&server, "POST", "/api/commands", &good(json!({}))).1,
+        "malformed",
+        "an operator may change"
+    );
+    let viewer = good(json!({"realm": {"roles": ["viewer"]}}));
+    assert_eq!(events(&viewer).0, 200);
+    assert_eq!(ask(&server, "POST", "/api/commands", &viewer), (403, "forbidden".to_owned()));
+    for no_role in
+        [json!({"realm": null}), json!({"realm": {"roles": ["root"]}}), json!({"realm": "operator"})]
+    {
+        assert_eq!(events(&good(no_role)), (403, "forbidden".to_owned()));
+    }
+
+    let unsigned = |header: Value| {
+        let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
+        format!("{}.{}.", part(&header), part(&claims(json!({}))))
+    };
+    let by_secret = |secret: &[u8], kid: &str| {
+        let header = Header { kid: Some(kid.to_owned()), ..Header::new(Algorithm::HS256) };
+        encode(&header, &claims(json!({})), &EncodingKey::from_secret(secret)).unwrap()
+    };
+    let mut tampered = good(json!({}));
+    let (head, signature) = tampered.rsplit_once('.').unwrap();
+    let (head, _) = head.rsplit_once('.').unwrap();
+    let payload = URL_SAFE_NO_PAD.encode(claims(json!({"realm": {"roles": ["admin"]}})).to_string());
+    tampered = format!("{head}.{payload}.{signature}");
+    let public = URL_SAFE_NO_PAD.decode(ISSUERS_PUBLIC_KEY).unwrap();
+    for (what, token) in [
+        ("expired", good(json!({"exp": in_an_hour() - 3600 - 120}))),
+        ("for ever", good(json!({"exp": null}))),
+        ("not yet", good(json!({"nbf": in_an_hour()}))),
+        ("of another issuer", good(json!({"iss": "https://evil.example"}))),
+        ("of no issuer", good(json!({"iss": null}))),
+        ("for another audience", good(json!({"aud": "other"}))),
+        ("for nobody", good(json!({"aud": null}))),
+        ("of nobody", good(json!({"sub": null}))),
+        ("signed by a stranger", signed(&claims(json!({})), Some("k1"), STRANGERS_KEY)),
+        ("with an unknown key", signed(&claims(json!({})), Some("k9"), ISSUERS_KEY)),
+        ("with no key named among several", signed(&claims(json!({})), None, ISSUERS_KEY)),
+        ("with the algorithm none", unsigned(json!({"alg": "none", "typ": "JWT", "kid": "k1"}))),
+        ("with the algorithm None", unsigned(json!({"alg": "None", "typ": "JWT", "kid": "k1"}))),
+        ("unsigned", unsigned(json!({"alg": "EdDSA", "typ": "JWT", "kid": "k1"}))),
+        ("with the public key as a secret", by_secret(&public, "k1")),
+        ("with a published secret", by_secret(b"shared", "secret")),
+        ("changed behind its signature", tampered),
+        ("no token", "eyJ.eyJ.x".to_owned()),
+        ("nothing", String::new()),
+    ] {
+        assert_eq!(events(&token), (401, "unauthenticated".to_owned()), "a token that is {what}");
+    }
+}
+
+/// An issuer that serves its keys and counts how often it is asked.
+fn issuer(answer: impl Fn() -> Option<String> + Send + 'static) -> (String, Arc<AtomicU32>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/keys", listener.local_addr().unwrap());
+    let asked = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&asked);
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            let _ = stream.read(&mut [0; 4096]);
+            count.fetch_add(1, Ordering::SeqCst);
+            let _ = match answer() {
+                Some(body) => {
+                    write!(
+                        stream,
+                        "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+                        body.len()
+                    )
+                }
+                None => write!(stream, "HTTP/1.1 500 Oh\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"),
+            };
+        }
+    });
+    (url, asked)
+}
+
+#[test]
+fn keys_are_fetched_from_the_issuer_and_not_more_often_than_needed() {
+    let (url, asked) = issuer(|| Some(jwks()));
+    let server = Server::start(&[], &config(&url));
+    assert_eq!(
+        asked.load(Ordering::SeqCst),
+        0,
+        "an issuer that is away does not keep the server from starting"
+    );
+    for _ in 0..5 {
+        assert_eq!(ask(&server, "GET", "/api/events", &good(json!({}))).0, 200);
+    }
+    for kid in ["k2", "k3", "k4"] {
+        let unknown = signed(&claims(json!({})), Some(kid), ISSUERS_KEY);
+        assert_eq!(ask(&server, "GET", "/api/events", &unknown).0, 401);
+    }
+    assert_eq!(asked.load(Ordering::SeqCst), 1, "made-up key ids must not make the server ask the issuer");
+}
+
+#[test]
+fn an_issuer_that_is_away_is_said_to_be() {
+    let (url, _) = issuer(|| None);
+    let server = Server::start(&[], &config(&url));
+    assert_eq!(ask(&server, "GET", "/api/events", &good(json!({}))), (503, "issuer-unavailable".to_owned()));
+    assert_eq!(server.get("/api/events", &[]).status, 401);
+}
+
+#[test]
+fn keys_that_cannot_be_read_are_told_at_the_start() {
+    let flags =
+        ["--access-jwt-issuer", "a", "--access-jwt-audience", "b", "--access-jwt-jwks", "nowhere.json"];
+    let output = run(&flags);
+    let says = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!((output.status.code(), says.contains("nowhere.json")), (Some(2), true), "{says}");
+}

@@ -1,0 +1,208 @@
+//! Operations: begun once, ended once, by the database's own clock.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use towpath_core::ids::{ActorId, OperationName, RequestId, TraceId};
+use towpath_core::ports::operations::{
+    LostOperation, NewOperation, OperationAnswer, OperationClaim, OperationEnd, OperationKey,
+    OperationStanding,
+};
+use towpath_core::ports::store::{Append, LeaseGrant, StoreResult};
+
+use crate::ops::append::append_tx;
+use crate::ops::leases::{fence, micros};
+use crate::rows::{headers_text, names_and_marks};
+use crate::schema::OPERATIONS;
+use crate::sql::{Row, Session, SqlFault, readable, unreadable, values};
+
+/// Begins an operation that nobody has begun: one statement. None when its name is there already.
+pub(crate) async fn begin_new(
+    session: &mut Session<'_>,
+    operation: &NewOperation,
+    for_: Duration,
+) -> StoreResult<Option<OperationClaim>> {
+    let (names, _) = names_and_marks(&OPERATIONS);
+    let sql = format!(
+        "INSERT INTO operations ({names}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, {}, NULL, NULL, NULL, ?) {}",
+        session.dialect().now_plus_parameter(),
+        session.dialect().ignoring_duplicates()
+    );
+    let nothing: &[u8] = &[];
+    let row = values![
+        operation.key.actor.as_str(),
+        operation.key.name.as_str(),
+        operation.operation_id,
+        operation.fingerprint.as_str(),
+        operation.role.as_str(),
+        operation.action.as_str(),
+        readable(&operation.target),
+        operation.request_id.as_ref().map(|id| id.as_str()),
+        operation.trace_id.as_ref().map(|id| id.as_str()),
+        operation.asked_at,
+        micros(for_),
+        nothing,
+    ];
+    match session.execute("operation.begin", &sql, row).await {
+        Ok(0) | Err(SqlFault::Unique { .. }) => Ok(None),
+        Ok(_) => Ok(Some(OperationClaim {
+            key: operation.key.clone(),
+            operation_id: operation.operation_id,
+            epoch: 1,
+        })),
+        Err(fault) => Err(fault.into()),
+    }
+}
+
+/// Looks at an operation whose name is there already, and takes it over if its time is up. Runs in a transaction.
+pub(crate) async fn stand(
+    session: &mut Session<'_>,
+    operation: &NewOperation,
+    for_: Duration,
+) -> StoreResult<OperationStanding> {
+    let sql = format!(
+        "SELECT operation_id, fingerprint, claim_epoch, answer_status, answer_headers, answer_body, \
+         CASE WHEN claim_expires_at <= {} THEN 1 ELSE 0 END AS expired \
+         FROM operations WHERE actor_id = ? AND operation_name = ? {}",
+        session.dialect().now(),
+        session.dialect().for_update()
+    );
+    let key = &operation.key;
+    let found = session.row("operation.stand", &sql, values![key.actor.as_str(), key.name.as_str()]).await?;
+    // Ended and forgotten a moment ago: who asks again finds the name free.
+    let Some(row) = found else { return Ok(OperationStanding::Running) };
+    if row.text("fingerprint")? != operation.fingerprint {
+        return Ok(OperationStanding::Different);
+    }
+    if let Some(status) = row.long_or_null("answer_status")? {
+        return Ok(OperationStanding::Answered(read_answer(&row, status)?));
+    }
+    if row.long("expired")? == 0 {
+        return Ok(OperationStanding::Running);
+    }
+    let claim = OperationClaim {
+        key: key.clone(),
+        operation_id: row.uuid("operation_id")?,
+        epoch: row.count("claim_epoch")? + 1,
+    };
+    let sql = format!(
+        "UPDATE operations SET claim_epoch = ?, claim_expires_at = {}, request_id = ?, trace_id = ? \
+         WHERE actor_id = ? AND operation_name = ?",
+        session.dialect().now_plus_parameter()
+    );
+    let taken = values![
+        claim.epoch,
+        micros(for_),
+        operation.request_id.as_ref().map(|id| id.as_str()),
+        operation.trace_id.as_ref().map(|id| id.as_str()),
+        key.actor.as_str(),
+        key.name.as_str()
+    ];
+    session.execute("operation.take", &sql, taken).await?;
+    Ok(OperationStanding::Begun(claim))
+}
+
+/// Ends an operation with the fact about it. Runs in a transaction.
+pub(crate) async fn end(
+    session: &mut Session<'_>,
+    claim: &OperationClaim,
+    end: OperationEnd<'_>,
+    fact: Option<&Append>,
+    now: DateTime<Utc>,
+) -> StoreResult<bool> {
+    // The id beside the epoch: a name that was forgotten and begun anew counts from 1 again.
+    const HELD: &str = "actor_id = ? AND operation_name = ? AND operation_id = ? AND claim_epoch = ? \
+         AND claim_expires_at IS NOT NULL";
+    let held = values![claim.key.actor.as_str(), claim.key.name.as_str(), claim.operation_id, claim.epoch];
+    let touched = match end {
+        OperationEnd::Forgotten => {
+            session.execute("operation.forget", &format!("DELETE FROM operations WHERE {HELD}"), held).await?
+        }
+        OperationEnd::Answered(answer) => {
+            let sql = format!(
+                "UPDATE operations SET claim_expires_at = NULL, answered_at = ?, answer_status = ?, \
+                 answer_headers = ?, answer_body = ? WHERE {HELD}"
+            );
+            let mut row = values![
+                now,
+                i64::from(answer.status),
+                headers_text(&answer.headers)?,
+                answer.body.as_slice()
+            ];
+            row.extend(held);
+            session.execute("operation.answer", &sql, row).await?
+        }
+    };
+    if touched == 0 {
+        return Ok(false);
+    }
+    if let Some(fact) = fact {
+        append_tx(session, fact).await?;
+    }
+    Ok(true)
+}
+
+pub(crate) async fn lost(session: &mut Session<'_>, limit: u32) -> StoreResult<Vec<LostOperation>> {
+    let sql = format!(
+        "SELECT actor_id, operation_name, operation_id, fingerprint, role, action, target, request_id, trace_id, \
+         asked_at, claim_epoch FROM operations WHERE claim_expires_at <= {} \
+         ORDER BY claim_expires_at LIMIT {limit}",
+        session.dialect().now_of_statement()
+    );
+    session.rows("operation.lost", &sql, values![]).await?.iter().map(read_lost).collect()
+}
+
+/// Deletes what was answered before a moment. Runs in a transaction.
+pub(crate) async fn clean(
+    session: &mut Session<'_>,
+    lease: &LeaseGrant,
+    before: DateTime<Utc>,
+    limit: u32,
+) -> StoreResult<u64> {
+    // The last one of a page by its time, and then all up to it: no database has to be told how to limit a DELETE.
+    let sql = format!(
+        "SELECT answered_at FROM operations WHERE answered_at < ? ORDER BY answered_at LIMIT {limit}"
+    );
+    let page = session.rows("operation.clean_page", &sql, values![before]).await?;
+    let Some(last) = page.last() else { return Ok(0) };
+    let deleted = session
+        .execute(
+            "operation.clean",
+            "DELETE FROM operations WHERE answered_at <= ?",
+            values![last.time("answered_at")?],
+        )
+        .await?;
+    fence(session, std::slice::from_ref(lease)).await?;
+    Ok(deleted)
+}
+
+fn read_answer(row: &Row, status: i64) -> StoreResult<OperationAnswer> {
+    let headers = row.text("answer_headers")?;
+    Ok(OperationAnswer {
+        status: u16::try_from(status).map_err(|error| unreadable("answer_status", error))?,
+        headers: serde_json::from_str(&headers).map_err(|error| unreadable("answer_headers", error))?,
+        body: row.bytes("answer_body")?,
+    })
+}
+
+fn read_lost(row: &Row) -> StoreResult<LostOperation> {
+    let key = OperationKey {
+        actor: ActorId::from_stored(row.text("actor_id")?),
+        name: OperationName::from_stored(row.text("operation_name")?),
+    };
+    let operation_id = row.uuid("operation_id")?;
+    Ok(LostOperation {
+        claim: OperationClaim { key: key.clone(), operation_id, epoch: row.count("claim_epoch")? },
+        operation: NewOperation {
+            key,
+            operation_id,
+            fingerprint: row.text("fingerprint")?,
+            role: row.text("role")?,
+            action: row.text("action")?,
+            target: row.text("target")?,
+            request_id: row.text_or_null("request_id")?.map(RequestId::from_stored),
+            trace_id: row.text_or_null("trace_id")?.map(TraceId::from_stored),
+            asked_at: row.time("asked_at")?,
+        },
+    })
+}

@@ -1,0 +1,114 @@
+//! The port of operations, over the tables.
+
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use chrono::{DateTime, Utc};
+use towpath_core::ports::operations::*;
+use towpath_core::ports::store::{Append, LeaseGrant, Store, StoreResult};
+
+use super::{Fault, MemoryStore};
+
+/// A row.
+pub(crate) struct Operation {
+    asked: NewOperation,
+    claim: OperationClaim,
+    until: Instant,
+    answered: Option<(OperationAnswer, DateTime<Utc>)>,
+}
+
+#[async_trait]
+impl Operations for MemoryStore {
+    async fn begin_operation(
+        &self,
+        operation: &NewOperation,
+        for_: Duration,
+    ) -> StoreResult<OperationStanding> {
+        let _turn = self.database.turn().await;
+        let mut tables = self.database.tables();
+        let until = Instant::now() + for_;
+        let found = tables.operations.get_mut(&operation.key);
+        let Some(row) = found.filter(|_| !self.has(Fault::OperationNamesAreNotUnique)) else {
+            let (key, operation_id) = (operation.key.clone(), operation.operation_id);
+            let claim = OperationClaim { key: key.clone(), operation_id, epoch: 1 };
+            let row = Operation { asked: operation.clone(), claim: claim.clone(), until, answered: None };
+            tables.operations.insert(key, row);
+            return Ok(OperationStanding::Begun(claim));
+        };
+        if row.asked.fingerprint != operation.fingerprint {
+            return Ok(OperationStanding::Different);
+        }
+        if let Some((answer, _)) = &row.answered {
+            return Ok(OperationStanding::Answered(answer.clone()));
+        }
+        if row.until > Instant::now() {
+            return Ok(OperationStanding::Running);
+        }
+        row.claim.epoch += 1;
+        row.until = until;
+        Ok(OperationStanding::Begun(row.claim.clone()))
+    }
+
+    async fn end_operation(
+        &self,
+        claim: &OperationClaim,
+        end: OperationEnd<'_>,
+        fact: Option<&Append>,
+        now: DateTime<Utc>,
+    ) -> StoreResult<bool> {
+        let mut tx = self.begin().await?;
+        let is_held = |row: &Operation| row.answered.is_none() && row.claim == *claim;
+        let held = self.database.tables().operations.get(&claim.key).is_some_and(is_held);
+        if !held && !self.has(Fault::LostOperationsAreNotFenced) {
+            return Ok(false);
+        }
+        if let Some(fact) = fact {
+            tx.append(fact).await?;
+        }
+        tx.commit().await?;
+        let mut tables = self.database.tables();
+        match end {
+            OperationEnd::Forgotten => drop(tables.operations.remove(&claim.key)),
+            OperationEnd::Answered(answer) => {
+                if let Some(row) = tables.operations.get_mut(&claim.key) {
+                    row.answered = Some((answer.clone(), now));
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    async fn lost_operations(&self, limit: u32) -> StoreResult<Vec<LostOperation>> {
+        let tables = self.database.tables();
+        let mut lost: Vec<&Operation> = tables
+            .operations
+            .values()
+            .filter(|row| row.answered.is_none() && row.until <= Instant::now())
+            .collect();
+        lost.sort_by_key(|row| row.until);
+        let lost = lost.into_iter().take(limit as usize);
+        Ok(lost.map(|row| LostOperation { operation: row.asked.clone(), claim: row.claim.clone() }).collect())
+    }
+
+    async fn clean_operations(
+        &self,
+        lease: &LeaseGrant,
+        answered_before: DateTime<Utc>,
+        limit: u32,
+    ) -> StoreResult<u64> {
+        let mut tables = self.database.tables();
+        tables.check_lease(lease)?;
+        let is_old = |row: &&Operation| row.answered.as_ref().is_some_and(|(_, at)| *at < answered_before);
+        let old: Vec<OperationKey> = tables
+            .operations
+            .values()
+            .filter(is_old)
+            .take(limit as usize)
+            .map(|row| row.claim.key.clone())
+            .collect();
+        for key in &old {
+            tables.operations.remove(key);
+        }
+        Ok(old.len() as u64)
+    }
+}
