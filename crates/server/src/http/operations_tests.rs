@@ -69,6 +69,7 @@ impl Bench {
             towpath: towpath.clone(),
             access: Arc::new(Access::Checked { keys, tokens: None }),
             limits: Arc::new(Limits::new(settings)),
+            market: None,
         };
         let (effects, gate) = (Arc::new(AtomicU32::new(0)), Arc::new(Notify::new()));
         let (counted, held, broken) = (Arc::clone(&effects), Arc::clone(&effects), Arc::clone(&effects));
