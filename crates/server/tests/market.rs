@@ -157,7 +157,7 @@ impl Client {
         }
         let stream = self.stream.as_mut().unwrap();
         let request = format!(
-            "{method} {path} HTTP/1.1\r\nHost: towpath\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            "{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
             body.len()
         );
         stream.get_mut().write_all(request.as_bytes())?;
