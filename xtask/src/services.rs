@@ -8,6 +8,7 @@ mod mariadb;
 mod postgres;
 mod processes;
 mod progress;
+mod python;
 mod rabbitmq;
 mod schemathesis;
 mod server;
@@ -35,7 +36,14 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
     }
     let servers = servers_named(names)?;
     match action.as_str() {
-        "up" => up(&servers).map(|_| ()),
+        "up" => {
+            up(&servers)?;
+            // One server by name is for who knows what they need.
+            if names.is_empty() {
+                python::prepare(&prepare_data_root()?, &Progress::start())?;
+            }
+            Ok(())
+        }
         "down" => down(&servers),
         "restart" => restart(&servers),
         "status" => status(&servers),
@@ -65,7 +73,10 @@ pub(crate) fn bring_up_for_tests() -> Result<Vec<(String, String)>, Failure> {
     })?;
     let urls = addresses.into_iter().map(|address| (address.variable.to_owned(), address.url));
     let schemathesis = schemathesis::install(&prepare_data_root()?, &Progress::start())?;
-    let programs = [(schemathesis::VARIABLE.to_owned(), schemathesis.display().to_string())];
+    let programs = [
+        (schemathesis::VARIABLE.to_owned(), schemathesis.display().to_string()),
+        (python::VARIABLE.to_owned(), python::prepare(&prepare_data_root()?, &Progress::start())?),
+    ];
     Ok(urls.chain(controls).chain(programs).collect())
 }
 
@@ -259,6 +270,12 @@ fn print_environment(servers: &[&'static dyn Server]) -> Result<(), Failure> {
     }
     if let Some(program) = schemathesis::installed(&data_root()?) {
         println!("export {}={}", schemathesis::VARIABLE, quoted_for_shell(&program.display().to_string()));
+    }
+    match python::interpreter(&data_root()?) {
+        Some(interpreter) => println!("export {}={}", python::VARIABLE, quoted_for_shell(&interpreter)),
+        None => {
+            eprintln!("xtask: {} has no value yet; `cargo xtask services up` makes one", python::VARIABLE)
+        }
     }
     Ok(())
 }

@@ -159,6 +159,57 @@ impl Dialect {
         )
     }
 
+    /// Whether a view can be replaced in one statement.
+    pub(crate) fn replaces_views(self) -> bool {
+        say!(self, false, true, true)
+    }
+
+    /// A text inside of SQL, where no parameter can stand.
+    pub(crate) fn literal(self, text: &str) -> String {
+        let quoted = text.replace('\'', "''");
+        format!("'{}'", say!(self, quoted, quoted, quoted.replace('\\', "\\\\")))
+    }
+
+    /// A UUID as people write it.
+    pub(crate) fn uuid_text(self, column: &str) -> String {
+        let hex = |hex: &str| {
+            let parts = [(1, 8), (9, 4), (13, 4), (17, 4), (21, 12)];
+            parts.map(|(start, length)| format!("SUBSTR({hex}, {start}, {length})"))
+        };
+        say!(
+            self,
+            hex(&format!("LOWER(HEX({column}))")).join(" || '-' || "),
+            format!("CAST({column} AS varchar(64))"),
+            format!("CAST(CONCAT_WS('-', {}) AS CHAR(64))", hex(&format!("LOWER(HEX({column}))")).join(", "))
+        )
+    }
+
+    /// A number for a UUID that stays the same: 62 of its random bits. SQLite cannot read hexadecimal digits; there it is
+    /// the row's place among the others.
+    pub(crate) fn number_of_uuid(self, column: &str) -> String {
+        say!(
+            self,
+            format!("ROW_NUMBER() OVER (ORDER BY {column})"),
+            format!(
+                "(('x' || SUBSTR(REPLACE(CAST({column} AS text), '-', ''), 17))::bit(64)::bigint & 4611686018427387903)"
+            ),
+            format!(
+                "CAST(CAST(CONV(SUBSTR(HEX({column}), 17), 16, 10) AS UNSIGNED) & 4611686018427387903 AS SIGNED)"
+            )
+        )
+    }
+
+    /// A moment in whole seconds, as a column of SQL's own type for it.
+    pub(crate) fn date_time(self, column: &str) -> String {
+        say!(
+            self,
+            format!("datetime({column} / 1000000, 'unixepoch')"),
+            format!("CAST(date_trunc('second', {column} AT TIME ZONE 'UTC') AS timestamp(0))"),
+            // A cast would round up into the future.
+            format!("CAST(DATE_FORMAT({column}, '%Y-%m-%d %H:%i:%s') AS DATETIME)")
+        )
+    }
+
     /// Whether tables can be made inside a transaction.
     pub(crate) fn transactional_ddl(self) -> bool {
         say!(self, true, true, false)

@@ -34,6 +34,7 @@ mod sql;
 mod store;
 mod transaction;
 mod url;
+mod views;
 
 pub use backlog::{
     Backlog, CommandBacklog, Connections, LetterCount, LogBacklog, OutboxBacklog, TimerBacklog,
@@ -45,8 +46,9 @@ pub use ops::inbox::FirstDelivery;
 pub use own_tables::{OwnTables, Record};
 pub use schema::{Column, ColumnKind, Index, Table};
 pub use scratch::Scratch;
-pub use sql::Value;
+pub use sql::{Value, fault};
 pub use sqlx;
 pub use store::{SqlStore, StoreOptions};
 pub use transaction::{JoinTransaction, SqlTransaction};
 pub use url::StoreUrl;
+pub use views::{EVENT_CONSUME_LOG, OUTBOX_EVENTS};

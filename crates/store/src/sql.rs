@@ -542,6 +542,11 @@ fn unexpected_null(column: &str) -> StoreError {
     unreadable(column, "it is null")
 }
 
+/// What an error of the driver means, by its type and code: for an application that runs statements of its own.
+pub fn fault(statement: &'static str, error: sqlx::Error) -> StoreError {
+    classify(statement, error).into()
+}
+
 /// Sorts a driver's error into what a caller can do about it, by its codes and never by its text.
 pub(crate) fn classify(statement: &'static str, error: sqlx::Error) -> SqlFault {
     let sqlx::Error::Database(database) = &error else {

@@ -193,7 +193,7 @@ impl SqlStore {
         &self.floors
     }
 
-    fn dialect(&self) -> Dialect {
+    pub(crate) fn dialect(&self) -> Dialect {
         match &self.pool {
             #[cfg(feature = "sqlite")]
             Pool::Sqlite { .. } => Dialect::Sqlite,

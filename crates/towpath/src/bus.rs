@@ -427,18 +427,23 @@ impl Bus {
         let result = session.complete(&completed).await.map_err(|error| refused(SendError::Store(error)))?;
         if let Some(append) = &completed.append {
             self.meters.committed(append.events.iter().map(|event| event.event_type.as_str()));
-            self.committed.wake();
-            self.told.wake();
-            if let Some(timer) = &append.deadline.enters {
-                self.timers.scheduled(timer.due_at);
-            }
-            let lane = append.aggregate.lane();
-            for channel in append.events.iter().flat_map(|event| &event.channels) {
-                self.relays.wake(channel.as_str(), lane);
-            }
+            self.woken_by(append);
         }
         let events = completed.append.map_or_else(Vec::new, |append| envelopes(append, version));
         Ok(receipt(completed.command, result, events, false))
+    }
+
+    /// Wakes whom facts concern that are committed.
+    pub(crate) fn woken_by(&self, append: &Append) {
+        self.committed.wake();
+        self.told.wake();
+        if let Some(timer) = &append.deadline.enters {
+            self.timers.scheduled(timer.due_at);
+        }
+        let lane = append.aggregate.lane();
+        for channel in append.events.iter().flat_map(|event| &event.channels) {
+            self.relays.wake(channel.as_str(), lane);
+        }
     }
 
     /// What a recorded command means for one that is sent (G4).

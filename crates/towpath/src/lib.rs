@@ -106,6 +106,7 @@ mod spans;
 mod timers;
 mod towpath;
 mod tracker;
+mod watch;
 
 pub use bus::{Receipt, SendError};
 pub use circumstances::Circumstances;
@@ -123,6 +124,7 @@ pub use send::{Accepted, Send};
 pub use timers::Schedule;
 pub use towpath::{Builder, StartError, Towpath, View};
 pub use tracker::{ChannelError, TrackedChannels};
+pub use watch::{Delivering, DeliveringOutcome, Publishing, PublishingOutcome, Watch};
 
 #[cfg(feature = "kafka")]
 pub use towpath_broker::Kafka;
@@ -152,7 +154,7 @@ pub use towpath_core::route::Glob;
 pub use towpath_core::{from_variant, to_variant};
 pub use towpath_store::{
     Backlog, FoundAs, JoinTransaction, OutboxBacklog, OutboxFilter, Scratch, SqlStore, StoreOptions,
-    StoreUrl, sqlx,
+    StoreUrl, fault, sqlx,
 };
 /// Tables of an application's own, declared as data and used on any of the databases.
 pub mod tables {

@@ -29,6 +29,7 @@ use crate::leases::{Flight, Held, InFlight};
 use crate::metrics::ChannelMeters;
 use crate::publishing::publish;
 use crate::service::{Service, Stopping, Wake, rest};
+use crate::watch::{Publishing, PublishingOutcome, Watchers};
 
 /// How many shafts a channel has.
 pub(crate) const SHAFTS: u16 = 4;
@@ -48,6 +49,7 @@ pub(crate) struct Surroundings {
     /// Told when the broker has answered for a channel: its shafts that wait for it to come back need not wait longer. What
     /// keeps one channel back (a topic that is missing) says nothing of the others.
     pub(crate) answered: Arc<Notify>,
+    pub(crate) watchers: Watchers,
 }
 
 /// Starts the shafts of one channel.
@@ -364,11 +366,14 @@ impl Relay {
         // The names of O11. What the relay has for a queue is where the channel publishes to.
         let trace_id = || item.event.trace_id.as_ref().map(tracing::field::display);
         let queue = || tracing::field::display(self.target.destination(item.event.event_type.as_str()));
+        let tell =
+            |outcome| self.around.watchers.published(&Publishing { channel, event: &item.event, outcome });
         let (reason, message) = match published {
             Published::Confirmed => {
                 if self.away.swap(false, Ordering::Relaxed) {
                     tracing::info!(channel, "the broker takes events again");
                 }
+                tell(PublishingOutcome::Sent);
                 return Some(OutboxOutcome::Sent);
             }
             Published::Unroutable { reason } => ("unroutable", reason),
@@ -417,6 +422,7 @@ impl Relay {
                     cause = message,
                     "an event was not published; trying again"
                 );
+                tell(PublishingOutcome::Retried { reason, message: &message });
                 OutboxOutcome::Retry { at, reason: reason.to_owned(), message, park }
             }
             None => {
@@ -430,6 +436,7 @@ impl Relay {
                     cause = message,
                     "an event was given up"
                 );
+                tell(PublishingOutcome::GivenUp { reason, message: &message });
                 OutboxOutcome::Failed { reason: reason.to_owned(), message, park }
             }
         })

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU64;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use towpath_core::ids::{AggregateKey, CommandId, CorrelationId, InstanceId, Inva
 use towpath_core::payload::Payload;
 use towpath_core::ports::broker::{Broker, BrokerError, Topology};
 use towpath_core::ports::clock::Clock;
-use towpath_core::ports::store::{AggregateRow, CommandRecord, Flow, StateEvent, Store, StoreError};
+use towpath_core::ports::store::{AggregateRow, Append, CommandRecord, Flow, StateEvent, Store, StoreError};
 use towpath_core::retry::RetryPolicy;
 use towpath_core::route::Route;
 use towpath_core::to_variant;
@@ -42,6 +43,7 @@ use crate::send::Send;
 use crate::service::{Service, Wake, stop_all};
 use crate::timers::TimerWake;
 use crate::tracker::{ChannelError, TrackerWakes, Trackers};
+use crate::watch::{Watch, Watchers};
 use crate::{notices, runner, sequencer, timers};
 
 /// The store when none is configured.
@@ -82,6 +84,12 @@ pub struct Towpath {
     keeper: Arc<Mutex<Vec<Service>>>,
 }
 
+/// Makes an application's own tables.
+type Preparation = Box<
+    dyn FnOnce(SqlStore) -> Pin<Box<dyn Future<Output = Result<(), StoreError>> + std::marker::Send>>
+        + std::marker::Send,
+>;
+
 /// What Towpath is to be made of. Mistakes are collected and told by [`start`](Builder::start).
 pub struct Builder {
     store_url: String,
@@ -94,6 +102,8 @@ pub struct Builder {
     tables: Vec<Table>,
     observers: Vec<Observer>,
     dead_letter_queues: Vec<String>,
+    watchers: Watchers,
+    preparations: Vec<Preparation>,
     clock: Arc<dyn Clock>,
     retries: RetryPolicy,
     instance: Option<String>,
@@ -203,6 +213,8 @@ impl Towpath {
             tables: Vec::new(),
             observers: Vec::new(),
             dead_letter_queues: Vec::new(),
+            watchers: Watchers::default(),
+            preparations: Vec::new(),
             topology: Topology::default(),
             clock: Arc::new(SystemClock),
             retries: RetryPolicy::genesis_command(),
@@ -322,6 +334,12 @@ impl Towpath {
         let (commands, events) = links(&flow);
         let report = validate_flow(&commands, &events, root_events);
         Ok((flow, report))
+    }
+
+    /// Tells the services of this instance that facts of the application's own transaction (`append_tx`) are committed:
+    /// they are published at once and not at the next look. Not telling loses nothing.
+    pub fn committed(&self, append: &Append) {
+        self.bus.woken_by(append);
     }
 
     /// The dead letters of all consumers, and what the broker gave up.
@@ -498,6 +516,24 @@ impl Builder {
         self
     }
 
+    /// Tells an application what becomes of its events and deliveries.
+    pub fn watch(mut self, watch: Arc<dyn Watch>) -> Self {
+        self.watchers.0.push(watch);
+        self
+    }
+
+    /// Runs after Towpath's own migration and before anything is received or published: for an application's own tables.
+    /// Not run [`without_migration`](Builder::without_migration). It may run in several instances at a time, and must
+    /// be able to run again.
+    pub fn prepare<F, Done>(mut self, preparation: F) -> Self
+    where
+        F: FnOnce(SqlStore) -> Done + std::marker::Send + 'static,
+        Done: Future<Output = Result<(), StoreError>> + std::marker::Send + 'static,
+    {
+        self.preparations.push(Box::new(move |store| Box::pin(preparation(store))));
+        self
+    }
+
     /// Another clock than the machine's.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
@@ -601,6 +637,9 @@ impl Builder {
         if self.migrate {
             store.migrate().await?;
             store.create_tables(&self.tables).await?;
+            for prepare in self.preparations {
+                prepare(store.clone()).await?;
+            }
         }
         store.ready().await?;
         let page_size = store.open_log(self.page_size).await?;
@@ -668,8 +707,13 @@ impl Builder {
             services.push(sequencer::start(bus.clone(), held.clone(), bus.committed.clone(), self.scan));
             for (channel, target) in publishing {
                 let (held, in_flight) = (held.clone(), in_flight.clone());
-                let around =
-                    Surroundings { broker: broker.clone(), held, in_flight, answered: Arc::default() };
+                let around = Surroundings {
+                    broker: broker.clone(),
+                    held,
+                    in_flight,
+                    answered: Arc::default(),
+                    watchers: self.watchers.clone(),
+                };
                 services.extend(relay::start(&bus, &around, channel, target, &wakes));
             }
             let running = consumer::Running {
@@ -677,6 +721,7 @@ impl Builder {
                 store: store.clone(),
                 broker: broker.clone(),
                 runner: wake.clone(),
+                watchers: self.watchers.clone(),
                 patience: self.scan,
             };
             for Wired { consumer, handler, queue } in consumers {

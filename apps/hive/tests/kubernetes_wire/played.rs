@@ -11,13 +11,13 @@ use tokio::net::{TcpListener, TcpStream};
 use towpath_hive::gateway::kubernetes::{Credentials, KubernetesGateway, KubernetesSettings};
 
 /// How long the gateway of these tests waits for an answer.
-pub const CALL_TIMEOUT: Duration = Duration::from_secs(2);
+pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The token in the kubeconfig of these tests.
-pub const TOKEN: &str = "the-token-of-the-test";
+pub(crate) const TOKEN: &str = "the-token-of-the-test";
 
 /// What is played.
-pub enum Play {
+pub(crate) enum Play {
     /// An answer with a JSON body.
     Json(u16, Value),
     /// An answer with another body.
@@ -31,7 +31,7 @@ pub enum Play {
 }
 
 /// How a watch ends.
-pub enum End {
+pub(crate) enum End {
     /// As the server ends it after its time.
     Orderly,
     /// In the middle of a line.
@@ -42,7 +42,7 @@ pub enum End {
 
 /// A request.
 #[derive(Debug, Clone)]
-pub struct Asked {
+pub(crate) struct Asked {
     pub method: String,
     pub path: String,
     pub query: BTreeMap<String, String>,
@@ -51,7 +51,7 @@ pub struct Asked {
 }
 
 /// The server.
-pub struct PlayedServer {
+pub(crate) struct PlayedServer {
     address: SocketAddr,
     asked: Arc<Mutex<Vec<Asked>>>,
     plays: Arc<Mutex<VecDeque<Play>>>,
@@ -120,7 +120,7 @@ impl PlayedServer {
 }
 
 /// The body of an answer that says no, as an API server writes it.
-pub fn no(code: u16, reason: &str, details: Value) -> Play {
+pub(crate) fn no(code: u16, reason: &str, details: Value) -> Play {
     let body = json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
         "message": format!("played {reason}"), "reason": reason, "details": details, "code": code,
@@ -129,7 +129,7 @@ pub fn no(code: u16, reason: &str, details: Value) -> Play {
 }
 
 /// There is no such service.
-pub fn no_service() -> Play {
+pub(crate) fn no_service() -> Play {
     no(404, "NotFound", json!({ "name": "cart", "group": "serving.knative.dev", "kind": "services" }))
 }
 

@@ -34,7 +34,10 @@ use towpath_core::ports::store::StoreError;
 use routing::Routing;
 
 pub use publishing::{LONGEST_BODY, LONGEST_HEADERS};
-pub use routing::{DEATHS_HEADER, FIRST_DEATH_QUEUE_HEADER, FIRST_DEATH_REASON_HEADER};
+pub use routing::{
+    DEATHS_HEADER, FIRST_DEATH_QUEUE_HEADER, FIRST_DEATH_REASON_HEADER, LAST_DEATH_QUEUE_HEADER,
+    LAST_DEATH_REASON_HEADER,
+};
 
 /// What the in-process broker promises.
 pub const PROMISES: BrokerPromises = BrokerPromises {

@@ -33,6 +33,12 @@ pub const FIRST_DEATH_QUEUE_HEADER: &str = "x-first-death-queue";
 /// Why it did.
 pub const FIRST_DEATH_REASON_HEADER: &str = "x-first-death-reason";
 
+/// The queue that gave it up last.
+pub const LAST_DEATH_QUEUE_HEADER: &str = "x-last-death-queue";
+
+/// Why it did.
+pub const LAST_DEATH_REASON_HEADER: &str = "x-last-death-reason";
+
 /// Through how many delay queues a message may go. More is a circle.
 const MOST_DELAYS: usize = 16;
 
@@ -255,12 +261,16 @@ fn with_death(headers: &[(String, String)], queue: &str, death: Death) -> Vec<(S
     );
     entry.count = entry.count.saturating_add(1);
     deaths.insert(0, entry);
+    let is_replaced =
+        |name: &str| [DEATHS_HEADER, LAST_DEATH_QUEUE_HEADER, LAST_DEATH_REASON_HEADER].contains(&name);
     let mut headers: Vec<(String, String)> =
-        headers.iter().filter(|(name, _)| name != DEATHS_HEADER).cloned().collect();
+        headers.iter().filter(|(name, _)| !is_replaced(name)).cloned().collect();
     if !headers.iter().any(|(name, _)| name == FIRST_DEATH_QUEUE_HEADER) {
         headers.push((FIRST_DEATH_QUEUE_HEADER.to_owned(), queue.to_owned()));
         headers.push((FIRST_DEATH_REASON_HEADER.to_owned(), reason.to_owned()));
     }
+    headers.push((LAST_DEATH_QUEUE_HEADER.to_owned(), queue.to_owned()));
+    headers.push((LAST_DEATH_REASON_HEADER.to_owned(), reason.to_owned()));
     // Texts and a number: they can always be written.
     headers.push((DEATHS_HEADER.to_owned(), serde_json::to_string(&deaths).unwrap_or_default()));
     headers
@@ -396,6 +406,7 @@ mod tests {
         assert_eq!(placements[0].destination, to("", "end"));
         let header = |name: &str| placements[0].headers.iter().find(|(header, _)| header == name);
         assert_eq!(header(FIRST_DEATH_QUEUE_HEADER).unwrap().1, "one");
+        assert_eq!(header(LAST_DEATH_QUEUE_HEADER).unwrap().1, "two");
         assert_eq!(
             header(DEATHS_HEADER).unwrap().1,
             r#"[{"queue":"two","reason":"expired","count":1},{"queue":"one","reason":"expired","count":1}]"#

@@ -12,6 +12,12 @@ pub const OCCURRED_AT_HEADER: &str = "towpath-occurred-at";
 /// What keeps the order of a message: its aggregate.
 pub const KEY_HEADER: &str = "towpath-key";
 
+/// The queue that gave a message up last.
+const LAST_DEATH_QUEUE: &str = "x-last-death-queue";
+
+/// Why it did.
+const LAST_DEATH_REASON: &str = "x-last-death-reason";
+
 /// Survives a restart of the broker, in a durable queue.
 const PERSISTENT: u8 = 2;
 
@@ -73,6 +79,7 @@ pub(super) fn received(queue: &str, delivery: Delivery) -> Received {
             headers.push((name.to_string(), value));
         }
     }
+    headers.extend(last_death(&properties));
     let timestamp = || {
         let seconds = i64::try_from((*properties.timestamp())?).ok()?;
         DateTime::from_timestamp(seconds, 0)
@@ -99,6 +106,22 @@ pub(super) fn short(what: &str, text: &str) -> Result<ShortString, String> {
 
 pub(super) fn text(text: impl Into<LongString>) -> AMQPValue {
     AMQPValue::LongString(text.into())
+}
+
+/// Which queue gave a message up last, and why. Newer brokers say it themselves; older ones only in their list of deaths,
+/// the latest first.
+fn last_death(properties: &BasicProperties) -> Vec<(String, String)> {
+    fn find<'t>(table: &'t FieldTable, name: &str) -> Option<&'t AMQPValue> {
+        table.into_iter().find(|(found, _)| found.as_str() == name).map(|(_, value)| value)
+    }
+    let Some(headers) = properties.headers() else { return Vec::new() };
+    let Some(AMQPValue::FieldArray(deaths)) = find(headers, "x-death") else { return Vec::new() };
+    let Some(AMQPValue::FieldTable(death)) = deaths.as_slice().first() else { return Vec::new() };
+    [(LAST_DEATH_QUEUE, "queue"), (LAST_DEATH_REASON, "reason")]
+        .into_iter()
+        .filter(|(header, _)| find(headers, header).is_none())
+        .filter_map(|(header, field)| Some((header.to_owned(), shown(find(death, field)?))))
+        .collect()
 }
 
 /// A property as a text: texts to the letter, the broker's own tables (`x-death`) to be read by people.

@@ -13,6 +13,7 @@ use towpath::notifications::LARGEST_PAGE_SIZE;
 
 use super::Failure;
 use super::hive::HiveConfig;
+use super::market::MarketConfig;
 use super::settings::{SettingFlags, Settings, Source};
 use crate::http::access::{ASYMMETRIC, ApiKey, JwtSettings, Role};
 use crate::http::limits::LimitSettings;
@@ -53,6 +54,7 @@ pub(crate) struct Config {
     pub(crate) channels: Channels,
     pub(crate) hive: HiveConfig,
     pub(crate) log_page_size: Option<NonZeroU64>,
+    pub(crate) market: MarketConfig,
     pub(crate) keys: Vec<ApiKey>,
     pub(crate) jwt: Option<JwtSettings>,
     pub(crate) limits: LimitSettings,
@@ -89,6 +91,8 @@ struct File {
     broker: Option<String>,
     #[serde(default)]
     hive: toml::Table,
+    #[serde(default)]
+    market: toml::Table,
     #[serde(default)]
     access: toml::Table,
     #[serde(default)]
@@ -163,6 +167,7 @@ impl ServeFlags {
             log_page_size: page_size(&settings)?,
             channels,
             hive: HiveConfig::read(file.hive)?,
+            market: MarketConfig::read(file.market)?,
             listen: listen.parse().map_err(|_| {
                 Failure::usage(format!(
                     "{listen:?} is not an address to listen on; write one such as {DEFAULT_LISTEN}"

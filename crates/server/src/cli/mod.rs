@@ -9,6 +9,7 @@ mod config;
 mod follow;
 mod hive;
 mod keys;
+mod market;
 mod migrate;
 mod output;
 mod serve;
@@ -56,6 +57,11 @@ enum Command {
     Keys {
         #[command(subcommand)]
         what: keys::Keys,
+    },
+    /// The market's orders
+    Market {
+        #[command(subcommand)]
+        what: market::MarketCommand,
     },
     /// Measure against the raw driver doing the same work, in the same run
     Bench {
@@ -118,6 +124,7 @@ pub(crate) fn main(
             Some(Command::Follow(flags)) => follow::follow(flags).await,
             Some(Command::Config(flags)) => shown_config::show(flags),
             Some(Command::Keys { what }) => keys::run(what),
+            Some(Command::Market { what }) => market::run(what),
             Some(Command::Bench { what }) => bench::run(what).await,
         }
     });

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use towpath::{BrokerUrl, Builder, StoreUrl, Towpath};
+use towpath_market::Market;
 
 use super::config::{Config, LogSettings, ServeFlags};
 use super::migrate::failure;
@@ -18,8 +19,9 @@ pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Bui
     let limits = Arc::new(Limits::new(config.limits.clone()));
     // What is written wrong is told before anything is touched.
     let store = StoreUrl::parse(&config.store).map_err(|error| failure(&error))?;
-    BrokerUrl::parse(&config.broker)
+    let broker = BrokerUrl::parse(&config.broker)
         .map_err(|error| Failure::usage(format!("{error} [{}]\n{}", error.code(), error.next_step())))?;
+    let market = config.market.on(&broker)?;
     #[cfg(feature = "otel")]
     let traces = crate::otel::Traces::begin()
         .map_err(|error| Failure::usage(format!("traces cannot be sent: {error}")))?;
@@ -46,15 +48,20 @@ pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Bui
     if let Some(hive) = &hive {
         builder = hive.install(builder);
     }
+    if let Some(settings) = &market {
+        builder = Market::install(builder, settings);
+    }
     let app = extend(builder).start().await.map_err(|error| {
         Failure::unreachable(format!("{} [{}]\n{}", error.report(), error.code(), error.next_step()))
     })?;
+    let market = market.map(|settings| Market::open(&app, settings));
     let address = listener.local_addr().map_err(|error| Failure::unreachable(error.to_string()))?;
     output::note(&format!("towpath {} listens on http://{address}/", env!("CARGO_PKG_VERSION")));
     let feed = http::Feed::start(app.clone(), http::FeedOptions::default());
     let state = http::App {
         towpath: app.clone(),
         hive,
+        market: market.clone(),
         access: Arc::new(access),
         limits,
         feed: feed.clone(),
@@ -68,6 +75,9 @@ pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Bui
     };
     let grace = config.shutdown_timeout;
     connections::serve(listener, http::router(state), &config.limits, grace, told_to_stop).await;
+    if let Some(market) = market {
+        market.stop().await;
+    }
     app.stop().await;
     #[cfg(feature = "otel")]
     if let Some(traces) = traces {

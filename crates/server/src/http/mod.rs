@@ -13,6 +13,7 @@ mod flows;
 mod hive;
 pub(crate) mod limits;
 mod machines;
+mod market;
 pub(crate) mod metrics;
 mod notifications;
 mod openapi;
@@ -35,6 +36,7 @@ use axum::{Json, Router};
 use serde::Serialize;
 use towpath::Towpath;
 use towpath_hive::Hive;
+use towpath_market::Market;
 use utoipa::ToSchema;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
@@ -56,6 +58,8 @@ pub(crate) struct App {
     pub(crate) limits: Arc<limits::Limits>,
     /// Follows the log for all readers of the event stream.
     pub(crate) feed: Feed,
+    /// Nothing, where it does not run.
+    pub(crate) market: Option<Market>,
 }
 
 /// All paths. Each part of the API brings its own.
@@ -76,6 +80,7 @@ fn paths() -> (Router<App>, OpenApi) {
         .merge(flows::routes())
         .merge(hive::routes())
         .merge(metrics::routes())
+        .merge(market::routes())
         .merge(notifications::routes())
         .merge(stream::routes())
         .merge(outbox::routes())

@@ -72,6 +72,7 @@ impl Bench {
             access: Arc::new(Access::Checked { keys, tokens: None }),
             limits: Arc::new(Limits::new(settings)),
             measurements: crate::http::metrics::Measurements::of_nothing(),
+            market: None,
         };
         let (effects, gate) = (Arc::new(AtomicU32::new(0)), Arc::new(Notify::new()));
         let (counted, held, broken) = (Arc::clone(&effects), Arc::clone(&effects), Arc::clone(&effects));

@@ -24,7 +24,7 @@ use towpath_core::ports::broker::{
 };
 use towpath_core::ports::store::{InboxFailure, StoreError};
 use towpath_core::retry::{ErrorClass, RetryDecision};
-use towpath_store::{SqlStore, SqlTransaction};
+use towpath_store::{FirstDelivery, SqlStore, SqlTransaction};
 use tracing::Instrument as _;
 
 use super::{Afterwards, Batch, Consumer, DeadTo, Delivered, HandlerError, HandlerTx, Next, Step};
@@ -32,6 +32,7 @@ use crate::bus::{Bus, random_unit, with_causes};
 use crate::metrics::{self, ConsumerMeters};
 use crate::service::{Service, Stopping, Wake};
 use crate::spans;
+use crate::watch::{Delivering, DeliveringOutcome, Watchers};
 
 /// What a consumer works with.
 #[derive(Clone)]
@@ -41,6 +42,7 @@ pub(crate) struct Running {
     pub(crate) broker: Arc<dyn Broker>,
     /// Wakes the command runner of this process.
     pub(crate) runner: Wake,
+    pub(crate) watchers: Watchers,
     /// How long to wait before the store or the broker is tried again, at most.
     pub(crate) patience: Duration,
 }
@@ -522,6 +524,8 @@ impl Job {
         let mut failures: HashMap<EventId, u32> =
             first.iter().map(|first| (first.event_id, first.failures)).collect();
         let all = arrived.len();
+        // The handler gets the events, so what is told of them afterwards is noted before.
+        let told = self.noted(&arrived, &first);
         let mut deliveries = Vec::with_capacity(first.len());
         for (event, received, _) in arrived {
             // Taken out: the same event twice in one batch is one delivery.
@@ -562,6 +566,9 @@ impl Job {
                         Ok(next) => {
                             self.meters.handled.increment(handled);
                             self.meters.duplicates.increment(duplicates);
+                            for (event, received, outcome) in &told {
+                                self.tell(received, Some(event), *outcome);
+                            }
                             return Attempt::Done(next);
                         }
                         Err(error) => Failure::of_store(&error),
@@ -653,6 +660,11 @@ impl Job {
         if retryable && failures <= policy.immediate_retries {
             tracing::info!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, "a delivery is tried again");
             self.meters.failed(metrics::Next::AtOnce);
+            self.tell(
+                received,
+                Some(event),
+                DeliveringOutcome::Retried { reason: &reason, message: &message },
+            );
             return Ok(None);
         }
         let next = match &policy.afterwards {
@@ -668,6 +680,11 @@ impl Job {
             }
             Afterwards::Requeue { at_most } => (retryable && failures < *at_most).then_some(None),
         };
+        let outcome = match next {
+            Some(_) => DeliveringOutcome::Retried { reason: &reason, message: &message },
+            None => DeliveringOutcome::GivenUp { reason: &reason, message: &message },
+        };
+        self.tell(received, Some(event), outcome);
         // A letter is not in the broker's hands: there is nothing to reject.
         let dead = if letter_id.is_some() { DeadTo::Store } else { policy.dead };
         match (next, dead) {
@@ -715,6 +732,8 @@ impl Job {
             "a message cannot be read"
         );
         self.meters.failed(metrics::Next::Dead);
+        let (reason, message) = (error.code(), with_causes(error));
+        self.tell(received, None, DeliveringOutcome::GivenUp { reason, message: &message });
         if self.consumer.policy.dead == DeadTo::Broker {
             return self.settle(arrived, Settlement::Reject).await;
         }
@@ -739,6 +758,35 @@ impl Job {
                 () = tokio::time::sleep(backoff.next(self.running.patience)) => {}
             }
         }
+    }
+
+    /// Tells the application's watchers.
+    /// What watchers are told once the deliveries are through. Nothing, when nobody watches.
+    fn noted<'r>(
+        &self,
+        arrived: &[(IncomingEvent, &'r Received, Lane)],
+        first: &[FirstDelivery],
+    ) -> Vec<(IncomingEvent, &'r Received, DeliveringOutcome<'static>)> {
+        if self.running.watchers.0.is_empty() {
+            return Vec::new();
+        }
+        let outcome = |event: &IncomingEvent| match first.iter().any(|first| first.event_id == event.event_id)
+        {
+            true => DeliveringOutcome::Handled,
+            false => DeliveringOutcome::Duplicate,
+        };
+        arrived.iter().map(|(event, received, _)| (event.clone(), *received, outcome(event))).collect()
+    }
+
+    fn tell(&self, message: &Received, event: Option<&IncomingEvent>, outcome: DeliveringOutcome<'_>) {
+        let trace_id = event.and_then(|event| event.trace_id.as_ref()).map(ToString::to_string);
+        self.running.watchers.delivered(&Delivering {
+            handler: self.handler.as_str(),
+            message,
+            event_id: event.map(|event| event.event_id),
+            trace_id: trace_id.as_deref(),
+            outcome,
+        });
     }
 
     fn letter(

@@ -22,8 +22,9 @@ const PAGE: u32 = 500;
 /// How long the broker may take to confirm a letter that goes back to it.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The header in which RabbitMQ says from which queue a message was first given up.
-const FIRST_DEATH_QUEUE: &str = "x-first-death-queue";
+/// The headers that say from which queue a message was given up. The last one is who did not want it; the first one may be
+/// a delay queue that it has left long ago.
+const DEATH_QUEUES: [&str; 2] = ["x-last-death-queue", "x-first-death-queue"];
 
 /// The dead letters of all consumers and brokers, in one view.
 pub struct Letters<'a> {
@@ -228,14 +229,14 @@ impl Letters<'_> {
     /// Publishes a letter to the queue that gave it up, with all its properties.
     async fn give_back(&self, letter: &Letter) -> Result<(), LettersError> {
         let received = &letter.letter.message;
-        let first_queue =
-            received.headers.iter().find(|(name, _)| name == FIRST_DEATH_QUEUE).map(|(_, queue)| queue);
-        let destination = match first_queue {
+        let header = |wanted: &str| received.headers.iter().find(|(name, _)| name == wanted);
+        let destination = match DEATH_QUEUES.into_iter().find_map(header).map(|(_, queue)| queue) {
             // Every queue is bound to the exchange without a name under its own name.
             Some(queue) => Destination { exchange: String::new(), routing_key: queue.clone() },
             None => received.destination.clone(),
         };
-        let is_brokers_own = |name: &str| name.starts_with("x-death") || name.starts_with("x-first-death");
+        let is_brokers_own =
+            |name: &str| ["x-death", "x-first-death", "x-last-death"].iter().any(|own| name.starts_with(own));
         let headers = received.headers.iter().filter(|(name, _)| !is_brokers_own(name)).cloned().collect();
         let message = Message {
             destination,

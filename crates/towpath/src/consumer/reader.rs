@@ -14,8 +14,8 @@ use crate::service::{Service, Stopping};
 /// How many messages are fetched ahead.
 const PREFETCH: u16 = 50;
 
-/// The header in which RabbitMQ says why a message was first given up.
-const FIRST_DEATH_REASON: &str = "x-first-death-reason";
+/// The headers that say why a message was given up; the last time, or the first.
+const DEATH_REASONS: [&str; 2] = ["x-last-death-reason", "x-first-death-reason"];
 
 /// Reads a dead-letter queue of the broker's into the dead letters.
 pub(crate) fn start(running: Running, queue: String) -> Service {
@@ -79,10 +79,11 @@ async fn take_in(running: &Running, received: &Received) -> Result<(), StoreErro
         }
     };
     let trace_id = event.as_ref().and_then(|event| event.trace_id.clone());
-    let reason = header(received, FIRST_DEATH_REASON).unwrap_or("given-up-by-the-broker");
+    let told = DEATH_REASONS.into_iter().find_map(|name| header(received, name));
+    let reason = told.unwrap_or("given-up-by-the-broker");
     let letter = NewLetter {
         handler: None,
-        event_id: event.map(|event| EventId(event.event_id.0)),
+        event_id: event.as_ref().map(|event| EventId(event.event_id.0)),
         lane,
         message: received.clone(),
         received_at: now,
@@ -96,6 +97,7 @@ async fn take_in(running: &Running, received: &Received) -> Result<(), StoreErro
             reason,
             "the broker gave a message up"
         );
+        running.watchers.died(received, letter.event_id);
     }
     Ok(())
 }

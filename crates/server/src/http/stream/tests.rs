@@ -90,6 +90,7 @@ impl Stage {
             let router = router(App {
                 towpath,
                 hive: None,
+                market: None,
                 access,
                 limits: limited,
                 feed: served,

@@ -1,0 +1,95 @@
+//! The job that looks for unpaid orders in the database (O7): when the broker is away, an order is closed all the same.
+//!
+//! It needs no lease. Closing is one conditional update: whoever is second, another instance or the message from the
+//! delay queue, touches no row.
+
+use std::time::Duration;
+
+use tokio::sync::{Mutex, watch};
+use tokio::task::JoinHandle;
+use towpath::Towpath;
+
+use crate::consumers::deadline;
+use crate::database::{Change, in_transaction};
+use crate::error::MarketError;
+use crate::market::new_trace;
+use crate::orders::{self, Step};
+use crate::settings::Settings;
+
+/// The job, while it runs.
+pub(crate) struct Deadlines {
+    stop: watch::Sender<bool>,
+    job: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Deadlines {
+    /// Begins to look, if the settings want it.
+    pub(crate) fn watch(app: &Towpath, settings: &Settings) -> Self {
+        let (stop, stopping) = watch::channel(false);
+        let (app, settings) = (app.clone(), settings.clone());
+        let job = settings.scan_enabled.then(|| tokio::spawn(run(app, settings, stopping)));
+        Self { stop, job: Mutex::new(job) }
+    }
+
+    /// Ends after what it is at. Twice is fine.
+    pub(crate) async fn stop(&self) {
+        // Nobody listens if there is no job.
+        let _ = self.stop.send(true);
+        if let Some(job) = self.job.lock().await.take()
+            && let Err(error) = job.await
+        {
+            tracing::error!(%error, "the job for unpaid orders ended badly");
+        }
+    }
+}
+
+async fn run(app: Towpath, settings: Settings, mut stopping: watch::Receiver<bool>) {
+    loop {
+        tokio::select! {
+            // Also when the market is gone without having been stopped.
+            _ = stopping.wait_for(|stop| *stop) => return,
+            () = tokio::time::sleep(uneven(settings.scan)) => {}
+        }
+        match close_overdue(&app, &settings).await {
+            Ok(0) => {}
+            Ok(closed) => tracing::info!(closed, "unpaid orders were closed by the job"),
+            Err(error) => {
+                let cause = std::error::Error::source(&error).map(ToString::to_string);
+                tracing::warn!(code = error.code(), cause, "unpaid orders could not be looked for");
+            }
+        }
+    }
+}
+
+/// So that instances do not look in step.
+fn uneven(scan: Duration) -> Duration {
+    let chance = f64::from(uuid::Uuid::new_v4().as_bytes()[0]) / 255.0;
+    scan.mul_f64(0.9 + 0.1 * chance)
+}
+
+/// Closes all orders that are unpaid and whose time is over; answers how many.
+pub(crate) async fn close_overdue(app: &Towpath, settings: &Settings) -> Result<u64, MarketError> {
+    let mut closed = 0;
+    loop {
+        let deadline = deadline(settings.clock.now(), settings.pending);
+        let overdue = in_transaction!(app, |session| {
+            let answer = orders::overdue(session, deadline, settings.scan_batch).await?;
+            Ok(Change { answer, facts: None })
+        })?;
+        let mut closed_of_batch = 0;
+        for order in &overdue {
+            let step = Step { now: settings.clock.now(), trace_id: new_trace() };
+            let was_closed = in_transaction!(app, |session| {
+                let facts = orders::time_out(session, order, deadline, step.clone()).await?;
+                Ok(Change { answer: facts.is_some(), facts })
+            })?;
+            closed_of_batch += u64::from(was_closed);
+        }
+        closed += closed_of_batch;
+        // None closed of a full batch means that others are at it: they need no help.
+        if closed_of_batch == 0 || overdue.len() < usize::try_from(settings.scan_batch).unwrap_or(usize::MAX)
+        {
+            return Ok(closed);
+        }
+    }
+}

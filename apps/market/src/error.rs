@@ -1,0 +1,81 @@
+//! Why the market said no, and what broke.
+
+use towpath::ports::store::StoreError;
+use towpath::retry::ErrorClass;
+
+use crate::model::OrderStatus;
+
+/// Why an operation did not happen. Nothing has changed then.
+#[derive(Debug, thiserror::Error)]
+pub enum MarketError {
+    /// There is no such product.
+    #[error("there is no product {0}")]
+    UnknownProduct(i64),
+    /// There is no such order.
+    #[error("there is no order {0}")]
+    UnknownOrder(i64),
+    /// Somebody else was first.
+    #[error("product {0} is not on sale")]
+    NotOnSale(i64),
+    /// The order is not where it would have to be.
+    #[error("order {order_id} is {status}, and cannot {step}")]
+    WrongStatus {
+        /// Which.
+        order_id: i64,
+        /// Where it is.
+        status: OrderStatus,
+        /// What was asked.
+        step: &'static str,
+    },
+    /// What was given cannot be used.
+    #[error("{field}: {why}")]
+    Invalid {
+        /// Which field.
+        field: &'static str,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The database said no, or nothing.
+    #[error("the market's tables cannot be used")]
+    Store(#[from] StoreError),
+}
+
+impl MarketError {
+    pub(crate) fn invalid(field: &'static str, why: impl Into<String>) -> Self {
+        Self::Invalid { field, why: why.into() }
+    }
+
+    /// A stable code; each has a section in the documentation.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::UnknownProduct(_) => "product-unknown",
+            Self::UnknownOrder(_) => "order-unknown",
+            Self::NotOnSale(_) => "product-not-on-sale",
+            Self::WrongStatus { .. } => "order-wrong-status",
+            Self::Invalid { .. } => "market-invalid",
+            Self::Store(error) => error.code(),
+        }
+    }
+
+    /// How a retry decision sees it.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::UnknownProduct(_) | Self::UnknownOrder(_) => ErrorClass::NotFound,
+            Self::NotOnSale(_) | Self::WrongStatus { .. } => ErrorClass::Conflict,
+            Self::Invalid { .. } => ErrorClass::Validation,
+            Self::Store(error) => error.class(),
+        }
+    }
+
+    /// What a person can do about it.
+    pub fn next_step(&self) -> &'static str {
+        match self {
+            Self::UnknownProduct(_) => "List the products; ids are numbers.",
+            Self::UnknownOrder(_) => "List the orders; ids are numbers.",
+            Self::NotOnSale(_) => "Choose another product; it is on sale again if its order is cancelled.",
+            Self::WrongStatus { .. } => "Look at the order: pending, paid, shipped, completed, or cancelled.",
+            Self::Invalid { .. } => "Correct the field that is named.",
+            Self::Store(error) => error.next_step(),
+        }
+    }
+}

@@ -1,0 +1,374 @@
+//! The market's handle: what a shop does.
+
+use std::sync::Arc;
+
+use chrono::{DateTime, Utc};
+use towpath::ids::TraceId;
+use towpath::ports::store::StoreError;
+use towpath::{Builder, Circumstances, Towpath};
+use uuid::Uuid;
+
+use crate::alarms::Alarms;
+use crate::consumers;
+use crate::database::{Change, Session, corrupt, in_transaction, values};
+use crate::deadlines::Deadlines;
+use crate::error::MarketError;
+use crate::model::{
+    BuyerCredit, Inventory, Notification, Order, OrderFilter, OrderStatus, Product, ProductStatus, Shipment,
+};
+use crate::money::Money;
+use crate::numbers::{Numbered, Numbers};
+use crate::orders::{self, Step};
+use crate::products;
+use crate::settings::Settings;
+use crate::{tables, topology};
+
+/// The longest title, in characters.
+const LONGEST_TITLE: usize = 200;
+/// The longest reason of a cancellation, in characters.
+const LONGEST_REASON: usize = 64;
+/// How many numbers are tried for one order.
+const MOST_NUMBERS: u32 = 5;
+/// The most that one page of a listing has.
+const LARGEST_PAGE: u32 = 500;
+
+/// A running market. Clones share it.
+#[derive(Clone)]
+pub struct Market {
+    shared: Arc<Shared>,
+    trace_id: Option<TraceId>,
+}
+
+struct Shared {
+    app: Towpath,
+    settings: Settings,
+    numbers: Numbers,
+    deadlines: Deadlines,
+}
+
+/// Which part of a listing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Page {
+    /// Behind this number.
+    pub after: i64,
+    /// At most so many; 500 are the most.
+    pub limit: u32,
+}
+
+impl Default for Page {
+    fn default() -> Self {
+        Self { after: 0, limit: 100 }
+    }
+}
+
+impl Market {
+    /// Adds the market to what Towpath is made of: its topology, channels, consumers and tables.
+    pub fn install(builder: Builder, settings: &Settings) -> Builder {
+        let channels = topology::channels(&settings.outbox);
+        let builder = channels.into_iter().fold(builder, Builder::channel);
+        consumers::consumers(settings)
+            .into_iter()
+            .fold(builder, Builder::consumer)
+            .topology(topology::topology(settings.pending))
+            .dead_letter_queue(topology::DEAD_LETTER_QUEUE)
+            .watch(Arc::new(Alarms))
+            .prepare(|store| async move { tables::migrate(&store).await })
+    }
+
+    /// Opens the market on a Towpath that it was installed into, and begins to look for orders whose time is over.
+    pub fn open(app: &Towpath, settings: Settings) -> Self {
+        let deadlines = Deadlines::watch(app, &settings);
+        let shared = Shared { app: app.clone(), settings, numbers: Numbers::default(), deadlines };
+        Self { shared: Arc::new(shared), trace_id: None }
+    }
+
+    /// The same market, whose next facts belong to a trace.
+    pub fn traced(&self, trace_id: TraceId) -> Self {
+        Self { shared: Arc::clone(&self.shared), trace_id: Some(trace_id) }
+    }
+
+    /// How it works.
+    pub fn settings(&self) -> &Settings {
+        &self.shared.settings
+    }
+
+    /// Stops looking for orders whose time is over. Stop it before Towpath.
+    pub async fn stop(&self) {
+        self.shared.deadlines.stop().await;
+    }
+
+    /// Offers a product.
+    pub async fn offer(&self, seller_id: i64, title: &str, price: Money) -> Result<Product, MarketError> {
+        check_person("sellerId", seller_id)?;
+        let title = title.trim();
+        if title.is_empty() || title.chars().count() > LONGEST_TITLE || title.chars().any(char::is_control) {
+            let why = format!("it has from 1 to {LONGEST_TITLE} characters that can be printed");
+            return Err(MarketError::invalid("title", why));
+        }
+        if price.is_zero() {
+            return Err(MarketError::invalid("price", "it is more than nothing"));
+        }
+        let app = &self.shared.app;
+        let product_id = self.shared.numbers.next(app, Numbered::Products).await?;
+        let now = self.now();
+        let product = Product {
+            product_id,
+            seller_id,
+            title: title.to_owned(),
+            price,
+            status: ProductStatus::OnSale,
+            status_changed_at: now,
+            create_time: now,
+        };
+        in_transaction!(app, |session| {
+            products::insert(session, &product).await?;
+            Ok(Change { answer: (), facts: None })
+        })?;
+        Ok(product)
+    }
+
+    /// Orders a product.
+    ///
+    /// # Guarantees
+    /// Of all who order one product at a time exactly one succeeds. The order, the product and the facts commit
+    /// together.
+    ///
+    /// # Errors
+    /// `NotOnSale` for all others.
+    pub async fn place(&self, product_id: i64, buyer_id: i64) -> Result<Order, MarketError> {
+        check_person("buyerId", buyer_id)?;
+        let app = &self.shared.app;
+        // Looked at without a lock first: most of those who are late are told so here. What is sold and for how much
+        // never changes.
+        let product = self.product(product_id).await?;
+        if product.status != ProductStatus::OnSale {
+            return Err(MarketError::NotOnSale(product_id));
+        }
+        let quantity = 1;
+        let total_amount = product.price.times(quantity).map_err(|error| corrupt("price_cents", error))?;
+        let mut numbers_tried = 0;
+        loop {
+            let order_id = self.shared.numbers.next(app, Numbered::Orders).await?;
+            let step = self.step();
+            let order = Order {
+                order_id,
+                order_no: order_no(step.now, order_id),
+                product_id,
+                buyer_id,
+                seller_id: product.seller_id,
+                quantity,
+                price: product.price,
+                total_amount,
+                status: OrderStatus::Pending,
+                cancel_reason: None,
+                create_time: step.now,
+                pay_time: None,
+                ship_time: None,
+                complete_time: None,
+                cancel_time: None,
+            };
+            let placed =
+                in_transaction!(app, |session| { orders::place(session, &order, step.clone()).await });
+            match placed {
+                Ok(()) => return Ok(order),
+                // Another instance has numbered an order alike in this second: the next number will do.
+                Err(error) if is_taken(&error) && numbers_tried < MOST_NUMBERS => numbers_tried += 1,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Pays an order. An amount that is given must be the order's.
+    pub async fn pay(&self, order_id: i64, amount: Option<Money>) -> Result<Order, MarketError> {
+        let order = self.order(order_id).await?;
+        if let Some(amount) = amount.filter(|amount| *amount != order.total_amount) {
+            let why = format!("{amount} is not the {} of the order", order.total_amount);
+            return Err(MarketError::invalid("amount", why));
+        }
+        let step = self.step();
+        in_transaction!(&self.shared.app, |session| { orders::pay(session, &order, step.clone()).await })?;
+        self.order(order_id).await
+    }
+
+    /// Ships a paid order.
+    pub async fn ship(&self, order_id: i64) -> Result<Order, MarketError> {
+        let (order, step) = (self.order(order_id).await?, self.step());
+        in_transaction!(&self.shared.app, |session| { orders::ship(session, &order, step.clone()).await })?;
+        self.order(order_id).await
+    }
+
+    /// Completes a shipped order.
+    pub async fn complete(&self, order_id: i64) -> Result<Order, MarketError> {
+        let (order, step) = (self.order(order_id).await?, self.step());
+        in_transaction!(&self.shared.app, |session| {
+            orders::complete(session, &order, step.clone()).await
+        })?;
+        self.order(order_id).await
+    }
+
+    /// Cancels an order that was not paid; its product is on sale again.
+    pub async fn cancel(&self, order_id: i64, reason: Option<&str>) -> Result<Order, MarketError> {
+        let reason = reason.unwrap_or("buyer").trim();
+        let is_text = !reason.chars().any(char::is_control) && !reason.is_empty();
+        if !is_text || reason.chars().count() > LONGEST_REASON {
+            let why = format!("it has from 1 to {LONGEST_REASON} characters that can be printed");
+            return Err(MarketError::invalid("reason", why));
+        }
+        if reason == orders::TIMEOUT_REASON {
+            return Err(MarketError::invalid("reason", "a timeout is not for people to say"));
+        }
+        let (order, step) = (self.order(order_id).await?, self.step());
+        in_transaction!(&self.shared.app, |session| {
+            orders::cancel(session, &order, reason, step.clone()).await
+        })?;
+        self.order(order_id).await
+    }
+
+    /// Closes all orders whose time to pay is over; answers how many. The job does this by itself.
+    pub async fn close_overdue(&self) -> Result<u64, MarketError> {
+        crate::deadlines::close_overdue(&self.shared.app, &self.shared.settings).await
+    }
+
+    /// A product.
+    pub async fn product(&self, product_id: i64) -> Result<Product, MarketError> {
+        let found = reading!(self, products::find, product_id)?;
+        found.ok_or(MarketError::UnknownProduct(product_id))
+    }
+
+    /// Products behind a number.
+    pub async fn products(
+        &self,
+        status: Option<ProductStatus>,
+        page: Page,
+    ) -> Result<Vec<Product>, MarketError> {
+        Ok(reading!(self, products::list, status, page.after, page.limit.min(LARGEST_PAGE))?)
+    }
+
+    /// An order.
+    pub async fn order(&self, order_id: i64) -> Result<Order, MarketError> {
+        let found = reading!(self, orders::find, order_id)?;
+        found.ok_or(MarketError::UnknownOrder(order_id))
+    }
+
+    /// Orders behind a number.
+    pub async fn orders(&self, filter: &OrderFilter, page: Page) -> Result<Vec<Order>, MarketError> {
+        Ok(reading!(self, orders::list, filter, page.after, page.limit.min(LARGEST_PAGE))?)
+    }
+
+    /// The shipment of an order, if it has begun.
+    pub async fn shipment(&self, order_id: i64) -> Result<Option<Shipment>, MarketError> {
+        Ok(reading!(self, find_shipment, order_id)?)
+    }
+
+    /// What buyer and seller were told about an order.
+    pub async fn notifications(&self, order_id: i64) -> Result<Vec<Notification>, MarketError> {
+        Ok(reading!(self, find_notifications, order_id)?)
+    }
+
+    /// How a buyer's orders ended, if any has.
+    pub async fn credit(&self, buyer_id: i64) -> Result<Option<BuyerCredit>, MarketError> {
+        Ok(reading!(self, find_credit, buyer_id)?)
+    }
+
+    /// What the inventory knows about a product.
+    pub async fn inventory(&self, product_id: i64) -> Result<Option<Inventory>, MarketError> {
+        Ok(reading!(self, find_inventory, product_id)?)
+    }
+
+    fn now(&self) -> DateTime<Utc> {
+        self.shared.settings.clock.now()
+    }
+
+    fn step(&self) -> Step {
+        let trace_id = self.trace_id.clone().or_else(|| Circumstances::current().trace_id);
+        let trace_id = trace_id.unwrap_or_else(new_trace);
+        Step { now: self.now(), trace_id }
+    }
+}
+
+/// A trace for what nobody has traced.
+pub(crate) fn new_trace() -> TraceId {
+    TraceId::from_stored(format!("trace-{}", Uuid::now_v7().simple()))
+}
+
+fn check_person(field: &'static str, id: i64) -> Result<(), MarketError> {
+    if id > 0 { Ok(()) } else { Err(MarketError::invalid(field, "it is a number from 1 on")) }
+}
+
+/// Whether a row of that key was there already.
+fn is_taken(error: &MarketError) -> bool {
+    let MarketError::Store(StoreError::Refused { source, .. }) = error else { return false };
+    let error = source.downcast_ref::<towpath::sqlx::Error>();
+    error.and_then(|error| error.as_database_error()).is_some_and(|error| error.is_unique_violation())
+}
+
+/// The second of the order and the end of its number: 18 digits, as the contract's example has them.
+fn order_no(now: DateTime<Utc>, order_id: i64) -> String {
+    format!("{}{:04}", now.format("%Y%m%d%H%M%S"), order_id.rem_euclid(10_000))
+}
+
+/// Runs a read on a connection of the store's own pool.
+macro_rules! reading {
+    ($market:expr, $read:path $(, $argument:expr)*) => {{
+        let store = $market.shared.app.store();
+        let read: Result<_, StoreError> = async {
+            let broken = |error| towpath::fault("connect", error);
+            if let Some(pool) = store.postgres_pool() {
+                let mut connection = pool.acquire().await.map_err(broken)?;
+                $read(&mut Session::Postgres(&mut connection) $(, $argument)*).await
+            } else if let Some(pool) = store.mysql_pool() {
+                let mut connection = pool.acquire().await.map_err(broken)?;
+                $read(&mut Session::MySql(&mut connection) $(, $argument)*).await
+            } else if let Some(pool) = store.sqlite_pool() {
+                let mut connection = pool.acquire().await.map_err(broken)?;
+                $read(&mut Session::Sqlite(&mut connection) $(, $argument)*).await
+            } else {
+                Err(StoreError::Unavailable("the store has no pool".into()))
+            }
+        }
+        .await;
+        read
+    }};
+}
+use reading;
+
+async fn find_shipment(session: &mut Session<'_>, order_id: i64) -> Result<Option<Shipment>, StoreError> {
+    let sql = "SELECT order_id, status, status_changed_at FROM shipments WHERE order_id = ?";
+    let row = session.row("market.read-shipment", sql, values![order_id]).await?;
+    row.as_ref().map(Shipment::read).transpose()
+}
+
+async fn find_notifications(
+    session: &mut Session<'_>,
+    order_id: i64,
+) -> Result<Vec<Notification>, StoreError> {
+    let sql = "SELECT event_id, recipient_id, order_id, status, created_at FROM notifications WHERE order_id = ? \
+        ORDER BY created_at, recipient_id";
+    let rows = session.rows("market.notifications", sql, values![order_id]).await?;
+    rows.iter().map(Notification::read).collect()
+}
+
+async fn find_credit(session: &mut Session<'_>, buyer_id: i64) -> Result<Option<BuyerCredit>, StoreError> {
+    let sql = "SELECT buyer_id, completed_count, cancelled_count, timeout_count, score FROM buyer_credit \
+        WHERE buyer_id = ?";
+    let row = session.row("market.read-credit", sql, values![buyer_id]).await?;
+    row.as_ref().map(BuyerCredit::read).transpose()
+}
+
+async fn find_inventory(session: &mut Session<'_>, product_id: i64) -> Result<Option<Inventory>, StoreError> {
+    let sql = "SELECT product_id, available, order_count, last_order_id FROM inventory WHERE product_id = ?";
+    let row = session.row("market.read-inventory", sql, values![product_id]).await?;
+    row.as_ref().map(Inventory::read).transpose()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_order_number_is_eighteen_digits() {
+        let now = "2026-02-04T10:30:00.9Z".parse().unwrap();
+        assert_eq!(order_no(now, 901_234), "202602041030001234");
+        assert_eq!(order_no(now, 900_001), "202602041030000001");
+    }
+}

@@ -1,0 +1,300 @@
+//! The steps of an order. Each is one conditional update: that it touched exactly one row is the only proof of success.
+//!
+//! The locks are taken in one order: the order, its product, what is known of the product, the buyer's credit. A
+//! placed order is a new row that nobody waits for.
+
+use chrono::{DateTime, Utc};
+use towpath::ids::TraceId;
+use towpath::ports::store::{Append, StoreError};
+
+use crate::database::{Change, Kind, Session, values};
+use crate::error::MarketError;
+use crate::events;
+use crate::model::{BuyerCredit, ORDER, Order, OrderFilter, OrderStatus, ShipmentStatus};
+use crate::products;
+
+/// Why an order was cancelled that was never paid. Frozen.
+pub(crate) const TIMEOUT_REASON: &str = "timeout";
+
+/// Circumstances of a step.
+#[derive(Clone)]
+pub(crate) struct Step {
+    pub(crate) now: DateTime<Utc>,
+    pub(crate) trace_id: TraceId,
+}
+
+pub(crate) async fn find(session: &mut Session<'_>, order_id: i64) -> Result<Option<Order>, StoreError> {
+    let sql = format!("SELECT {ORDER} FROM orders WHERE order_id = ?");
+    let row = session.row("market.order", &sql, values![order_id]).await?;
+    row.as_ref().map(Order::read).transpose()
+}
+
+/// The same, and nobody changes it until the transaction ends.
+pub(crate) async fn find_and_hold(
+    session: &mut Session<'_>,
+    order_id: i64,
+) -> Result<Option<Order>, StoreError> {
+    let sql = format!("SELECT {ORDER} FROM orders WHERE order_id = ?{}", session.kind().for_update());
+    let row = session.row("market.hold-order", &sql, values![order_id]).await?;
+    row.as_ref().map(Order::read).transpose()
+}
+
+pub(crate) async fn list(
+    session: &mut Session<'_>,
+    filter: &OrderFilter,
+    after: i64,
+    limit: u32,
+) -> Result<Vec<Order>, StoreError> {
+    let mut conditions = vec!["order_id > ?"];
+    let mut values = vec![after.into()];
+    if let Some(buyer_id) = filter.buyer_id {
+        conditions.push("buyer_id = ?");
+        values.push(buyer_id.into());
+    }
+    if let Some(status) = filter.status {
+        conditions.push("status = ?");
+        values.push(status.as_str().into());
+    }
+    values.push(i64::from(limit).into());
+    let sql =
+        format!("SELECT {ORDER} FROM orders WHERE {} ORDER BY order_id LIMIT ?", conditions.join(" AND "));
+    session.rows("market.orders", &sql, &values).await?.iter().map(Order::read).collect()
+}
+
+/// Places an order: the product is taken in the same transaction, or nothing happens.
+pub(crate) async fn place(
+    session: &mut Session<'_>,
+    order: &Order,
+    step: Step,
+) -> Result<Change<()>, MarketError> {
+    if !products::take(session, order.product_id, step.now).await? {
+        return Err(MarketError::NotOnSale(order.product_id));
+    }
+    let sql = "INSERT INTO orders (order_id, order_no, product_id, buyer_id, seller_id, quantity, price_cents, \
+        total_cents, status, status_changed_at, create_time) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+    let values = values![
+        order.order_id,
+        order.order_no.as_str(),
+        order.product_id,
+        order.buyer_id,
+        order.seller_id,
+        order.quantity,
+        order.price.cents(),
+        order.total_amount.cents(),
+        order.status.as_str(),
+        order.create_time,
+        order.create_time,
+    ];
+    session.execute("market.place", sql, values).await?;
+    Ok(Change { answer: (), facts: Some(events::placed(order, step.trace_id)?) })
+}
+
+/// Pays an order.
+pub(crate) async fn pay(
+    session: &mut Session<'_>,
+    order: &Order,
+    step: Step,
+) -> Result<Change<()>, MarketError> {
+    advance(
+        session,
+        order.order_id,
+        OrderStatus::Pending,
+        OrderStatus::Paid,
+        "pay_time",
+        step.now,
+        "be paid",
+    )
+    .await?;
+    Ok(Change { answer: (), facts: Some(events::paid(order, step.now, step.trace_id)?) })
+}
+
+/// Ships an order. Its shipment may not have been begun yet: the message about the payment may still be on its way.
+pub(crate) async fn ship(
+    session: &mut Session<'_>,
+    order: &Order,
+    step: Step,
+) -> Result<Change<()>, MarketError> {
+    let (old, new) = (OrderStatus::Paid, OrderStatus::Shipped);
+    advance(session, order.order_id, old, new, "ship_time", step.now, "be shipped").await?;
+    set_shipment(session, order.order_id, ShipmentStatus::Shipped, step.now).await?;
+    let shipped = Order { status: new, ..order.clone() };
+    Ok(Change { answer: (), facts: Some(events::moved(&shipped, old, step.now, step.trace_id)?) })
+}
+
+/// Completes an order.
+pub(crate) async fn complete(
+    session: &mut Session<'_>,
+    order: &Order,
+    step: Step,
+) -> Result<Change<()>, MarketError> {
+    let (old, new) = (OrderStatus::Shipped, OrderStatus::Completed);
+    advance(session, order.order_id, old, new, "complete_time", step.now, "be completed").await?;
+    set_shipment(session, order.order_id, ShipmentStatus::Delivered, step.now).await?;
+    recalculate_credit(session, order.buyer_id, step.now).await?;
+    let completed = Order { status: new, ..order.clone() };
+    Ok(Change { answer: (), facts: Some(events::moved(&completed, old, step.now, step.trace_id)?) })
+}
+
+/// Cancels an order that was not paid.
+pub(crate) async fn cancel(
+    session: &mut Session<'_>,
+    order: &Order,
+    reason: &str,
+    step: Step,
+) -> Result<Change<()>, MarketError> {
+    let sql = "UPDATE orders SET status = ?, status_changed_at = ?, cancel_reason = ?, cancel_time = ? \
+        WHERE order_id = ? AND status = ?";
+    let values = values![
+        OrderStatus::Cancelled.as_str(),
+        step.now,
+        reason,
+        step.now,
+        order.order_id,
+        OrderStatus::Pending.as_str(),
+    ];
+    if session.execute("market.cancel", sql, values).await? != 1 {
+        return Err(refused(session, order.order_id, "be cancelled").await);
+    }
+    let facts = closed(session, order, reason, step).await?;
+    Ok(Change { answer: (), facts: Some(facts) })
+}
+
+/// Closes an order whose time to pay is over: only if it is still pending and was placed at or before the deadline.
+/// `None` if that is not so.
+pub(crate) async fn time_out(
+    session: &mut Session<'_>,
+    order: &Order,
+    deadline: DateTime<Utc>,
+    step: Step,
+) -> Result<Option<Append>, StoreError> {
+    let sql = "UPDATE orders SET status = ?, status_changed_at = ?, cancel_reason = ?, cancel_time = ? \
+        WHERE order_id = ? AND status = ? AND create_time <= ?";
+    let values = values![
+        OrderStatus::Cancelled.as_str(),
+        step.now,
+        TIMEOUT_REASON,
+        step.now,
+        order.order_id,
+        OrderStatus::Pending.as_str(),
+        deadline,
+    ];
+    if session.execute("market.time-out", sql, values).await? != 1 {
+        return Ok(None);
+    }
+    closed(session, order, TIMEOUT_REASON, step).await.map(Some)
+}
+
+/// Unpaid orders from before the deadline, the oldest first.
+pub(crate) async fn overdue(
+    session: &mut Session<'_>,
+    deadline: DateTime<Utc>,
+    limit: u32,
+) -> Result<Vec<Order>, StoreError> {
+    let sql = format!(
+        "SELECT {ORDER} FROM orders WHERE status = ? AND create_time <= ? ORDER BY create_time, order_id LIMIT ?"
+    );
+    let values = values![OrderStatus::Pending.as_str(), deadline, i64::from(limit)];
+    session.rows("market.overdue", &sql, values).await?.iter().map(Order::read).collect()
+}
+
+/// What follows when an order is cancelled, for whatever reason: its product is on sale again, the buyer's credit is
+/// counted anew.
+async fn closed(
+    session: &mut Session<'_>,
+    order: &Order,
+    reason: &str,
+    step: Step,
+) -> Result<Append, StoreError> {
+    if !products::release(session, order.product_id, step.now).await? {
+        // An order has its product until it ends: without it, something else wrote to the tables.
+        tracing::error!(
+            code = "market-product-not-held",
+            order_id = order.order_id,
+            product_id = order.product_id,
+            "an order was cancelled whose product was not sold"
+        );
+    }
+    recalculate_credit(session, order.buyer_id, step.now).await?;
+    events::cancelled(order, reason, step.now, step.trace_id)
+}
+
+/// Moves an order on, or says where it is.
+async fn advance(
+    session: &mut Session<'_>,
+    order_id: i64,
+    from: OrderStatus,
+    to: OrderStatus,
+    time_column: &'static str,
+    now: DateTime<Utc>,
+    step: &'static str,
+) -> Result<(), MarketError> {
+    let sql = format!(
+        "UPDATE orders SET status = ?, status_changed_at = ?, {time_column} = ? WHERE order_id = ? AND status = ?"
+    );
+    let values = values![to.as_str(), now, now, order_id, from.as_str()];
+    match session.execute("market.order-step", &sql, values).await? {
+        1 => Ok(()),
+        _ => Err(refused(session, order_id, step).await),
+    }
+}
+
+/// Why a step touched no row.
+async fn refused(session: &mut Session<'_>, order_id: i64, step: &'static str) -> MarketError {
+    match find(session, order_id).await {
+        Ok(Some(order)) => MarketError::WrongStatus { order_id, status: order.status, step },
+        Ok(None) => MarketError::UnknownOrder(order_id),
+        Err(error) => MarketError::Store(error),
+    }
+}
+
+/// Brings a shipment to a status, and begins it if it was not there.
+pub(crate) async fn set_shipment(
+    session: &mut Session<'_>,
+    order_id: i64,
+    status: ShipmentStatus,
+    now: DateTime<Utc>,
+) -> Result<(), StoreError> {
+    let sql = "UPDATE shipments SET status = ?, status_changed_at = ? WHERE order_id = ?";
+    if session.execute("market.shipment-step", sql, values![status.as_str(), now, order_id]).await? == 0 {
+        let sql =
+            "INSERT INTO shipments (order_id, status, status_changed_at, created_at) VALUES (?, ?, ?, ?)";
+        session.execute("market.shipment", sql, values![order_id, status.as_str(), now, now]).await?;
+    }
+    Ok(())
+}
+
+/// Counts anew how a buyer's orders ended. The row is locked before the orders are counted, so that of two that count at
+/// once the second one sees what the first has committed.
+async fn recalculate_credit(
+    session: &mut Session<'_>,
+    buyer_id: i64,
+    now: DateTime<Utc>,
+) -> Result<(), StoreError> {
+    let row = "buyer_credit (buyer_id, completed_count, cancelled_count, timeout_count, score, updated_at) \
+        VALUES (?, 0, 0, 0, 100, ?)";
+    let sql = session.kind().insert_unless_there(row);
+    session.execute("market.credit-row", &sql, values![buyer_id, now]).await?;
+    if session.kind() != Kind::Sqlite {
+        let sql = "SELECT buyer_id FROM buyer_credit WHERE buyer_id = ? FOR UPDATE";
+        session.row("market.hold-credit", sql, values![buyer_id]).await?;
+    }
+    let sql = "SELECT \
+        CAST(COALESCE(SUM(CASE WHEN status = 'completed' THEN 1 ELSE 0 END), 0) AS {integer}) AS completed_count, \
+        CAST(COALESCE(SUM(CASE WHEN status = 'cancelled' AND cancel_reason <> 'timeout' THEN 1 ELSE 0 END), 0) \
+            AS {integer}) AS cancelled_count, \
+        CAST(COALESCE(SUM(CASE WHEN status = 'cancelled' AND cancel_reason = 'timeout' THEN 1 ELSE 0 END), 0) \
+            AS {integer}) AS timeout_count \
+        FROM orders WHERE buyer_id = ?"
+        .replace("{integer}", if session.kind() == Kind::MySql { "SIGNED" } else { "bigint" });
+    let Some(counts) = session.row("market.count-orders", &sql, values![buyer_id]).await? else {
+        return Ok(());
+    };
+    let (completed, cancelled, timeouts) =
+        (counts.long("completed_count")?, counts.long("cancelled_count")?, counts.long("timeout_count")?);
+    let score = BuyerCredit::score_of(completed, cancelled, timeouts);
+    let sql = "UPDATE buyer_credit SET completed_count = ?, cancelled_count = ?, timeout_count = ?, score = ?, \
+        updated_at = ? WHERE buyer_id = ?";
+    let values = values![completed, cancelled, timeouts, score, now, buyer_id];
+    session.execute("market.credit", sql, values).await?;
+    Ok(())
+}

@@ -1,0 +1,102 @@
+//! The market on this server: its section of the configuration, and `towpath market`.
+
+use clap::Subcommand;
+use towpath::BrokerUrl;
+use towpath_market::{Settings, topology};
+
+use super::config::ServeFlags;
+use super::{Failure, output};
+
+/// What `towpath market` can do.
+#[derive(Subcommand)]
+pub(crate) enum MarketCommand {
+    /// Print the exchanges, queues and bindings that the market declares on its broker
+    Topology {
+        #[command(flatten)]
+        flags: ServeFlags,
+
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// The `[market]` section of a file.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct MarketConfig {
+    /// Whether somebody has said that it is to run, or not to.
+    enabled: Option<bool>,
+    settings: Settings,
+}
+
+impl MarketConfig {
+    /// Reads the section.
+    pub(crate) fn read(mut section: toml::Table) -> Result<Self, Failure> {
+        let enabled = match section.remove("enabled") {
+            None => None,
+            Some(toml::Value::Boolean(enabled)) => Some(enabled),
+            Some(other) => {
+                return Err(Failure::usage(format!("market.enabled is {other}; write true or false")));
+            }
+        };
+        let settings = toml::Value::Table(section).try_into().map_err(|error: toml::de::Error| {
+            Failure::usage(format!("[market] in the configuration file is wrong: {error}"))
+        })?;
+        Ok(Self { enabled, settings })
+    }
+
+    /// The market's settings if it is to run on this broker. Its contract is about queues with a time to live and
+    /// dead-letter exchanges, which Kafka does not have: there it only runs by mistake, and that is refused.
+    pub(crate) fn on(self, broker: &BrokerUrl) -> Result<Option<Settings>, Failure> {
+        match (broker, self.enabled) {
+            (BrokerUrl::Kafka { .. }, Some(true)) => Err(Failure::usage(
+                "market.enabled is true, and the market needs queues with delays and dead letters, which Kafka does \
+                 not have; use local: or amqp://, or write enabled = false",
+            )),
+            (BrokerUrl::Kafka { .. }, _) | (_, Some(false)) => Ok(None),
+            (BrokerUrl::Local | BrokerUrl::Amqp { .. }, _) => Ok(Some(self.settings)),
+        }
+    }
+}
+
+/// Runs `towpath market`.
+pub(crate) fn run(command: MarketCommand) -> Result<(), Failure> {
+    let MarketCommand::Topology { flags, json } = command;
+    let topology = topology::topology(flags.config()?.market.settings.pending);
+    if json {
+        let text = serde_json::to_string_pretty(&topology)
+            .map_err(|error| Failure::usage(format!("the topology cannot be written: {error}")))?;
+        output::line(&text);
+    } else {
+        output::line(&topology::described(&topology));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn read(text: &str) -> Result<MarketConfig, String> {
+        MarketConfig::read(toml::from_str(text).unwrap()).map_err(|failure| failure.message)
+    }
+
+    #[test]
+    fn the_section_is_read_and_what_is_wrong_is_named() {
+        let read_well = read("enabled = true\norder.timeout.pending-minutes = 0.05").unwrap();
+        assert_eq!(read_well.settings.pending, Duration::from_secs(3));
+        assert!(read("enabled = 1").unwrap_err().contains("market.enabled"));
+        assert!(read("order.timeout.pendin-minutes = 1").unwrap_err().contains("pendin-minutes"));
+    }
+
+    #[test]
+    fn it_runs_unless_told_otherwise_and_never_on_kafka() {
+        let kafka = BrokerUrl::Kafka { url: "kafka://localhost:9092".to_owned() };
+        assert!(read("").unwrap().on(&BrokerUrl::Local).ok().unwrap().is_some());
+        assert!(read("enabled = false").unwrap().on(&BrokerUrl::Local).ok().unwrap().is_none());
+        assert!(read("").unwrap().on(&kafka).ok().unwrap().is_none());
+        assert!(read("enabled = true").unwrap().on(&kafka).err().unwrap().message.contains("Kafka"));
+    }
+}

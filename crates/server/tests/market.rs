@@ -1,0 +1,449 @@
+//! The market from the outside: the binary, spoken to over HTTP, with many buyers at once and with a kill in between.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
+
+#[allow(dead_code, unreachable_pub, reason = "the market's own tests use the rest of it")]
+#[path = "../../../apps/market/tests/support/management.rs"]
+mod management;
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use management::VirtualHost;
+use serde_json::{Value, json};
+use towpath::Scratch;
+
+const BUYERS: i64 = 64;
+const PRODUCTS: usize = 200;
+
+fn variable(name: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| {
+        panic!("{name} is not set: run `cargo xtask test`, or `eval \"$(cargo xtask services env)\"` first")
+    })
+}
+
+/// A database and a broker of a test's own.
+struct Stage {
+    runtime: tokio::runtime::Runtime,
+    scratch: Option<Scratch>,
+    host: Option<VirtualHost>,
+    store: String,
+    broker: String,
+    folder: tempfile::TempDir,
+}
+
+impl Stage {
+    fn new(server: &str) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let (url, host) = match server {
+            "sqlite" => (format!("sqlite://{}", folder.path().join("towpath.db").display()), None),
+            other => {
+                let name =
+                    if other == "mariadb" { "TOWPATH_TEST_MYSQL_URL" } else { "TOWPATH_TEST_POSTGRES_URL" };
+                (variable(name), Some(runtime.block_on(VirtualHost::make())))
+            }
+        };
+        let scratch = runtime.block_on(Scratch::make(&url)).expect("a scratch database");
+        let broker = host.as_ref().map_or_else(|| "local:".to_owned(), |host| host.url.clone());
+        Self { runtime, store: scratch.url().to_owned(), scratch: Some(scratch), host, broker, folder }
+    }
+
+    /// Starts the server on a free port and waits until it says where it listens.
+    fn serve(&self) -> Server {
+        let config = self.folder.path().join("towpath.toml");
+        std::fs::write(&config, "[market]\nenabled = true\norder.timeout.pending-minutes = 15\n").unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_towpath"))
+            .args(["serve", "--listen", "127.0.0.1:0", "--store", &self.store, "--broker", &self.broker])
+            .arg("--config")
+            .arg(&config)
+            .env("TOWPATH_LOG", "warn")
+            .current_dir(self.folder.path())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+        let address = lines
+            .find_map(|line| Some(line.split_once("listens on http://")?.1.trim_end_matches('/').to_owned()))
+            .expect("the server says where it listens");
+        // Whoever does not read its log lets it wait for ever.
+        std::thread::spawn(move || lines.for_each(drop));
+        Server { child, address }
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        let (scratch, host) = (self.scratch.take(), self.host.take());
+        self.runtime.block_on(async {
+            if let Some(host) = host {
+                host.remove().await;
+            }
+            if let Some(scratch) = scratch {
+                let _ = scratch.remove().await;
+            }
+        });
+    }
+}
+
+struct Server {
+    child: Child,
+    address: String,
+}
+
+impl Server {
+    /// `kill -9`.
+    fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    fn client(&self) -> Client {
+        Client { address: Arc::new(Mutex::new(self.address.clone())), stream: None }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A client that keeps its connection.
+struct Client {
+    address: Arc<Mutex<String>>,
+    stream: Option<BufReader<TcpStream>>,
+}
+
+impl Client {
+    fn ask(&mut self, method: &str, path: &str, body: &Value) -> (u16, Value) {
+        self.try_ask(method, path, body).unwrap_or_else(|error| panic!("{method} {path}: {error}"))
+    }
+
+    /// Asks until there is an answer: the server may be about to be started again.
+    fn ask_patiently(&mut self, method: &str, path: &str, body: &Value) -> (u16, Value) {
+        let deadline = Instant::now() + Duration::from_secs(90);
+        loop {
+            match self.try_ask(method, path, body) {
+                Ok(answer) => return answer,
+                Err(error) => {
+                    assert!(Instant::now() < deadline, "{method} {path}: {error}");
+                    self.stream = None;
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            }
+        }
+    }
+
+    fn try_ask(&mut self, method: &str, path: &str, body: &Value) -> std::io::Result<(u16, Value)> {
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let (status, text) = self.text(method, path, &body)?;
+        Ok((status, serde_json::from_str(&text).unwrap_or(Value::Null)))
+    }
+
+    /// The status and the body as it stands on the wire.
+    fn text(&mut self, method: &str, path: &str, body: &str) -> std::io::Result<(u16, String)> {
+        if self.stream.is_none() {
+            let address = self.address.lock().unwrap().clone();
+            let stream = TcpStream::connect(address)?;
+            stream.set_nodelay(true)?;
+            stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+            self.stream = Some(BufReader::new(stream));
+        }
+        let stream = self.stream.as_mut().unwrap();
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        stream.get_mut().write_all(request.as_bytes())?;
+        let gone = || std::io::Error::from(std::io::ErrorKind::UnexpectedEof);
+        let mut line = String::new();
+        if stream.read_line(&mut line)? == 0 {
+            return Err(gone());
+        }
+        let status = line.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or_else(gone)?;
+        let mut length = 0;
+        loop {
+            let mut header = String::new();
+            if stream.read_line(&mut header)? == 0 {
+                return Err(gone());
+            }
+            let header = header.trim_end().to_ascii_lowercase();
+            if header.is_empty() {
+                break;
+            }
+            if let Some(value) = header.strip_prefix("content-length:") {
+                length = value.trim().parse().map_err(|_| gone())?;
+            }
+        }
+        let mut body = vec![0; length];
+        stream.read_exact(&mut body)?;
+        Ok((status, String::from_utf8_lossy(&body).into_owned()))
+    }
+
+    /// Everything of a listing, page by page.
+    fn all(&mut self, what: &str) -> Vec<Value> {
+        let (mut all, mut after) = (Vec::new(), 0);
+        loop {
+            let path = format!("/api/market/{what}?after={after}&limit=70");
+            let (status, page) = self.ask("GET", &path, &Value::Null);
+            assert_eq!(status, 200);
+            all.extend(page[what].as_array().unwrap().iter().cloned());
+            match page["next"].as_i64() {
+                Some(next) => after = next,
+                None => return all,
+            }
+        }
+    }
+}
+
+/// An amount in hundredths.
+fn cents(amount: &Value) -> i64 {
+    (amount.as_f64().unwrap() * 100.0).round() as i64
+}
+
+fn offer(client: &mut Client) -> Vec<i64> {
+    (0..PRODUCTS)
+        .map(|number| {
+            let body = format!(r#"{{"sellerId":9000,"title":"Thing {number}","price":{}.37}}"#, number + 1);
+            let (status, product) = client.text("POST", "/api/market/products", &body).unwrap();
+            let product: Value = serde_json::from_str(&product).unwrap();
+            assert_eq!(status, 201, "{product}");
+            assert_eq!(product["status"], "on_sale");
+            product["productId"].as_i64().unwrap()
+        })
+        .collect()
+}
+
+/// Every buyer tries every product. Answers how often each product was sold, as the buyers were told.
+fn race(
+    address: &Arc<Mutex<String>>,
+    products: &[i64],
+    sold: &Arc<AtomicUsize>,
+) -> (BTreeMap<i64, Vec<i64>>, usize) {
+    let buyers: Vec<_> = (1..=BUYERS)
+        .map(|buyer| {
+            let (address, products, sold) = (Arc::clone(address), products.to_vec(), Arc::clone(sold));
+            std::thread::spawn(move || {
+                let mut client = Client { address, stream: None };
+                let (mut bought, mut late) = (Vec::new(), 0);
+                for product in products {
+                    let body = json!({ "productId": product, "buyerId": buyer });
+                    match client.ask_patiently("POST", "/api/market/orders", &body) {
+                        (201, order) => {
+                            sold.fetch_add(1, Ordering::SeqCst);
+                            bought.push((product, order["orderId"].as_i64().unwrap()));
+                        }
+                        (409, problem) => {
+                            assert_eq!(problem["code"], "product-not-on-sale", "{problem}");
+                            late += 1;
+                        }
+                        (status, problem) => panic!("buyer {buyer}, product {product}: {status} {problem}"),
+                    }
+                }
+                (bought, late)
+            })
+        })
+        .collect();
+    let (mut by_product, mut late): (BTreeMap<i64, Vec<i64>>, usize) = Default::default();
+    for buyer in buyers {
+        let (bought, told_late) = buyer.join().expect("a buyer");
+        late += told_late;
+        for (product, order) in bought {
+            by_product.entry(product).or_default().push(order);
+        }
+    }
+    (by_product, late)
+}
+
+/// Each product has one order, and money and stock add up.
+fn adds_up(client: &mut Client, told: &BTreeMap<i64, Vec<i64>>) {
+    let (products, orders) = (client.all("products"), client.all("orders"));
+    assert_eq!((products.len(), orders.len()), (PRODUCTS, PRODUCTS), "one order for each product");
+    let mut by_product: BTreeMap<i64, &Value> = BTreeMap::new();
+    for order in &orders {
+        assert_eq!(order["status"], "pending");
+        let twice = by_product.insert(order["productId"].as_i64().unwrap(), order);
+        assert!(twice.is_none(), "sold twice: {order}");
+    }
+    for product in &products {
+        let order = by_product[&product["productId"].as_i64().unwrap()];
+        assert_eq!(product["status"], "sold");
+        assert_eq!(cents(&product["price"]), cents(&order["totalAmount"]));
+    }
+    let (asked, owed) = (
+        products.iter().map(|product| cents(&product["price"])).sum::<i64>(),
+        orders.iter().map(|order| cents(&order["totalAmount"])).sum::<i64>(),
+    );
+    let expected: i64 = (0..PRODUCTS as i64).map(|number| 137 + number * 100).sum();
+    assert_eq!((asked, owed), (expected, expected));
+    for (product, orders) in told {
+        assert_eq!(orders.len(), 1, "two buyers were told that they have product {product}");
+        assert_eq!(by_product[product]["orderId"], orders[0], "who was told so has it");
+    }
+    // What follows from the messages is there for each of them, once.
+    let deadline = Instant::now() + Duration::from_secs(120);
+    for product in by_product.keys() {
+        loop {
+            let (_, shown) = client.ask("GET", &format!("/api/market/products/{product}"), &Value::Null);
+            if shown["inventory"]["orderCount"] == 1 {
+                assert_eq!(shown["inventory"]["available"], false);
+                break;
+            }
+            assert!(Instant::now() < deadline, "the inventory of product {product}: {shown}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+fn sixty_four_buyers_race(server: &str) {
+    let stage = Stage::new(server);
+    let server = stage.serve();
+    let mut client = server.client();
+    let products = offer(&mut client);
+    let (told, late) = race(&client.address, &products, &Arc::default());
+    assert_eq!(told.len(), PRODUCTS);
+    assert_eq!(late, PRODUCTS * (BUYERS as usize - 1), "409 for all the others");
+    adds_up(&mut client, &told);
+}
+
+fn sixty_four_buyers_race_and_the_server_is_killed(server: &str) {
+    let stage = Stage::new(server);
+    let mut server = stage.serve();
+    let mut client = server.client();
+    let products = offer(&mut client);
+    let (address, sold) = (Arc::clone(&client.address), Arc::<AtomicUsize>::default());
+    let racing = {
+        let (address, sold) = (Arc::clone(&address), Arc::clone(&sold));
+        std::thread::spawn(move || race(&address, &products, &sold))
+    };
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while sold.load(Ordering::SeqCst) < PRODUCTS / 3 {
+        assert!(Instant::now() < deadline, "the race does not get going");
+        std::thread::yield_now();
+    }
+    server.kill();
+    let in_the_middle = sold.load(Ordering::SeqCst);
+    assert!(in_the_middle < PRODUCTS, "the kill came too late to matter");
+    let server = stage.serve();
+    address.lock().unwrap().clone_from(&server.address);
+    // An order may be placed whose buyer was never told: the answer died with the server.
+    let (told, _) = racing.join().expect("the race");
+    client.stream = None;
+    adds_up(&mut client, &told);
+}
+
+macro_rules! on_every_pair {
+    ($($case:ident),+) => {
+        mod mariadb_rabbitmq { $( #[test] fn $case() { super::$case("mariadb"); } )+ }
+        mod postgres_rabbitmq { $( #[test] fn $case() { super::$case("postgres"); } )+ }
+        mod sqlite_local { $( #[test] fn $case() { super::$case("sqlite"); } )+ }
+    };
+}
+on_every_pair!(
+    sixty_four_buyers_race,
+    sixty_four_buyers_race_and_the_server_is_killed,
+    orders_are_placed_and_moved_on_over_http
+);
+
+fn orders_are_placed_and_moved_on_over_http(server: &str) {
+    let stage = Stage::new(server);
+    let server = stage.serve();
+    let mut client = server.client();
+    let (status, text) = client
+        .text("POST", "/api/market/products", r#"{"sellerId":10002,"title":"A bicycle","price":88.5}"#)
+        .unwrap();
+    assert_eq!(status, 201);
+    assert!(text.contains(r#""price":88.50"#), "two decimals on the wire: {text}");
+    let product: Value = serde_json::from_str(&text).unwrap();
+    let product = product["productId"].as_i64().unwrap();
+    let order = json!({ "productId": product, "buyerId": 10001 });
+    let (status, placed) = client.ask("POST", "/api/market/orders", &order);
+    assert_eq!(status, 201);
+    assert_eq!((placed["status"].as_str(), placed["orderNo"].as_str().unwrap().len()), (Some("pending"), 18));
+    let id = placed["orderId"].as_i64().unwrap();
+    let (status, problem) = client.ask("POST", "/api/market/orders", &order);
+    assert_eq!((status, problem["code"].as_str()), (409, Some("product-not-on-sale")));
+
+    let mut step =
+        |step: &str, body: Value| client.ask("POST", &format!("/api/market/orders/{id}/{step}"), &body);
+    assert_eq!(step("ship", Value::Null).0, 409, "not before it is paid");
+    assert_eq!(step("pay", json!({ "amount": 88.51 })).0, 422);
+    assert_eq!(step("cancel", json!({ "reason": "timeout" })).0, 422);
+    let (status, paid) = step("pay", json!({ "amount": 88.50 }));
+    assert_eq!((status, paid["status"].as_str()), (200, Some("paid")));
+    assert_eq!(step("pay", Value::Null).0, 409, "once");
+    assert_eq!(step("cancel", Value::Null).0, 409, "not after it is paid");
+    assert_eq!(step("ship", Value::Null).1["status"], "shipped");
+    assert_eq!(step("complete", Value::Null).1["status"], "completed");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let (_, shown) = client.ask("GET", &format!("/api/market/orders/{id}"), &Value::Null);
+        if shown["shipment"]["status"] == "delivered" && shown["notifications"].as_array().unwrap().len() == 3
+        {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{shown}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let (_, buyer) = client.ask("GET", "/api/market/buyers/10001", &Value::Null);
+    assert_eq!(buyer["completedCount"], 1);
+    // The facts are in the log, as all facts are.
+    let (_, history) = client.ask("GET", &format!("/api/aggregates/Order/{id}/history"), &Value::Null);
+    assert!(history.to_string().contains("completed"), "{history}");
+
+    for (method, path, body, expected) in [
+        ("POST", "/api/market/products", r#"{"sellerId":1,"title":"x","price":0}"#, 422),
+        ("POST", "/api/market/products", r#"{"sellerId":1,"title":"x","price":1.001}"#, 422),
+        ("POST", "/api/market/products", r#"{"sellerId":1,"title":"x","price":"1.00"}"#, 422),
+        ("POST", "/api/market/products", r#"{"sellerId":1,"title":"","price":1}"#, 422),
+        ("POST", "/api/market/products", r#"{"sellerId":0,"title":"x","price":1}"#, 422),
+        ("POST", "/api/market/products", r#"{"title":"x","price":1}"#, 422),
+        ("POST", "/api/market/products", "{", 400),
+        ("POST", "/api/market/orders", r#"{"productId":999999,"buyerId":1}"#, 404),
+        ("POST", "/api/market/orders", r#"{"productId":"1","buyerId":1}"#, 422),
+        ("POST", "/api/market/orders/1/pay", "", 404),
+        ("POST", "/api/market/orders/x/pay", "", 400),
+        ("GET", "/api/market/orders/1", "", 404),
+        ("GET", "/api/market/orders?limit=0", "", 400),
+        ("GET", "/api/market/orders?limit=501", "", 400),
+        ("GET", "/api/market/orders?status=lost", "", 400),
+        ("GET", "/api/market/products/1000000", "", 404),
+    ] {
+        let (status, text) = client.text(method, path, body).unwrap();
+        assert_eq!(status, expected, "{method} {path} {body}: {text}");
+        let problem: Value = serde_json::from_str(&text).unwrap();
+        assert!(problem["code"].is_string(), "{text}");
+    }
+    let (_, mine) = client.ask("GET", "/api/market/orders?buyerId=10001&status=completed", &Value::Null);
+    assert_eq!((mine["orders"].as_array().unwrap().len(), mine["next"].is_null()), (1, true));
+    let (_, none) = client.ask("GET", "/api/market/products?status=on_sale", &Value::Null);
+    assert!(none["products"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn the_topology_is_printed() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("towpath.toml");
+    std::fs::write(&config, "[market]\norder.timeout.pending-minutes = 0.5\n").unwrap();
+    let print = |more: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_towpath"))
+            .args(["market", "topology", "--config"])
+            .arg(&config)
+            .args(more)
+            .output()
+            .unwrap();
+        assert!(output.status.success());
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let text = print(&[]);
+    assert!(text.contains("queue     order.timeout.delay.queue  (x-message-ttl = 30000,"), "{text}");
+    assert!(text.contains("binding   order.events.exchange  --order.dlq-->  order.dlq.queue"), "{text}");
+    let json: Value = serde_json::from_str(&print(&["--json"])).unwrap();
+    assert_eq!(json["queues"].as_array().unwrap().len(), 6);
+}
