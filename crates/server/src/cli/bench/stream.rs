@@ -107,6 +107,7 @@ async fn measure(scratch: &Scratch, flags: &StreamFlags) -> Result<Report, Failu
     let address = listener.local_addr().map_err(broken)?.to_string();
     let limits = LimitSettings { requests_per_second: 0, ..ServeFlags::default().config()?.limits };
     let state = App {
+        hive: None,
         towpath: app.clone(),
         access: Arc::new(Access::Local),
         limits: Arc::new(Limits::new(limits.clone())),
