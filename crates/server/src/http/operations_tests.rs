@@ -66,6 +66,7 @@ impl Bench {
             burst: 0,
         };
         let app = App {
+            hive: None,
             towpath: towpath.clone(),
             access: Arc::new(Access::Checked { keys, tokens: None }),
             limits: Arc::new(Limits::new(settings)),

@@ -87,7 +87,7 @@ impl Stage {
         };
         let server = tokio::spawn(async move {
             let (access, limited) = (Arc::new(Access::Local), Arc::new(Limits::new(limits.clone())));
-            let router = router(App { towpath, access, limits: limited, feed: served });
+            let router = router(App { towpath, hive: None, access, limits: limited, feed: served });
             let told_to_stop = async move {
                 let _ = stopped.await;
                 ended.stop();
