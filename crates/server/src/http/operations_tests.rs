@@ -66,6 +66,7 @@ impl Bench {
             burst: 0,
         };
         let app = App {
+            hive: None,
             towpath: towpath.clone(),
             hive: None,
             feed: Feed::start(towpath.clone(), FeedOptions::default()),
