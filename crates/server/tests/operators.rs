@@ -322,7 +322,7 @@ fn every_documented_path_answers_wrong_methods_and_head() {
     let server = Server::of_carrier();
     let document = server.get("/openapi.json").json();
     for (path, item) in document["paths"].as_object().unwrap() {
-        let path = path.replace("{kind}", "parcel").replace('{', "").replace('}', "");
+        let path = path.replace("{kind}", "parcel").replace(['{', '}'], "");
         let methods: Vec<&String> = item.as_object().unwrap().keys().collect();
         for method in ["get", "post", "put", "delete", "patch"] {
             if !methods.iter().any(|known| *known == method) {

@@ -16,14 +16,14 @@ use towpath_hive::spec::ResourceName;
 use crate::support::eventually;
 
 /// The server, and a namespace of the test's own. Namespaces are no resources there: a new name is enough.
-pub struct Cluster {
-    pub client: Client,
-    pub namespace: String,
+pub(crate) struct Cluster {
+    pub(crate) client: Client,
+    pub(crate) namespace: String,
     kubeconfig: PathBuf,
 }
 
 impl Cluster {
-    pub async fn reach() -> Self {
+    pub(crate) async fn reach() -> Self {
         let url = std::env::var("TOWPATH_TEST_KUBECONFIG")
             .expect("TOWPATH_TEST_KUBECONFIG is not set: run `cargo xtask test --kube`");
         let kubeconfig = PathBuf::from(url.strip_prefix("file://").expect("a file:// URL"));
@@ -38,7 +38,7 @@ impl Cluster {
         cluster
     }
 
-    pub async fn gateway(&self) -> KubernetesGateway {
+    pub(crate) async fn gateway(&self) -> KubernetesGateway {
         let settings = KubernetesSettings {
             credentials: Credentials::Kubeconfig { path: self.kubeconfig.clone(), context: None },
             ..KubernetesSettings::default()
@@ -46,27 +46,27 @@ impl Cluster {
         KubernetesGateway::connect(settings).await.unwrap()
     }
 
-    pub fn resource(&self, name: &str) -> ResourceName {
+    pub(crate) fn resource(&self, name: &str) -> ResourceName {
         ResourceName::new(&self.namespace, name)
     }
 
-    pub fn services(&self) -> Api<DynamicObject> {
+    pub(crate) fn services(&self) -> Api<DynamicObject> {
         Api::namespaced_with(self.client.clone(), &self.namespace, &kind("Service", "services"))
     }
 
-    pub fn revisions(&self) -> Api<DynamicObject> {
+    pub(crate) fn revisions(&self) -> Api<DynamicObject> {
         Api::namespaced_with(self.client.clone(), &self.namespace, &kind("Revision", "revisions"))
     }
 
     /// Somebody edits a resource with a tool of their own.
-    pub async fn edit(&self, name: &str, change: Value) {
+    pub(crate) async fn edit(&self, name: &str, change: Value) {
         let by_hand =
             PatchParams { field_manager: Some("kubectl-edit".to_owned()), ..PatchParams::default() };
         self.services().patch(name, &by_hand, &Patch::Merge(change)).await.unwrap();
     }
 
     /// Plays Knative in this namespace until it is dropped.
-    pub fn controller(&self) -> Controller {
+    pub(crate) fn controller(&self) -> Controller {
         let (services, revisions) = (self.services(), self.revisions());
         Controller(tokio::spawn(async move {
             let mut events = watcher::watcher(services.clone(), watcher::Config::default()).boxed();
@@ -120,7 +120,7 @@ impl Cluster {
 }
 
 /// The controller's task.
-pub struct Controller(JoinHandle<()>);
+pub(crate) struct Controller(JoinHandle<()>);
 
 impl Drop for Controller {
     fn drop(&mut self) {
@@ -183,7 +183,7 @@ async fn revisions_of(revisions: &Api<DynamicObject>, service: &str) -> Vec<Stri
     listed.map(|list| list.items.iter().map(|revision| revision.name_any()).collect()).unwrap_or_default()
 }
 
-pub fn kind(kind: &str, plural: &str) -> ApiResource {
+pub(crate) fn kind(kind: &str, plural: &str) -> ApiResource {
     ApiResource {
         group: "serving.knative.dev".to_owned(),
         version: "v1".to_owned(),
@@ -222,4 +222,4 @@ fn service_schema() -> Value {
 }
 
 /// How long a change may take to be told.
-pub const SOON: Duration = Duration::from_secs(20);
+pub(crate) const SOON: Duration = Duration::from_secs(20);

@@ -1,6 +1,7 @@
 //! The Kubernetes adapter on a real API server, with a small controller that plays Knative. `cargo xtask test --kube` runs
 //! them; the default test run does not, because the server is an extra.
 #![cfg(feature = "kubernetes")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
 
 mod cluster;
 mod life;

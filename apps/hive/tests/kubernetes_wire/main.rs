@@ -1,6 +1,7 @@
 //! The Kubernetes adapter against a server that checks each call and plays answers: what goes over the wire, and what each
 //! answer means. `kubernetes_server.rs` has the same adapter on a real API server.
 #![cfg(feature = "kubernetes")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
 
 mod played;
 mod watch;

@@ -43,11 +43,11 @@ pub(crate) enum End {
 /// A request.
 #[derive(Debug, Clone)]
 pub(crate) struct Asked {
-    pub method: String,
-    pub path: String,
-    pub query: BTreeMap<String, String>,
-    pub headers: BTreeMap<String, String>,
-    pub body: Value,
+    pub(crate) method: String,
+    pub(crate) path: String,
+    pub(crate) query: BTreeMap<String, String>,
+    pub(crate) headers: BTreeMap<String, String>,
+    pub(crate) body: Value,
 }
 
 /// The server.
@@ -60,7 +60,7 @@ pub(crate) struct PlayedServer {
 }
 
 impl PlayedServer {
-    pub async fn with(plays: impl IntoIterator<Item = Play>) -> (Self, KubernetesGateway) {
+    pub(crate) async fn with(plays: impl IntoIterator<Item = Play>) -> (Self, KubernetesGateway) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let folder = tempfile::tempdir().unwrap();
@@ -91,7 +91,7 @@ impl PlayedServer {
         (server, gateway)
     }
 
-    pub fn settings(&self) -> KubernetesSettings {
+    pub(crate) fn settings(&self) -> KubernetesSettings {
         KubernetesSettings {
             credentials: Credentials::Kubeconfig { path: self.kubeconfig.clone(), context: None },
             call_timeout: CALL_TIMEOUT,
@@ -99,22 +99,22 @@ impl PlayedServer {
         }
     }
 
-    pub fn address(&self) -> SocketAddr {
+    pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    pub fn also(&self, play: Play) {
+    pub(crate) fn also(&self, play: Play) {
         self.plays.lock().unwrap().push_back(play);
     }
 
     /// What was asked, in order. Everything that was to be played was.
-    pub fn asked(&self) -> Vec<Asked> {
+    pub(crate) fn asked(&self) -> Vec<Asked> {
         assert!(self.plays.lock().unwrap().is_empty(), "not everything was asked for");
         self.asked.lock().unwrap().clone()
     }
 
     /// What was asked, in a word each.
-    pub fn methods(&self) -> Vec<String> {
+    pub(crate) fn methods(&self) -> Vec<String> {
         self.asked().into_iter().map(|asked| asked.method).collect()
     }
 }

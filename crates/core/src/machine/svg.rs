@@ -5,6 +5,7 @@
 //! columns, so that no line passes through a state and no two lines lie on each other.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt::Write;
 
 use super::{CheckedMachine, State};
@@ -81,8 +82,8 @@ fn nodes(machine: &CheckedMachine) -> Vec<Node<'_>> {
         let column = columns.get(&from).copied().unwrap_or_default();
         for step in machine.transitions().iter().filter(|step| step.from.as_deref() == from) {
             let to = Some(step.to.as_str());
-            if !columns.contains_key(&to) {
-                columns.insert(to, column + 1);
+            if let Entry::Vacant(place) = columns.entry(to) {
+                place.insert(column + 1);
                 reached.push(to);
             }
         }

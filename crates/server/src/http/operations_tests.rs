@@ -68,7 +68,6 @@ impl Bench {
         let app = App {
             hive: None,
             towpath: towpath.clone(),
-            hive: None,
             feed: Feed::start(towpath.clone(), FeedOptions::default()),
             access: Arc::new(Access::Checked { keys, tokens: None }),
             limits: Arc::new(Limits::new(settings)),
