@@ -76,20 +76,24 @@ pub(crate) async fn close_overdue(app: &Towpath, settings: &Settings) -> Result<
             let answer = orders::overdue(session, deadline, settings.scan_batch).await?;
             Ok(Change { answer, facts: None })
         })?;
-        let mut closed_of_batch = 0;
+        let (mut closed_of_batch, mut failed) = (0, None);
         for order in &overdue {
             let step = Step { now: settings.clock.now(), trace_id: new_trace() };
             let was_closed = in_transaction!(app, |session| {
                 let facts = orders::time_out(session, order, deadline, step.clone()).await?;
                 Ok(Change { answer: facts.is_some(), facts })
-            })?;
-            closed_of_batch += u64::from(was_closed);
+            });
+            match was_closed {
+                Ok(was_closed) => closed_of_batch += u64::from(was_closed),
+                // The others behind it are closed all the same.
+                Err(error) => failed = Some(error),
+            }
         }
         closed += closed_of_batch;
         // None closed of a full batch means that others are at it: they need no help.
         if closed_of_batch == 0 || overdue.len() < usize::try_from(settings.scan_batch).unwrap_or(usize::MAX)
         {
-            return Ok(closed);
+            return failed.map_or(Ok(closed), Err);
         }
     }
 }

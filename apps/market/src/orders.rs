@@ -272,7 +272,12 @@ async fn recalculate_credit(
 ) -> Result<(), StoreError> {
     let row = "buyer_credit (buyer_id, completed_count, cancelled_count, timeout_count, score, updated_at) \
         VALUES (?, 0, 0, 0, 100, ?)";
-    let sql = session.kind().insert_unless_there(row);
+    let sql = match session.kind() {
+        // An ignored insert takes a shared lock on the row that is there, and two that then want it for themselves wait
+        // for each other.
+        Kind::MySql => format!("INSERT INTO {row} ON DUPLICATE KEY UPDATE buyer_id = buyer_credit.buyer_id"),
+        kind => kind.insert_unless_there(row),
+    };
     session.execute("market.credit-row", &sql, values![buyer_id, now]).await?;
     if session.kind() != Kind::Sqlite {
         let sql = "SELECT buyer_id FROM buyer_credit WHERE buyer_id = ? FOR UPDATE";

@@ -355,7 +355,8 @@ impl Seen {
     }
 }
 
-/// Waits until a question is answered with `Some`, for at most half a minute: the machine may be busy.
+/// Waits until a question is answered with `Some`, for at most three minutes: the machine may be busy, and what
+/// was sent and not confirmed is sent again after 5 s, 30 s and 2 minutes.
 pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut ask: impl FnMut() -> F) -> T {
     let waiting = async {
         loop {
@@ -365,9 +366,9 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut ask: i
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    match tokio::time::timeout(Duration::from_secs(30), waiting).await {
+    match tokio::time::timeout(Duration::from_secs(180), waiting).await {
         Ok(answer) => answer,
-        Err(_) => panic!("{what} did not come about within 30 seconds"),
+        Err(_) => panic!("{what} did not come about within three minutes"),
     }
 }
 

@@ -319,7 +319,7 @@ mod tests {
     #[test]
     fn every_default_is_a_value_and_every_variable_has_its_name() {
         let settings = Settings::resolve(&SettingFlags::default(), &toml::Table::new()).ok().unwrap();
-        for setting in SETTINGS {
+        for setting in SETTINGS.iter().filter(|setting| !setting.default.is_empty()) {
             match setting.value {
                 "N" => assert!(settings.number::<u64>(setting.key).is_ok(), "{}", setting.key),
                 "TIME" => assert!(settings.duration(setting.key).is_ok(), "{}", setting.key),

@@ -262,11 +262,18 @@ struct Revision {
     seen_at: DateTime<Utc>,
 }
 
+/// The revisions of a service.
+#[derive(Serialize, ToSchema)]
+#[schema(as = HiveRevisions)]
+struct Revisions {
+    revisions: Vec<Revision>,
+}
+
 /// Lists the revisions of a service
 #[utoipa::path(
     get, path = "/api/hive/services/{id}/revisions", tag = "hive", operation_id = "listRevisions",
     params(("id" = String, Path, description = "The service's id.")),
-    responses((status = 200, description = "Those that were seen, oldest first.", body = Vec<Revision>), (status = 404, description = "There is no such service."))
+    responses((status = 200, description = "Those that were seen, oldest first.", body = Revisions), (status = 404, description = "There is no such service."))
 )]
 async fn revisions(State(app): State<App>, id: Id) -> Result<Response, Problem> {
     let (hive, id) = (hive_of(&app)?, path(id)?);
@@ -281,7 +288,7 @@ async fn revisions(State(app): State<App>, id: Id) -> Result<Response, Problem> 
             seen_at: record.time("seen_at")?,
         });
     }
-    Ok(Json(serde_json::json!({ "revisions": revisions })).into_response())
+    Ok(Json(Revisions { revisions }).into_response())
 }
 
 /// Where requests go.
@@ -295,11 +302,18 @@ struct Route {
     aligned_at: DateTime<Utc>,
 }
 
+/// The routes of a service.
+#[derive(Serialize, ToSchema)]
+#[schema(as = HiveRoutes)]
+struct Routes {
+    routes: Vec<Route>,
+}
+
 /// Lists the routes of a service
 #[utoipa::path(
     get, path = "/api/hive/services/{id}/routes", tag = "hive", operation_id = "listRoutes",
     params(("id" = String, Path, description = "The service's id.")),
-    responses((status = 200, description = "Where its requests go; none before it was ready.", body = Vec<Route>), (status = 404, description = "There is no such service."))
+    responses((status = 200, description = "Where its requests go; none before it was ready.", body = Routes), (status = 404, description = "There is no such service."))
 )]
 async fn routes_of(State(app): State<App>, id: Id) -> Result<Response, Problem> {
     let (hive, id) = (hive_of(&app)?, path(id)?);
@@ -310,7 +324,7 @@ async fn routes_of(State(app): State<App>, id: Id) -> Result<Response, Problem> 
         let (url, aligned_at) = (record.text_or_null("url")?, record.time("aligned_at")?);
         routes.push(Route { url, traffic, aligned_at });
     }
-    Ok(Json(serde_json::json!({ "routes": routes })).into_response())
+    Ok(Json(Routes { routes }).into_response())
 }
 
 /// Shows the state changes of a service

@@ -212,6 +212,9 @@ impl<R: ExternalResources> Looking<R> {
             let key = self.resources.key(&resource);
             if self.in_hand.insert(key.clone()) {
                 self.look(key, resource);
+            } else {
+                // What is being looked at as it was before: once more afterwards, as it is now.
+                self.again.insert(key);
             }
         }
     }

@@ -118,7 +118,8 @@ impl ServingGateway for KubernetesGateway {
     async fn delete(&self, service_id: &str, resource: &ResourceName) -> Result<Deletion, GatewayError> {
         for _ in 0..ROUNDS {
             let Some(found) = self.find(resource).await? else { return Ok(Deletion::NotFound) };
-            if found.owner().is_some_and(|owner| owner != service_id) {
+            // What nobody has labelled is not ours either: somebody made it by hand.
+            if found.owner().is_none_or(|owner| owner != service_id) {
                 return Ok(Deletion::NotFound);
             }
             if found.is_being_deleted() {

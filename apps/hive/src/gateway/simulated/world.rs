@@ -178,7 +178,7 @@ impl World {
         resource: &ResourceName,
         now: DateTime<Utc>,
     ) -> (Deletion, Option<Entry>) {
-        let is_ours = |found: &&Resource| found.service_id.as_deref().is_none_or(|owner| owner == service_id);
+        let is_ours = |found: &&Resource| found.service_id.as_deref() == Some(service_id);
         match self.resources.get(resource).filter(|found| found.is_there(now)).filter(is_ours) {
             None => (Deletion::NotFound, None),
             Some(found) if found.deleted_at.is_some() => (Deletion::Accepted, None),

@@ -204,8 +204,8 @@ pub(crate) async fn read(flags: ReaderFlags) -> Result<(), Failure> {
     let mut never = Vec::new();
     for _ in 0..flags.never_reading {
         let mut connection = TcpStream::connect(&flags.address).await.map_err(broken)?;
-        let request = b"GET /api/events/stream HTTP/1.1\r\nHost: bench\r\n\r\n";
-        connection.write_all(request).await.map_err(broken)?;
+        let request = format!("GET /api/events/stream HTTP/1.1\r\nHost: {}\r\n\r\n", flags.address);
+        connection.write_all(request.as_bytes()).await.map_err(broken)?;
         never.push(connection);
     }
     let mut readers = Vec::new();

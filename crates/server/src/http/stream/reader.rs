@@ -168,7 +168,7 @@ impl Reader {
     fn drop_with(&mut self, code: &str, title: &str, detail: &str) {
         metrics::stream_reader_dropped();
         let problem = json!({
-            "type": format!("https://towpath.dev/errors#{code}"),
+            "type": format!("/docs/errors/{code}"),
             "title": title,
             "code": code,
             "detail": detail,

@@ -200,7 +200,8 @@ async fn a_reader_that_never_reads_harms_nobody_and_its_connection_is_ended() {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4096).unwrap();
     let mut never = socket.connect(stage.address.parse().unwrap()).await.unwrap();
-    never.write_all(b"GET /api/events/stream?after=0 HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    let asked = format!("GET /api/events/stream?after=0 HTTP/1.1\r\nHost: {}\r\n\r\n", stage.address);
+    never.write_all(asked.as_bytes()).await.unwrap();
     let mut others = JoinSet::new();
     for _ in 0..20 {
         let mut reader = stage.reader("?after=0", "").await;
