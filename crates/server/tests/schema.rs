@@ -27,7 +27,7 @@ hooks = "hooks"
 expected-statuses = [200, 201, 204, 304, 404, 409, 422]
 
 [[operations]]
-include-operation-id = ["showLog", "sendCommand"]
+include-operation-id = ["showLog", "sendCommand", "listOrders", "listProducts"]
 checks.positive_data_acceptance.expected-statuses = [200, 201, 304, 400, 404, 409, 422]
 "#;
 

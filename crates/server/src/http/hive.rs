@@ -59,9 +59,11 @@ struct Asked {
     max_scale: Option<u32>,
     concurrency: Option<u32>,
     /// Take over what others have set on the platform, and make a new revision in any case.
-    force_replace: Option<bool>,
+    #[schema(required = false)]
+    force_replace: bool,
     /// Answer when the outcome is known (READY or FAILED), or when that takes too long.
-    wait: Option<bool>,
+    #[schema(required = false)]
+    wait: bool,
 }
 
 /// A service as it is.
@@ -113,7 +115,10 @@ struct Listing {
     after: String,
     /// Only those with this status.
     status: Option<String>,
-    limit: Option<u32>,
+    /// At most so many.
+    #[serde(default = "super::range::usually", deserialize_with = "super::range::limit")]
+    #[param(required = false, minimum = 1, maximum = 1000)]
+    limit: u32,
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -122,7 +127,10 @@ struct Behind {
     /// The version behind which to begin.
     #[serde(default)]
     after: u64,
-    limit: Option<u32>,
+    /// At most so many.
+    #[serde(default = "super::range::usually", deserialize_with = "super::range::limit")]
+    #[param(required = false, minimum = 1, maximum = 1000)]
+    limit: u32,
 }
 
 /// Creates a service
@@ -171,7 +179,7 @@ async fn list(
     let hive = hive_of(&app)?;
     let Query(listing) = listing
         .map_err(|error| Problem::malformed(error.body_text(), "Write ?after=ID&status=S&limit=N."))?;
-    let limit = listing.limit.unwrap_or(100).clamp(1, LARGEST_PAGE);
+    let limit = listing.limit.clamp(1, LARGEST_PAGE);
     let store = app.towpath.store();
     let rows =
         hive.services(store, &listing.after, listing.status.as_deref(), limit).await.map_err(broken)?;
@@ -342,7 +350,7 @@ async fn history(
         behind.map_err(|error| Problem::malformed(error.body_text(), "Write ?after=N&limit=N."))?;
     let (hive, id) = (hive_of(&app)?, path(id)?);
     exists(hive, &app.towpath, &id).await?;
-    let limit = behind.limit.unwrap_or(100).clamp(1, LARGEST_PAGE);
+    let limit = behind.limit.clamp(1, LARGEST_PAGE);
     let history = hive.history(&app.towpath, &id, behind.after, limit).await?;
     Ok(Json(serde_json::json!({ "history": history })).into_response())
 }
