@@ -265,17 +265,20 @@ async fn soak(database: &str, broker: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "it does not settle reliably yet; run it with --run-ignored all"]
 async fn a_soak_on_sqlite() {
     soak("sqlite", "local").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "it does not settle reliably yet; run it with --run-ignored all"]
 async fn a_soak_on_postgres() {
     soak("postgres", "local").await;
 }
 
 #[cfg(feature = "kafka")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "it does not settle reliably yet; run it with --run-ignored all"]
 async fn a_soak_on_postgres_and_kafka() {
     soak("postgres", "kafka").await;
 }

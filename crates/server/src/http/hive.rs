@@ -54,7 +54,8 @@ struct Asked {
     namespace: String,
     #[schema(min_length = 1, example = "registry.example/cart:1")]
     image: String,
-    env: Option<std::collections::BTreeMap<String, String>>,
+    #[schema(required = false)]
+    env: std::collections::BTreeMap<String, String>,
     min_scale: Option<u32>,
     max_scale: Option<u32>,
     concurrency: Option<u32>,
@@ -109,6 +110,7 @@ struct Services {
 
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 struct Listing {
     /// The id of the last service of the page before.
     #[serde(default)]
@@ -123,6 +125,7 @@ struct Listing {
 
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 struct Behind {
     /// The version behind which to begin.
     #[serde(default)]
