@@ -128,7 +128,8 @@ struct Listing {
 #[into_params(parameter_in = Query)]
 struct Behind {
     /// The version behind which to begin.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "super::range::number")]
+    #[param(required = false, minimum = 0, maximum = 9007199254740991_i64)]
     after: u64,
     /// At most so many.
     #[serde(default = "super::range::usually", deserialize_with = "super::range::limit")]
