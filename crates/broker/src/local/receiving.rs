@@ -322,6 +322,8 @@ impl Task {
         if let Some(reason) = &failed {
             let queue = self.receiver.queue.as_str();
             tracing::warn!(queue, cause = reason, "could not settle messages; they come again");
+            // Before anybody is told: whoever knows must not get one more that was taken ahead meanwhile.
+            self.stock.end(reason);
         }
         for request in batch {
             let _ = request.answer.send(match &failed {
