@@ -19,7 +19,7 @@ use uuid::Uuid;
 use super::super::Failure;
 use super::consume::{Deposit, Shape, Tally};
 use super::on_postgres;
-use super::queue::{connection, consumer, on_rabbitmq};
+use super::queue::{close, connection, consumer, on_rabbitmq};
 
 /// What it keeps beside its effects.
 const TABLES: &str = "\
@@ -100,9 +100,9 @@ impl Running {
     }
 
     /// Stops.
-    pub(super) async fn stop(mut self) -> Result<(), Failure> {
+    pub(super) async fn stop(mut self) {
         self.workers.shutdown().await;
-        on_rabbitmq(self.connection.close(200, "done".into()).await)
+        close(&self.connection).await;
     }
 }
 

@@ -19,7 +19,7 @@ use uuid::Uuid;
 use super::super::Failure;
 use super::latency::{HANDLERS, PREFETCH, Times};
 use super::on_postgres;
-use super::queue::{EVENT_TYPE, connection, consumer, declare, fresh_name, on_rabbitmq};
+use super::queue::{EVENT_TYPE, close, connection, consumer, declare, fresh_name, on_rabbitmq};
 
 const TABLES: &str = "\
     CREATE TABLE by_hand_events (event_id uuid PRIMARY KEY, aggregate_id text NOT NULL, payload text NOT NULL); \
@@ -92,12 +92,11 @@ impl ByHandPath {
     }
 
     /// Stops.
-    pub(super) async fn stop(mut self) -> Result<(), Failure> {
+    pub(super) async fn stop(mut self) {
         self.workers.shutdown().await;
         for connection in &self.connections {
-            on_rabbitmq(connection.close(200, "done".into()).await)?;
+            close(connection).await;
         }
-        Ok(())
     }
 }
 

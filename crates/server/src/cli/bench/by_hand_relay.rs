@@ -19,7 +19,7 @@ use towpath::sqlx::{self, Executor, PgPool, Row};
 use towpath::{BrokerUrl, RabbitMq};
 
 use super::super::Failure;
-use super::drain::{EVENT_TYPE, PAYLOAD};
+use super::backlog::{EVENT_TYPE, PAYLOAD};
 use super::on_postgres;
 
 /// The hand-written relay.

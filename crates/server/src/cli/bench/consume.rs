@@ -242,7 +242,7 @@ async fn by_hand_turn(
         rate = finished(store, EFFECTS[0], &tally, flags.messages) => rate?,
         failure = running.failed() => return Err(failure),
     };
-    running.stop().await?;
+    running.stop().await;
     Ok(rate)
 }
 

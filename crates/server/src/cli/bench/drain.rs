@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use towpath::ids::{AggregateKey, ChannelName, CorrelationId, EventId, InstanceId, Lane, LeaseName};
-use towpath::name::EventName;
+use towpath::ids::{ChannelName, Lane};
 use towpath::ports::broker::{Argument, Queue, Topology};
-use towpath::ports::store::{Append, Expected, LeaseGrant, NewEvent, OutboxClaim, Store};
-use towpath::sqlx::{self, Executor};
-use towpath::{ChangeContext, Channel, ChannelPolicy, Payload, Scratch, SqlStore, Towpath};
+use towpath::ports::store::{OutboxClaim, Store};
+use towpath::sqlx::Executor;
+use towpath::{Channel, ChannelPolicy, Scratch, SqlStore, Towpath};
 
 use super::super::{Failure, output};
+use super::backlog::{Circumstances, bench_lease, fill, give_positions};
 use super::by_hand_relay::ByHandRelay;
 use super::{failed, median, on_postgres};
 
@@ -53,13 +53,8 @@ pub(crate) struct DrainFlags {
     #[arg(long, default_value_t = 1)]
     run: u64,
 
-    /// How many rows were sent before
-    #[arg(long, default_value_t = 0)]
-    sent_behind: u64,
-
-    /// Keep a session open meanwhile that has written something elsewhere and sleeps in its transaction
-    #[arg(long)]
-    idle_session: bool,
+    #[command(flatten)]
+    circumstances: Circumstances,
 
     /// Leave the hand-written relay out
     #[arg(long)]
@@ -88,8 +83,8 @@ struct Report {
     aggregates: u64,
     queue: QueueKind,
     batch: u32,
-    sent_behind: u64,
-    idle_session: bool,
+    #[serde(flatten)]
+    circumstances: Circumstances,
     by_hand_per_second: Option<f64>,
     towpath_per_second: f64,
     ratio: Option<f64>,
@@ -101,9 +96,6 @@ const CHANNEL: &str = "drain";
 
 /// How long a queue that nobody uses stays.
 const QUEUE_EXPIRES_MILLIS: i64 = 120_000;
-
-/// How many events one append writes while the table behind is filled.
-const FILL: u64 = 500;
 
 /// Measures and prints what came out.
 pub(crate) async fn run(flags: DrainFlags) -> Result<(), Failure> {
@@ -128,17 +120,12 @@ async fn measure(scratch: &Scratch, flags: &DrainFlags) -> Result<Report, Failur
         .ok_or_else(|| Failure::usage("`bench drain` measures on PostgreSQL: give a postgres:// URL"))?;
     let by_hand = ByHandRelay::prepare(pool, &flags.broker).await?;
     let lease = bench_lease(&store).await?;
-    if flags.sent_behind > 0 {
-        fill(&store, "before", flags.sent_behind, flags.aggregates, FILL).await?;
-        let sent = "UPDATE event_outbox SET status = 'SENT'; DELETE FROM event_pending";
-        on_postgres(pool.execute(sqlx::raw_sql(sent)).await)?;
-    }
-    let idle = if flags.idle_session { Some(idle_session(pool).await?) } else { None };
+    let idle = flags.circumstances.make(&store, &lease, CHANNEL).await?;
 
     let (mut towpath_rates, mut by_hand_rates) = (Vec::new(), Vec::new());
     for turn in 0..flags.turns.max(1) {
-        fill(&store, &format!("turn-{turn}"), flags.events, flags.aggregates, flags.run).await?;
-        while store.sequence(&lease, 5_000).await.map_err(failed)?.count > 0 {}
+        fill(&store, CHANNEL, &format!("turn-{turn}"), flags.events, flags.aggregates, flags.run).await?;
+        give_positions(&store, &lease).await?;
         if !flags.alone {
             by_hand.fill(flags.events, flags.aggregates).await?;
         }
@@ -159,8 +146,7 @@ async fn measure(scratch: &Scratch, flags: &DrainFlags) -> Result<Report, Failur
         aggregates: flags.aggregates,
         queue: flags.queue,
         batch: flags.batch,
-        sent_behind: flags.sent_behind,
-        idle_session: flags.idle_session,
+        circumstances: flags.circumstances,
         by_hand_per_second: by_hand,
         towpath_per_second: towpath,
         ratio: by_hand.map(|by_hand| towpath / by_hand),
@@ -197,73 +183,6 @@ async fn drain(scratch: &Scratch, flags: &DrainFlags, store: &SqlStore) -> Resul
     Ok(took)
 }
 
-/// Writes a backlog: in turns, `run` events of one aggregate at a time.
-async fn fill(store: &SqlStore, name: &str, events: u64, aggregates: u64, run: u64) -> Result<(), Failure> {
-    let (aggregates, run) = (aggregates.max(1), run.max(1));
-    let (mut written, mut version) = (0, 0);
-    while written < events {
-        let mut transaction = store.begin().await.map_err(failed)?;
-        for aggregate in 0..aggregates {
-            let count = run.min(events - written);
-            if count == 0 {
-                break;
-            }
-            transaction.append(&facts(name, aggregate, version, count)?).await.map_err(failed)?;
-            written += count;
-        }
-        transaction.commit().await.map_err(failed)?;
-        version += run;
-    }
-    Ok(())
-}
-
-fn facts(name: &str, aggregate: u64, version: u64, count: u64) -> Result<Append, Failure> {
-    let wrong = |error: &dyn std::error::Error| Failure::usage(error.to_string());
-    let payload = Payload::from_text(PAYLOAD).map_err(|error| wrong(&error))?;
-    let id = format!("{name}-{aggregate}");
-    Ok(Append {
-        aggregate: AggregateKey::new("account", id).map_err(|error| wrong(&error))?,
-        expected: Expected::after(version),
-        events: (0..count)
-            .map(|_| NewEvent {
-                event_id: EventId(uuid::Uuid::now_v7()),
-                event_type: EventName::from_stored(EVENT_TYPE),
-                schema_version: 1,
-                payload: payload.clone(),
-                channels: vec![ChannelName::from_stored(CHANNEL)],
-            })
-            .collect(),
-        snapshot: None,
-        state_changes: Vec::new(),
-        deadline: Default::default(),
-        context: ChangeContext::new(chrono::Utc::now(), CorrelationId::of_new_flow(uuid::Uuid::new_v4())),
-    })
-}
-
-/// What both contenders say.
-pub(super) const EVENT_TYPE: &str = "account.deposited";
-pub(super) const PAYLOAD: &str = r#"{"amount":1,"currency":"EUR","note":"a deposit like every other"}"#;
-
-/// For the positions, which are given before the clock starts.
-async fn bench_lease(store: &SqlStore) -> Result<LeaseGrant, Failure> {
-    let lease = LeaseName::from_stored("bench");
-    let holder = InstanceId::from_stored("bench");
-    let day = Duration::from_secs(86_400);
-    let granted = store.acquire_lease(&lease, &holder, day).await.map_err(failed)?;
-    granted.ok_or_else(|| Failure::unreachable("the lease of the benchmark is taken"))
-}
-
-/// A session that has written something and sleeps in its transaction: PostgreSQL keeps what was deleted since.
-async fn idle_session(pool: &sqlx::PgPool) -> Result<sqlx::PgConnection, Failure> {
-    use sqlx::ConnectOptions;
-
-    on_postgres(pool.execute("CREATE TABLE elsewhere (note text)").await)?;
-    let mut session = on_postgres(pool.connect_options().connect().await)?;
-    let begun = "SET idle_in_transaction_session_timeout = 0; BEGIN; INSERT INTO elsewhere VALUES ('idle')";
-    on_postgres(session.execute(sqlx::raw_sql(begun)).await)?;
-    Ok(session)
-}
-
 fn queue_name() -> String {
     format!("towpath.bench.{}", uuid::Uuid::now_v7().simple())
 }
@@ -288,14 +207,13 @@ fn peak_kibibytes() -> Option<u64> {
 }
 
 fn print(report: &Report) {
-    let Report { events, aggregates, batch, sent_behind, .. } = report;
+    let Report { events, aggregates, batch, circumstances, .. } = report;
     let kind = match report.queue {
         QueueKind::Classic => "classic",
         QueueKind::Quorum => "quorum",
     };
-    let idle = if report.idle_session { ", beside an idle transaction" } else { "" };
     output::line(&format!(
-        "{events} events of {aggregates} aggregates to a {kind} queue, {batch} at a time, {sent_behind} sent before{idle}"
+        "{events} events of {aggregates} aggregates to a {kind} queue, {batch} at a time{circumstances}"
     ));
     if let (Some(by_hand), Some(ratio)) = (report.by_hand_per_second, report.ratio) {
         output::line(&format!("  hand-written relay    {by_hand:>8.0} events/s"));

@@ -17,6 +17,7 @@ use towpath::{Channel, Consumer, ConsumerPolicy, Scratch, SqlStore, StoreOptions
 use uuid::Uuid;
 
 use super::super::{Failure, output};
+use super::backlog::{Circumstances, bench_lease};
 use super::by_hand_path::{ByHandPath, Writer, prepare};
 use super::write::{Account, AccountCommand};
 use super::{failed, median, queue};
@@ -44,6 +45,9 @@ pub(crate) struct LatencyFlags {
     #[arg(long, default_value_t = 3)]
     turns: usize,
 
+    #[command(flatten)]
+    circumstances: Circumstances,
+
     /// Leave the hand-written way out
     #[arg(long)]
     alone: bool,
@@ -56,6 +60,8 @@ pub(crate) struct LatencyFlags {
 /// How many handlers run at once, and how many messages are fetched ahead, for both contenders.
 pub(super) const HANDLERS: usize = 8;
 pub(super) const PREFETCH: u16 = 64;
+
+const CHANNEL: &str = "latency";
 
 /// A connection for each handler, and some for writers and relay.
 const CONNECTIONS: u32 = 20;
@@ -141,6 +147,8 @@ impl Percentiles {
 struct Report {
     rate: u32,
     seconds: u32,
+    #[serde(flatten)]
+    circumstances: Circumstances,
     by_hand_millis: Option<Percentiles>,
     towpath_millis: Percentiles,
     ratio: Option<Percentiles>,
@@ -177,6 +185,8 @@ async fn measure(scratch: &Scratch, flags: &LatencyFlags) -> Result<Report, Fail
     if let Some(pool) = pool {
         prepare(pool).await?;
     }
+    let lease = bench_lease(&store).await?;
+    let idle = flags.circumstances.make(&store, &lease, CHANNEL).await?;
     let turns = flags.turns.max(1);
     let progress = ProgressBar::new((turns * (1 + usize::from(pool.is_some()))) as u64);
     if let Ok(style) = ProgressStyle::with_template("latency {bar:30} {pos}/{len} {msg}") {
@@ -196,10 +206,12 @@ async fn measure(scratch: &Scratch, flags: &LatencyFlags) -> Result<Report, Fail
     progress.finish_and_clear();
     let towpath = Percentiles::each(&towpath, median);
     let by_hand = pool.map(|_| Percentiles::each(&by_hand, median));
+    drop(idle);
     store.close().await;
     Ok(Report {
         rate: flags.rate,
         seconds: flags.seconds,
+        circumstances: flags.circumstances,
         by_hand_millis: by_hand,
         towpath_millis: towpath,
         ratio: by_hand.map(|by_hand| {
@@ -221,7 +233,7 @@ async fn by_hand_turn(pool: &towpath::sqlx::PgPool, flags: &LatencyFlags) -> Res
         turn = turn(flags, &times, |aggregate| write_by_hand(writer.clone(), aggregate)) => turn?,
         failure = path.failed() => return Err(failure),
     };
-    path.stop().await?;
+    path.stop().await;
     Ok(percentiles)
 }
 
@@ -243,7 +255,7 @@ async fn towpath_turn(scratch: &Scratch, flags: &LatencyFlags) -> Result<Percent
         .store_options(options())
         .broker(&flags.broker)
         .aggregate::<Account>()
-        .channel(Channel::named("latency", ["account.*"]).map(|channel| channel.to("", &queue)))
+        .channel(Channel::named(CHANNEL, ["account.*"]).map(|channel| channel.to("", &queue)))
         .topology(queue::declared(&queue))
         .consumer(consumer)
         .start()
@@ -299,9 +311,9 @@ where
 }
 
 fn print(report: &Report) {
-    let Report { rate, seconds, .. } = report;
+    let Report { rate, seconds, circumstances, .. } = report;
     output::line(&format!(
-        "{rate} events/s for {seconds} s, from the commit to the handler, in milliseconds, median of the turns"
+        "{rate} events/s for {seconds} s{circumstances}, from the commit to the handler, in milliseconds, median of the turns"
     ));
     output::line("                          p50      p90      p99      max");
     let line = |name: &str, Percentiles { p50, p90, p99, max }: &Percentiles| {

@@ -3,6 +3,8 @@
 //! Rates on a laptop, in a container or beside a noisy neighbour mean little; ratios of contenders that take turns
 //! every second mean something.
 
+#[cfg(all(feature = "postgres", feature = "rabbitmq"))]
+mod backlog;
 mod bare;
 #[cfg(all(feature = "postgres", feature = "rabbitmq"))]
 mod by_hand_consumer;

@@ -88,6 +88,12 @@ fn deposit(queue: &str, number: u64) -> Result<Message, Failure> {
     towpath::format::message(Format::Towpath, None, &event, destination).map_err(|error| wrong(&error))
 }
 
+/// Ends a connection after its turn. What was measured has been measured: that a channel of it closes by itself at the
+/// same moment, which lapin calls an error, does not matter any more.
+pub(super) async fn close(connection: &Connection) {
+    let _ = connection.close(200, "done".into()).await;
+}
+
 /// A connection of the raw driver's.
 pub(super) async fn connection(broker_url: &str) -> Result<Connection, Failure> {
     on_rabbitmq(Connection::connect(broker_url, ConnectionProperties::default()).await)
