@@ -24,11 +24,11 @@ use towpath_broker::{BrokerUrl, Kafka};
 use towpath_core::ports::broker::{
     Broker, BrokerError, Deliveries, Destination, Message, Published, Received, Settlement,
 };
-use towpath_testkit::broker::BrokerFixture;
 use towpath_testkit::broker::acts::{
     Lane, bodies, message, next, numbered, numbered_with_keys, numbers, publish, publish_again, publish_all,
     publish_within, settle, subscribe, take, text,
 };
+use towpath_testkit::broker::{BrokerFixture, OwnKafka};
 use towpath_testkit::store::waiting::{eventually, in_time};
 use uuid::Uuid;
 
@@ -38,7 +38,7 @@ towpath_testkit::broker_conformance!(KafkaFixture::fresh());
 struct KafkaFixture {
     names: Mutex<Vec<String>>,
     own_port: OnceLock<u16>,
-    own: Mutex<Option<OwnServer>>,
+    own: Mutex<Option<OwnKafka>>,
 }
 
 impl KafkaFixture {
@@ -56,13 +56,8 @@ impl KafkaFixture {
 
     /// Starts a server for this test alone; `None` where there is no program for it.
     async fn start_own(&self, advertised: SocketAddr) -> Option<()> {
-        let program = program()?;
-        let port = *self.own_port.get()?;
-        *self.own.lock().unwrap() = Some(OwnServer::start(&program, port, advertised));
-        eventually("the broker listening", || async {
-            tokio::net::TcpStream::connect(("127.0.0.1", port)).await.ok()
-        })
-        .await;
+        let own = OwnKafka::start(&OwnKafka::program()?, *self.own_port.get()?, advertised).await;
+        *self.own.lock().unwrap() = Some(own);
         Some(())
     }
 
@@ -93,10 +88,8 @@ impl BrokerFixture for KafkaFixture {
     }
 
     fn server(&self) -> Option<String> {
-        program()?;
-        let port = self
-            .own_port
-            .get_or_init(|| std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port());
+        OwnKafka::program()?;
+        let port = self.own_port.get_or_init(OwnKafka::free_port);
         Some(format!("127.0.0.1:{port}"))
     }
 
@@ -132,32 +125,6 @@ impl Drop for KafkaFixture {
     }
 }
 
-/// A broker that keeps everything in memory and ends with its test.
-struct OwnServer(Child);
-
-impl OwnServer {
-    fn start(program: &str, port: u16, advertised: SocketAddr) -> Self {
-        let mut server = Command::new(program);
-        server
-            .arg("broker")
-            .args(["--listener-url", &format!("tcp://127.0.0.1:{port}")])
-            .args(["--advertised-listener-url", &format!("tcp://{advertised}")])
-            .args(["--storage-engine", "memory://nisshi/"])
-            .args(["--group-initial-rebalance-delay", "100ms"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        Self(server.spawn().expect("the broker's program"))
-    }
-}
-
-impl Drop for OwnServer {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 fn shared_server() -> String {
     const VARIABLE: &str = "TOWPATH_TEST_KAFKA_URL";
     let url = std::env::var(VARIABLE).unwrap_or_else(|_| {
@@ -166,11 +133,6 @@ fn shared_server() -> String {
         )
     });
     url.trim_start_matches("kafka://").trim_end_matches('/').to_owned()
-}
-
-fn program() -> Option<String> {
-    let url = std::env::var("TOWPATH_TEST_KAFKA_PROGRAM").ok().filter(|url| !url.is_empty())?;
-    Some(url.trim_start_matches("file://").to_owned())
 }
 
 fn connect(servers: &str) -> Arc<dyn Broker> {

@@ -10,8 +10,8 @@ use towpath_core::ports::broker::{
     Binding, Broker, Deliveries, Destination, Exchange, ExchangeKind, Published, Queue, Settlement,
     Subscription, Topology,
 };
-use towpath_testkit::broker::TcpProxy;
 use towpath_testkit::broker::acts::message;
+use towpath_testkit::broker::{OwnKafka, TcpProxy};
 use towpath_testkit::store::waiting::{eventually, in_time};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -51,26 +51,16 @@ async fn no_thread_outlives_its_handle() {
     eventually("the threads ending", || async { (threads() == 0).then_some(()) }).await;
 
     // Neither does one that is gone, though a member had something left to tell it.
-    let Some(program) = std::env::var("TOWPATH_TEST_KAFKA_PROGRAM").ok().filter(|url| !url.is_empty()) else {
-        return;
-    };
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let listener = format!("tcp://127.0.0.1:{port}");
-    let mut server = std::process::Command::new(program.trim_start_matches("file://"))
-        .args(["broker", "--listener-url", &listener, "--advertised-listener-url", &listener])
-        .args(["--storage-engine", "memory://nisshi/", "--group-initial-rebalance-delay", "100ms"])
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::null())
-        .spawn()
-        .unwrap();
+    let Some(program) = OwnKafka::program() else { return };
+    let port = OwnKafka::free_port();
+    let mut server = OwnKafka::start(&program, port, ([127, 0, 0, 1], port).into()).await;
     let broker = Kafka::connect(&BrokerUrl::parse(&format!("kafka://127.0.0.1:{port}")).unwrap()).unwrap();
     eventually("the broker answering", || async { broker.ready().await.ok() }).await;
     let deliveries = subscribe(&broker, &name).await;
     let outcomes = broker.publish(&[message(&destination, "settled")], Duration::from_secs(30)).await;
     assert_eq!(outcomes, [Published::Confirmed]);
     let received = in_time("receiving", deliveries.next()).await.unwrap();
-    server.kill().unwrap();
-    server.wait().unwrap();
+    server.end();
     in_time("settling", deliveries.settle(received.tag, Settlement::Acknowledge)).await.unwrap();
     drop((broker, deliveries));
     eventually("the threads ending", || async { (threads() == 0).then_some(()) }).await;

@@ -27,7 +27,7 @@ use towpath::{
     Afterwards, Builder, Channel, ChannelPolicy, Consumer, ConsumerPolicy, Delivery, HandlerError, Next,
     StoreOptions, Towpath, sqlx,
 };
-use towpath_testkit::broker::TcpProxy;
+use towpath_testkit::broker::{OwnKafka, TcpProxy};
 use towpath_testkit::ledger::{Effect, Noted, audit};
 
 on_every_pair!(
@@ -202,6 +202,8 @@ async fn patiently<T, E: std::fmt::Debug, F: Future<Output = Result<T, E>>>(mut 
 struct Run {
     stage: Stage,
     proxy: Option<TcpProxy>,
+    /// The server itself, where it belongs to this run alone.
+    own_server: Option<OwnKafka>,
     folder: PathBuf,
     random: AtomicU64,
     watch: Towpath,
@@ -229,16 +231,16 @@ impl Drop for Process {
 impl Run {
     async fn new(stage: &Stage, seed: u64) -> Self {
         let stage = stage.again();
-        let proxy = match stage.server() {
-            Some(server) => Some(TcpProxy::to(&server).await),
-            None => None,
+        let (proxy, own_server) = match stage.server() {
+            Some(server) => (Some(TcpProxy::to(&server).await), None),
+            None => stage.own_server().await.unzip(),
         };
         let folder = std::env::temp_dir().join(format!("towpath-faults-{}", uuid::Uuid::new_v4().simple()));
         std::fs::create_dir_all(&folder).unwrap();
         // Only looks: it neither relays nor consumes.
         let watch = stage.fresh.builder().without_workers().start().await.unwrap();
         make_table(&watch).await;
-        Self { stage, proxy, folder, random: AtomicU64::new(seed | 1), watch }
+        Self { stage, proxy, own_server, folder, random: AtomicU64::new(seed | 1), watch }
     }
 
     /// The next random number below a bound (xorshift: the seed makes the whole run).
@@ -452,6 +454,11 @@ async fn killed_at_random_points_nothing_is_lost_doubled_or_out_of_order(stage: 
         }
         if kill == kills / 3 {
             run.stage.restart_broker().await;
+            if let Some(server) = &run.own_server {
+                server.freeze();
+                tokio::time::sleep(Duration::from_millis(3000)).await;
+                server.thaw();
+            }
         }
         if kill == kills * 2 / 3 {
             run.stage.restart_database().await;

@@ -17,6 +17,7 @@ pub mod acts;
 pub mod dead_letters;
 pub mod declaring;
 pub mod faults;
+mod own_kafka;
 pub mod proxy;
 pub mod publishing;
 pub mod receiving;
@@ -29,6 +30,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use towpath_core::ports::broker::Broker;
 
+pub use own_kafka::OwnKafka;
 pub use proxy::{Seen, TcpProxy};
 
 /// One broker, and names on it that belong to one case. Every case gets a fixture of its own; dropping it may remove

@@ -10,6 +10,8 @@ use towpath::ports::broker::{
 use towpath::retry::RetryPolicy;
 use towpath::{BrokerUrl, Builder, Channel, ChannelPolicy, Consumer, RabbitMq, Towpath, sqlx};
 
+use towpath_testkit::broker::{OwnKafka, TcpProxy};
+
 use super::Fresh;
 
 /// Which broker a test runs on.
@@ -43,7 +45,7 @@ impl Stage {
     pub fn server(&self) -> Option<String> {
         match self.broker {
             Broker::Local => None,
-            // It tells its clients its own address, and they go past a proxy.
+            // It tells its clients its own address, and they would go past a proxy. See `own_server`.
             #[cfg(feature = "kafka")]
             Broker::Kafka => None,
             Broker::RabbitMq => {
@@ -54,11 +56,27 @@ impl Stage {
         }
     }
 
+    /// A server of this stage's own behind a proxy that it knows, where there is a program for it.
+    pub async fn own_server(&self) -> Option<(TcpProxy, OwnKafka)> {
+        match self.broker {
+            Broker::Local | Broker::RabbitMq => None,
+            #[cfg(feature = "kafka")]
+            Broker::Kafka => {
+                let (program, port) = (OwnKafka::program()?, OwnKafka::free_port());
+                let proxy = TcpProxy::to(&format!("127.0.0.1:{port}")).await;
+                let server = OwnKafka::start(&program, port, proxy.address()).await;
+                Some((proxy, server))
+            }
+        }
+    }
+
     /// The broker's URL by way of a proxy.
     pub fn broker_url_through(&self, proxy: std::net::SocketAddr) -> String {
-        match self.server() {
-            Some(server) => self.broker_url().replace(&server, &proxy.to_string()),
-            None => self.broker_url(),
+        match (self.broker, self.server()) {
+            #[cfg(feature = "kafka")]
+            (Broker::Kafka, _) => format!("kafka://{proxy}"),
+            (_, Some(server)) => self.broker_url().replace(&server, &proxy.to_string()),
+            (_, None) => self.broker_url(),
         }
     }
 
@@ -70,12 +88,12 @@ impl Stage {
         }
     }
 
-    /// Restarts the broker's server, where the tests have one of their own.
+    /// Restarts the broker's server, where the tests have one that keeps its messages meanwhile.
     pub async fn restart_broker(&self) {
         match self.broker {
             Broker::Local => {}
             Broker::RabbitMq => restart("rabbitmq").await,
-            // The broker of the tests keeps its messages in memory.
+            // It keeps its messages in memory, so it is frozen instead.
             #[cfg(feature = "kafka")]
             Broker::Kafka => {}
         }
