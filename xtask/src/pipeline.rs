@@ -139,6 +139,10 @@ pub(crate) fn ci() -> Result<ExitCode, Failure> {
     if !succeeds(cargo(&clippy))? {
         return Err(Failure::new("clippy has findings, see above"));
     }
+    // Who embeds Towpath with one database must not need the drivers of the others.
+    if !succeeds(cargo(&["check", "-p", "towpath", "--no-default-features", "--features", "sqlite"]))? {
+        return Err(Failure::new("the library does not build with SQLite alone, see above"));
+    }
     arrows::run()?;
     test(&[])
 }

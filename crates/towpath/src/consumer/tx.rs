@@ -60,16 +60,19 @@ impl HandlerTx {
     }
 
     /// The connection, on PostgreSQL.
+    #[cfg(feature = "postgres")]
     pub fn postgres(&mut self) -> Result<&mut sqlx::PgConnection, WrongDatabase> {
         self.inner.postgres().ok_or(WrongDatabase { asked: "PostgreSQL" })
     }
 
     /// The connection, on SQLite.
+    #[cfg(feature = "sqlite")]
     pub fn sqlite(&mut self) -> Result<&mut sqlx::SqliteConnection, WrongDatabase> {
         self.inner.sqlite().ok_or(WrongDatabase { asked: "SQLite" })
     }
 
     /// The connection, on MySQL and MariaDB.
+    #[cfg(feature = "mysql")]
     pub fn mysql(&mut self) -> Result<&mut sqlx::MySqlConnection, WrongDatabase> {
         self.inner.mysql().ok_or(WrongDatabase { asked: "MySQL" })
     }
@@ -89,17 +92,20 @@ impl HandlerTx {
                 query.execute($connection).await.map(|done| done.rows_affected())
             }};
         }
+        #[cfg(feature = "postgres")]
         if let Some(connection) = self.inner.postgres() {
             let numbered = number_placeholders(sql);
             return run!(connection, sqlx::AssertSqlSafe(numbered));
         }
+        #[cfg(feature = "mysql")]
         if let Some(connection) = self.inner.mysql() {
             return run!(connection, sql);
         }
-        match self.inner.sqlite() {
-            Some(connection) => run!(connection, sql),
-            None => Err(sqlx::Error::PoolClosed),
+        #[cfg(feature = "sqlite")]
+        if let Some(connection) = self.inner.sqlite() {
+            return run!(connection, sql);
         }
+        Err(sqlx::Error::PoolClosed)
     }
 
     /// Statements on the application's own tables, on any of the databases.
@@ -203,6 +209,7 @@ impl HandlerTx {
 
 /// `?` as PostgreSQL numbers them. Question marks in texts and comments are not told apart: the statement is the
 /// application's own and constant.
+#[cfg(feature = "postgres")]
 fn number_placeholders(sql: &str) -> String {
     let mut numbered = String::with_capacity(sql.len() + 8);
     let mut count = 0;
