@@ -43,7 +43,7 @@ pub mod topology;
 
 pub use error::MarketError;
 pub use events::EventType;
-pub use market::{Market, Page};
+pub use market::{Answers, Done, Market, Page};
 pub use model::{
     BuyerCredit, Inventory, Notification, Order, OrderFilter, OrderStatus, Product, ProductStatus, Shipment,
     ShipmentStatus,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use towpath::ids::TraceId;
+use towpath::ports::operations::OperationAnswer;
 use towpath::ports::store::StoreError;
 use towpath::{Builder, Circumstances, Towpath};
 use uuid::Uuid;
@@ -37,7 +38,22 @@ const LARGEST_PAGE: u32 = 500;
 pub struct Market {
     shared: Arc<Shared>,
     trace_id: Option<TraceId>,
+    answers: Option<Answers>,
 }
+
+/// What was just done, in the transaction that does it.
+#[derive(Debug, Clone, Copy)]
+pub enum Done<'a> {
+    /// A product was offered.
+    Offered(&'a Product),
+    /// An order was placed.
+    Placed(&'a Order),
+    /// An order was paid, shipped, completed or cancelled.
+    Moved(&'a Order),
+}
+
+/// How what was done is answered to whoever asked from outside.
+pub type Answers = fn(Done<'_>) -> Result<OperationAnswer, serde_json::Error>;
 
 struct Shared {
     app: Towpath,
@@ -79,12 +95,18 @@ impl Market {
     pub fn open(app: &Towpath, settings: Settings) -> Self {
         let deadlines = Deadlines::watch(app, &settings);
         let shared = Shared { app: app.clone(), settings, numbers: Numbers::default(), deadlines };
-        Self { shared: Arc::new(shared), trace_id: None }
+        Self { shared: Arc::new(shared), trace_id: None, answers: None }
     }
 
     /// The same market, whose next facts belong to a trace.
     pub fn traced(&self, trace_id: TraceId) -> Self {
-        Self { shared: Arc::clone(&self.shared), trace_id: Some(trace_id) }
+        Self { trace_id: Some(trace_id), ..self.clone() }
+    }
+
+    /// The same market, for a server that runs changes once per key: what is done commits together with its answer
+    /// ([`Towpath::answer_tx`]), so that who asks again is answered and nothing is done twice.
+    pub fn answering(&self, answers: Answers) -> Self {
+        Self { answers: Some(answers), ..self.clone() }
     }
 
     /// How it works.
@@ -122,6 +144,7 @@ impl Market {
         };
         in_transaction!(app, |session| {
             products::insert(session, &product).await?;
+            self.answer(session, Done::Offered(&product)).await?;
             Ok(Change { answer: (), facts: None })
         })?;
         Ok(product)
@@ -167,8 +190,11 @@ impl Market {
                 complete_time: None,
                 cancel_time: None,
             };
-            let placed =
-                in_transaction!(app, |session| { orders::place(session, &order, step.clone()).await });
+            let placed = in_transaction!(app, |session| {
+                let change = orders::place(session, &order, step.clone()).await?;
+                self.answer(session, Done::Placed(&order)).await?;
+                Ok(change)
+            });
             match placed {
                 Ok(()) => return Ok(order),
                 // Another instance has numbered an order alike in this second: the next number will do.
@@ -186,24 +212,28 @@ impl Market {
             return Err(MarketError::invalid("amount", why));
         }
         let step = self.step();
-        in_transaction!(&self.shared.app, |session| { orders::pay(session, &order, step.clone()).await })?;
-        self.order(order_id).await
+        in_transaction!(&self.shared.app, |session| {
+            let change = orders::pay(session, &order, step.clone()).await?;
+            self.moved(session, order_id, change).await
+        })
     }
 
     /// Ships a paid order.
     pub async fn ship(&self, order_id: i64) -> Result<Order, MarketError> {
         let (order, step) = (self.order(order_id).await?, self.step());
-        in_transaction!(&self.shared.app, |session| { orders::ship(session, &order, step.clone()).await })?;
-        self.order(order_id).await
+        in_transaction!(&self.shared.app, |session| {
+            let change = orders::ship(session, &order, step.clone()).await?;
+            self.moved(session, order_id, change).await
+        })
     }
 
     /// Completes a shipped order.
     pub async fn complete(&self, order_id: i64) -> Result<Order, MarketError> {
         let (order, step) = (self.order(order_id).await?, self.step());
         in_transaction!(&self.shared.app, |session| {
-            orders::complete(session, &order, step.clone()).await
-        })?;
-        self.order(order_id).await
+            let change = orders::complete(session, &order, step.clone()).await?;
+            self.moved(session, order_id, change).await
+        })
     }
 
     /// Cancels an order that was not paid; its product is on sale again.
@@ -219,9 +249,9 @@ impl Market {
         }
         let (order, step) = (self.order(order_id).await?, self.step());
         in_transaction!(&self.shared.app, |session| {
-            orders::cancel(session, &order, reason, step.clone()).await
-        })?;
-        self.order(order_id).await
+            let change = orders::cancel(session, &order, reason, step.clone()).await?;
+            self.moved(session, order_id, change).await
+        })
     }
 
     /// Closes all orders whose time to pay is over; answers how many. The job does this by itself.
@@ -273,6 +303,31 @@ impl Market {
     /// What the inventory knows about a product.
     pub async fn inventory(&self, product_id: i64) -> Result<Option<Inventory>, MarketError> {
         Ok(reading!(self, find_inventory, product_id)?)
+    }
+
+    /// What an order is after a step, read in the step's own transaction: what is answered is what commits, and nothing
+    /// that can fail stands between the commit and the answer.
+    async fn moved(
+        &self,
+        session: &mut Session<'_>,
+        order_id: i64,
+        change: Change<()>,
+    ) -> Result<Change<Order>, MarketError> {
+        let order = orders::find(session, order_id).await?.ok_or(MarketError::UnknownOrder(order_id))?;
+        self.answer(session, Done::Moved(&order)).await?;
+        Ok(Change { answer: order, facts: change.facts })
+    }
+
+    /// Lets the answer commit with what was done.
+    async fn answer(&self, session: &mut Session<'_>, done: Done<'_>) -> Result<(), StoreError> {
+        let Some(answers) = self.answers else { return Ok(()) };
+        let answer = answers(done).map_err(|error| corrupt("the answer", error))?;
+        let app = &self.shared.app;
+        match session {
+            Session::Sqlite(connection) => app.answer_tx(&mut **connection, &answer).await,
+            Session::Postgres(connection) => app.answer_tx(&mut **connection, &answer).await,
+            Session::MySql(connection) => app.answer_tx(&mut **connection, &answer).await,
+        }
     }
 
     fn now(&self) -> DateTime<Utc> {

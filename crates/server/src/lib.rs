@@ -10,6 +10,7 @@ mod cli;
 mod http;
 #[cfg(feature = "otel")]
 mod otel;
+mod shown_url;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -179,3 +179,36 @@ fn the_log_is_read_and_followed() {
     tail.wait().unwrap();
     assert!(line.contains("parcel.sent") && line.contains("parcel/p-1 v2"), "{line}");
 }
+
+#[test]
+fn flags_win_over_the_environment_and_a_filter_that_is_none_is_told() {
+    let shown = |arguments: &[&str], environment: &[(&str, &str)]| {
+        let folder = tempfile::tempdir().unwrap();
+        let config = folder.path().join("towpath.toml");
+        std::fs::write(&config, "[log]\nfilter = \"error\"\n").unwrap();
+        let mut command = towpath();
+        command.arg("config").arg("--config").arg(&config).args(arguments);
+        command.envs(environment.iter().copied()).current_dir(folder.path()).output().unwrap()
+    };
+    let (short, long) = (("TOWPATH_LOG", "debug"), ("TOWPATH_LOG_FILTER", "trace"));
+    for (arguments, environment, expected) in [
+        (&[][..], &[][..], "filter = \"error\" # file"),
+        (&[], &[short], "filter = \"debug\" # environment"),
+        (&[], &[short, long], "filter = \"trace\" # environment"),
+        (&["--log-filter", "warn"], &[short, long], "filter = \"warn\" # flag"),
+    ] {
+        let text = said(shown(arguments, environment));
+        assert!(text.contains(expected), "{expected} is not in {text}");
+    }
+    refused(shown(&["--log-filter", "info,towpath=loud"], &[]), 2, "log.filter");
+    refused(shown(&[], &[("TOWPATH_LOG", "towpath=loud")]), 2, "log.filter");
+}
+
+#[test]
+fn a_password_in_the_address_of_a_server_is_not_shown() {
+    for server in ["http://me:s3cret@127.0.0.1:1", "http://me:s3cret@[x", "ftp://me:s3cret@host"] {
+        let output = towpath().args(["consumers", "ls", "--server", server]).output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && !errors.contains("s3cret"), "{errors}");
+    }
+}

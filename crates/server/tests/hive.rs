@@ -135,8 +135,8 @@ fn a_service_is_asked_for_over_http_and_lives_its_life() {
     assert_eq!(status, 409, "there is one of that name");
     let (status, flaw) = server.ask("POST", services, None, &service("Cart", "cart:1", false));
     assert_eq!((status, &flaw["code"]), (422, &json!("invalid-service-spec")));
-    let (status, _) = server.ask("POST", services, None, &json!({ "name": "x" }));
-    assert_eq!(status, 400);
+    let (status, flaw) = server.ask("POST", services, None, &json!({ "name": "x" }));
+    assert_eq!((status, &flaw["code"]), (422, &json!("invalid-service-spec")));
     let (status, _) = server.ask("GET", "/api/hive/services/nobody", None, &Value::Null);
     assert_eq!(status, 404);
 

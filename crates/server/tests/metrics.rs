@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use promql_parser::label::MatchOp;
 use promql_parser::parser::{self, Expr, LabelModifier, VectorSelector};
 use serde::{Deserialize, Serialize};
+use towpath::follow::Follower;
 use towpath::ports::broker::{Argument, Exchange, ExchangeKind, Queue, Topology};
 use towpath::ports::store::Store as _;
 use towpath::{Aggregate, Channel, Consumer, Context, Delivery, HandlerError, Next, Refusal, Start, Towpath};
@@ -265,6 +266,13 @@ async fn the_dashboard_the_alerts_and_the_page_ask_for_what_is_there() {
         tokio::task::yield_now().await;
     }
 
+    let url = format!("http://{}", server.address);
+    let following = app.follow(
+        Follower::of(&url)
+            .each("from-outside", |delivery| async move { Ok::<Next, HandlerError>(delivery.handled()) }),
+    );
+    following.await.unwrap().caught_up().await.unwrap();
+    assert!(server.ask("POST", "/api/outbox/retry", r#"{"dryRun":true}"#).starts_with("HTTP/1.1 200"));
     let unknown = r#"{"type":"order.place","aggregateId":"1","payload":{}}"#;
     assert!(server.ask("POST", "/api/commands", unknown).starts_with("HTTP/1.1 422"));
     assert!(server.ask("GET", "/notifications/9001,9020", "").starts_with("HTTP/1.1 404"));
@@ -279,7 +287,12 @@ async fn the_dashboard_the_alerts_and_the_page_ask_for_what_is_there() {
             && [r#"path="/notifications/{"#, r#"status="404""#].iter().all(|part| line.contains(part))
     };
     assert!(body.lines().any(asked) && !body.contains("9001"), "{body}");
-    assert!(body.contains("towpath_log_head_position 10\n"), "the database is shared: {body}");
+    // Ten parcels, and the operation as soon as it has its position.
+    let head = |head: &str| body.contains(&format!("towpath_log_head_position {head}\n"));
+    assert!(head("10") || head("11"), "the database is shared: {body}");
+    assert!(body.contains("towpath_operations_total{outcome=\"done\"} 1\n"), "{body}");
+    let followed = recorder.render();
+    assert!(followed.contains("towpath_follower_lag_positions{follower=\"from-outside\"}"), "{followed}");
     for metric in ["process_resident_memory_bytes", "process_cpu_seconds_total", "towpath_stream_readers"] {
         assert!(body.contains(&format!("# HELP {metric} ")), "{metric} has no HELP");
         assert!(body.contains(&format!("# TYPE {metric} ")), "{metric} has no TYPE");

@@ -175,6 +175,61 @@ fn keys_are_fetched_from_the_issuer_and_not_more_often_than_needed() {
     assert_eq!(asked.load(Ordering::SeqCst), 1, "made-up key ids must not make the server ask the issuer");
 }
 
+/// An issuer that takes long to answer, from its second answer on, holds up nobody whose key is known.
+#[test]
+fn a_slow_issuer_holds_up_only_who_needs_its_answer() {
+    let gate = Arc::new(std::sync::Barrier::new(2));
+    let (held, answers) = (Arc::clone(&gate), AtomicU32::new(0));
+    let (url, asked) = issuer(move || {
+        if answers.fetch_add(1, Ordering::SeqCst) == 0 {
+            held.wait();
+        }
+        Some(jwks())
+    });
+    let key = new_key("ci", "viewer");
+    let server = Arc::new(Server::start(&[], &format!("{}\n{}", key.toml, config(&url))));
+    let waiting: Vec<_> = (0..4)
+        .map(|_| {
+            let server = Arc::clone(&server);
+            std::thread::spawn(move || ask(&server, "GET", "/api/events", &good(json!({}))).0)
+        })
+        .collect();
+    driver::eventually("the issuer is asked", || (asked.load(Ordering::SeqCst) == 1).then_some(()));
+    // While it thinks, everybody else is served.
+    for _ in 0..5 {
+        assert_eq!(ask(&server, "GET", "/api/events", &key.key).0, 200);
+    }
+    gate.wait();
+    for waiting in waiting {
+        assert_eq!(waiting.join().unwrap(), 200, "all of them have the one answer");
+    }
+    assert_eq!(asked.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn a_stream_ends_when_its_token_does_and_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("jwks.json");
+    std::fs::write(&file, jwks()).unwrap();
+    let server = Server::start(&[], &config(file.to_str().unwrap()));
+    // It has run out already, and is accepted for half a minute more: clocks differ.
+    let nearly_over = good(json!({"exp": in_an_hour() - 3600 - 27}));
+    let mut stream = driver::connect(&server.address).unwrap();
+    write!(
+        stream,
+        "GET /api/events/stream HTTP/1.0\r\nHost: {}\r\nAuthorization: Bearer {nearly_over}\r\n\r\n",
+        server.address
+    )
+    .unwrap();
+    let answer = driver::read_answer(&mut stream).unwrap();
+    assert_eq!(answer.status, 200);
+    let last = answer.body.split("event: dropped").nth(1).unwrap_or_else(|| panic!("{answer:?}"));
+    assert!(last.contains("token-expired") && last.contains("resumeAfter"), "{answer:?}");
+    driver::eventually("and it is over", || {
+        (ask(&server, "GET", "/api/events", &nearly_over).0 == 401).then_some(())
+    });
+}
+
 #[test]
 fn an_issuer_that_is_away_is_said_to_be() {
     let (url, _) = issuer(|| None);
@@ -190,4 +245,11 @@ fn keys_that_cannot_be_read_are_told_at_the_start() {
     let output = run(&flags);
     let says = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!((output.status.code(), says.contains("nowhere.json")), (Some(2), true), "{says}");
+    // A URL that is none may be one with a password in it.
+    for jwks in ["https://me:s3cret@[id.example/keys", "https://me:s3c ret@id.example", "me:s3cret@nowhere"] {
+        let flags = ["--access-jwt-issuer", "a", "--access-jwt-audience", "b", "--access-jwt-jwks", jwks];
+        let output = run(&flags);
+        let says = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!((output.status.code(), says.contains("s3c")), (Some(2), false), "{says}");
+    }
 }

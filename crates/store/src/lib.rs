@@ -24,6 +24,7 @@
 )]
 
 mod backlog;
+mod bounded;
 mod deliveries;
 mod dialect;
 mod floors;
@@ -48,7 +49,7 @@ pub use backlog::{
     Backlog, CommandBacklog, Connections, LetterCount, LogBacklog, OutboxBacklog, TimerBacklog,
 };
 pub use followed::FollowedLog;
-pub use listings::{FoundAs, OutboxFilter};
+pub use listings::{COMMANDS_BYTES, FoundAs, OutboxFilter};
 pub use notices::{Heard, Notices};
 pub use ops::inbox::FirstDelivery;
 pub use own_tables::{OwnTables, Record};

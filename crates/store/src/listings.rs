@@ -18,6 +18,9 @@ pub struct OutboxFilter {
     pub status: Option<OutboxStatus>,
 }
 
+/// How many bytes of payload a page of commands has at most, if it has more than one.
+pub const COMMANDS_BYTES: u64 = 8 << 20;
+
 /// What an id turned out to be the id of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FoundAs {
@@ -32,7 +35,8 @@ pub enum FoundAs {
 }
 
 impl SqlStore {
-    /// Commands, the last received first: the next `limit` behind one of them.
+    /// Commands, the last received first: the next `limit` behind one of them, or fewer where their payloads have more
+    /// than [`COMMANDS_BYTES`] together.
     ///
     /// # Errors
     /// `Missing` when there is no such command to go on behind.
@@ -50,7 +54,7 @@ impl SqlStore {
                 Some((command.command.context.occurred_at, id))
             }
         };
-        reading!(self, ops::listings::commands, status, behind, limit)
+        reading!(self, ops::listings::commands, status, behind, limit, COMMANDS_BYTES)
     }
 
     /// Outbox rows that fit a filter, with their facts, by number: the next `limit` behind `after`.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use towpath_core::ports::operations::{
-    LostOperation, NewOperation, OperationClaim, OperationEnd, OperationStanding, Operations,
+    LostOperation, NewOperation, OperationAnswer, OperationClaim, OperationEnd, OperationStanding, Operations,
 };
 use towpath_core::ports::store::{Append, LeaseGrant, StoreResult};
 
@@ -34,6 +34,10 @@ impl Operations for SqlStore {
         now: DateTime<Utc>,
     ) -> StoreResult<bool> {
         transacting!(self, ops::operations::end, claim, end, fact, now)
+    }
+
+    async fn answered_operation(&self, claim: &OperationClaim) -> StoreResult<Option<OperationAnswer>> {
+        reading!(self, ops::operations::answered, claim)
     }
 
     async fn lost_operations(&self, limit: u32) -> StoreResult<Vec<LostOperation>> {

@@ -574,6 +574,7 @@ pub(crate) fn classify(statement: &'static str, error: sqlx::Error) -> SqlFault 
         FaultKind::Contention => StoreError::Contention(error.into()),
         FaultKind::Unavailable => StoreError::Unavailable(error.into()),
         FaultKind::Full => StoreError::Full(error.into()),
+        FaultKind::Unstorable => StoreError::Unstorable(error.into()),
         FaultKind::NoSuchTable => {
             StoreError::NotMigrated { found: 0, needed: crate::migrations::newest_version() }
         }
@@ -585,6 +586,7 @@ enum FaultKind {
     Contention,
     Unavailable,
     Full,
+    Unstorable,
     NoSuchTable,
     Other,
 }
@@ -603,6 +605,8 @@ fn fault_kind(error: &dyn sqlx::error::DatabaseError) -> FaultKind {
             // transaction timeouts, read-only standby
             "53300" | "57P01" | "57P02" | "57P03" | "57P05" | "25P03" | "25006" => FaultKind::Unavailable,
             "42P01" => FaultKind::NoSuchTable,
+            // character_not_in_repertoire, untranslatable_character: a NUL
+            "22021" | "22P05" => FaultKind::Unstorable,
             code if code.starts_with("08") => FaultKind::Unavailable,
             _ => FaultKind::Other,
         };

@@ -12,6 +12,7 @@ use towpath_core::ids::{
 };
 use towpath_core::lifecycle::{CommandStatus, OutboxStatus};
 use towpath_core::ports::broker::Topology;
+use towpath_core::ports::operations::{OperationAnswer, OperationClaim};
 use towpath_core::ports::probe::{NoProbe, Probe};
 use towpath_core::ports::queues::{
     Ending, Layout, Parcel, PutError, QueueDepth, Queues, Receiver, TakenMessage,
@@ -107,6 +108,20 @@ impl SqlStore {
         append: &Append,
     ) -> StoreResult<Appended> {
         ops::append::append_tx(&mut transaction.as_session(self.probe.as_ref()), append).await
+    }
+
+    /// Writes the answer of a claimed operation inside the application's own transaction, which has its effect.
+    ///
+    /// # Errors
+    /// `Fenced` when the claim was lost: roll the transaction back, somebody else does it.
+    pub async fn answer_operation_tx(
+        &self,
+        transaction: &mut impl JoinTransaction,
+        claim: &OperationClaim,
+        answer: &OperationAnswer,
+        now: DateTime<Utc>,
+    ) -> StoreResult<()> {
+        ops::operations::answer(&mut transaction.as_session(self.probe.as_ref()), claim, answer, now).await
     }
 
     /// Marks a delivery as handled inside the application's own transaction.

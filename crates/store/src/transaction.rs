@@ -3,6 +3,7 @@
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{EventId, HandlerName};
+use towpath_core::ports::operations::{OperationAnswer, OperationClaim};
 use towpath_core::ports::probe::Probe;
 use towpath_core::ports::store::{Append, Appended, InboxMark, NewTimer, StoreResult, StoreTx};
 use uuid::Uuid;
@@ -88,6 +89,15 @@ impl StoreTx for SqlTransaction {
 
     async fn cancel_timer(&mut self, timer_id: Uuid, now: DateTime<Utc>) -> StoreResult<bool> {
         ops::timers::cancel(&mut self.session(), timer_id, now).await
+    }
+
+    async fn answer_operation(
+        &mut self,
+        claim: &OperationClaim,
+        answer: &OperationAnswer,
+        now: DateTime<Utc>,
+    ) -> StoreResult<()> {
+        ops::operations::answer(&mut self.session(), claim, answer, now).await
     }
 
     async fn commit(self: Box<Self>) -> StoreResult<()> {

@@ -59,6 +59,8 @@ broken! {
     payloads_are_normalised: PayloadsAreNormalised => payloads::payloads_survive_to_the_letter;
     operation_names_are_not_unique: OperationNamesAreNotUnique => operations::one_of_eight_twins_begins;
     lost_operations_are_not_fenced: LostOperationsAreNotFenced => operations::an_operation_of_a_dead_process_is_taken_over_and_fenced;
+    answers_are_written_by_who_lost_the_operation: LostOperationsAreNotFenced => operations::an_answer_is_written_with_its_effect_or_not_at_all;
+    answers_survive_their_rollback: AnswersSurviveRollback => operations::an_answer_is_written_with_its_effect_or_not_at_all;
     ids_ignore_case: IdsIgnoreCase => payloads::aggregate_ids_are_compared_to_the_letter;
     times_in_milliseconds: TimesInMilliseconds => commands::a_command_record_survives_to_the_letter;
     a_command_commits_in_two_steps: CommandCommitsInTwoSteps => kill::a_process_killed_between_any_two_statements_leaves_no_harm;

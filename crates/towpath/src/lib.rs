@@ -117,7 +117,7 @@ pub use consumer::{
     HandlerTx, Letters, LettersError, Next, Preview, ReplayReport, WrongDatabase,
 };
 pub use listings::{ConsumerView, Trace, arranged};
-pub use operations::{OPERATION_KIND, OPERATION_PERFORMED, Operations, Outcome};
+pub use operations::{OPERATION_KIND, OPERATION_PERFORMED, Operations, Outcome, Ran};
 pub use outbox::{Outbox, OutboxError};
 pub use registry::Registry;
 pub use send::{Accepted, Send};
@@ -153,8 +153,8 @@ pub use towpath_core::retry;
 pub use towpath_core::route::Glob;
 pub use towpath_core::{from_variant, to_variant};
 pub use towpath_store::{
-    Backlog, FoundAs, JoinTransaction, OutboxBacklog, OutboxFilter, Scratch, SqlStore, StoreOptions,
-    StoreUrl, fault, sqlx,
+    Backlog, COMMANDS_BYTES, FoundAs, JoinTransaction, OutboxBacklog, OutboxFilter, Scratch, SqlStore,
+    StoreOptions, StoreUrl, fault, sqlx,
 };
 /// Tables of an application's own, declared as data and used on any of the databases.
 pub mod tables {

@@ -1,5 +1,8 @@
 //! Operations: changes that somebody asked for from outside, recorded as facts (who, what, how it ended).
 
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -8,7 +11,9 @@ use towpath_core::envelope::ChangeContext;
 use towpath_core::ids::{AggregateKey, CorrelationId, EventId};
 use towpath_core::name::EventName;
 use towpath_core::payload::Payload;
-use towpath_core::ports::operations::{NewOperation, OperationClaim, OperationEnd, OperationStanding};
+use towpath_core::ports::operations::{
+    NewOperation, OperationAnswer, OperationClaim, OperationEnd, OperationStanding,
+};
 use towpath_core::ports::store::{Append, Expected, NewEvent, Snapshot, StoreError, StoreResult};
 use uuid::Uuid;
 
@@ -34,6 +39,47 @@ pub enum Outcome {
     Failed,
     /// The process ended in the middle of it, or lost track of it. It may have been done.
     Unknown,
+}
+
+tokio::task_local! {
+    /// The operation that the work of this task is done for.
+    static CURRENT: Arc<Running>;
+}
+
+/// An operation that is being run.
+struct Running {
+    claim: OperationClaim,
+    /// Somebody wrote its answer into a transaction; whether that committed, the store knows.
+    answered: AtomicBool,
+}
+
+/// What running an operation came to.
+pub struct Ran<T> {
+    /// What the work answered.
+    pub answer: T,
+    /// Whether the work wrote the operation's answer into a transaction of its own
+    /// ([`Towpath::answer_tx`](crate::Towpath::answer_tx)). Whether that committed, the store knows.
+    pub wrote_answer: bool,
+}
+
+/// The claim of the operation that runs, for an answer that is about to be written with its effect.
+pub(crate) fn claim_to_answer() -> Option<OperationClaim> {
+    CURRENT
+        .try_with(|running| {
+            running.answered.store(true, Ordering::SeqCst);
+            running.claim.clone()
+        })
+        .ok()
+}
+
+impl Outcome {
+    /// As it is stored and shown.
+    pub(crate) const ALL: [(Self, &'static str); 4] = [
+        (Self::Done, "done"),
+        (Self::Refused, "refused"),
+        (Self::Failed, "failed"),
+        (Self::Unknown, "unknown"),
+    ];
 }
 
 /// Operations, for a server. Made by [`Towpath::operations`](crate::Towpath::operations).
@@ -69,6 +115,22 @@ impl Operations<'_> {
         self.bus.store.begin_operation(operation, for_).await
     }
 
+    /// Runs the work of an operation. An effect inside that has a transaction of its own may write the operation's answer
+    /// there: see [`Towpath::answer_tx`](crate::Towpath::answer_tx).
+    ///
+    /// # Caveats
+    /// The operation belongs to the task: what is spawned inside does not know of it.
+    pub async fn run<F: Future>(&self, claim: &OperationClaim, work: F) -> Ran<F::Output> {
+        let running = Arc::new(Running { claim: claim.clone(), answered: AtomicBool::new(false) });
+        let answer = CURRENT.scope(Arc::clone(&running), work).await;
+        Ran { answer, wrote_answer: running.answered.load(Ordering::SeqCst) }
+    }
+
+    /// The answer of an operation that was written with its effect, if that has committed.
+    pub async fn answer_of(&self, claim: &OperationClaim) -> Result<Option<OperationAnswer>, StoreError> {
+        self.bus.store.answered_operation(claim).await
+    }
+
     /// Ends an operation and records the fact about it, in one transaction. Answers `false` when it was taken over
     /// meanwhile: then the other one ends it.
     pub async fn end(
@@ -82,6 +144,7 @@ impl Operations<'_> {
         let fact = fact(self.bus, operation, claim, outcome, status)?;
         let ended = self.bus.store.end_operation(claim, end, Some(&fact), self.bus.clock.now()).await?;
         if ended {
+            self.bus.meters.operation(outcome).increment(1);
             self.bus.committed.wake();
             self.bus.told.wake();
             let lane = fact.aggregate.lane();
@@ -97,15 +160,20 @@ impl Operations<'_> {
         self.bus.store.end_operation(claim, OperationEnd::Forgotten, None, self.bus.clock.now()).await
     }
 
-    /// Records operations whose process died in the middle as such, and answers how many. Their names are free again.
+    /// Records operations whose process died in the middle as such, and answers how many. Their names are free again,
+    /// unless their answer is known.
     pub async fn record_lost(&self) -> Result<u64, StoreError> {
         let mut recorded = 0;
         loop {
             let lost = self.bus.store.lost_operations(PAGE).await?;
             let page = lost.len();
             for lost in lost {
-                let end = OperationEnd::Forgotten;
-                let ended = self.end(&lost.operation, &lost.claim, end, Outcome::Unknown, None).await?;
+                // What was answered with its effect was done; only its process did not live to say so.
+                let (end, outcome) = match lost.answered {
+                    Some(_) => (OperationEnd::Kept, Outcome::Done),
+                    None => (OperationEnd::Forgotten, Outcome::Unknown),
+                };
+                let ended = self.end(&lost.operation, &lost.claim, end, outcome, lost.answered).await?;
                 recorded += u64::from(ended);
             }
             if page < PAGE as usize {

@@ -18,11 +18,12 @@ use towpath_core::ids::{AggregateKey, CommandId, CorrelationId, InstanceId, Inva
 use towpath_core::payload::Payload;
 use towpath_core::ports::broker::{Broker, BrokerError, Topology};
 use towpath_core::ports::clock::Clock;
+use towpath_core::ports::operations::OperationAnswer;
 use towpath_core::ports::store::{AggregateRow, Append, CommandRecord, Flow, StateEvent, Store, StoreError};
 use towpath_core::retry::RetryPolicy;
 use towpath_core::route::Route;
 use towpath_core::to_variant;
-use towpath_store::{SqlStore, StoreOptions, StoreUrl, Table};
+use towpath_store::{JoinTransaction, SqlStore, StoreOptions, StoreUrl, Table};
 use uuid::Uuid;
 
 use crate::bus::{Bus, FoldError, SendError};
@@ -377,6 +378,24 @@ impl Towpath {
     /// Changes that somebody asked for from outside: each is run once and recorded as a fact.
     pub fn operations(&self) -> Operations<'_> {
         Operations { bus: &self.bus }
+    }
+
+    /// Writes the answer of the operation that runs ([`Operations::run`]) into the transaction of its effect. Outside of
+    /// an operation it does nothing, so that one function serves both.
+    ///
+    /// # Guarantees
+    /// When the transaction commits, whoever asks again under the same key gets this answer and no second effect,
+    /// whatever becomes of this process. When it does not, neither has happened.
+    ///
+    /// # Errors
+    /// `Fenced` when the operation was taken over meanwhile: roll the transaction back, somebody else does it.
+    pub async fn answer_tx(
+        &self,
+        transaction: &mut impl JoinTransaction,
+        answer: &OperationAnswer,
+    ) -> Result<(), StoreError> {
+        let Some(claim) = operations::claim_to_answer() else { return Ok(()) };
+        self.store.answer_operation_tx(transaction, &claim, answer, self.bus.clock.now()).await
     }
 
     /// The de-duplication horizon: for how long it is known that a delivery was handled.

@@ -22,6 +22,7 @@ use towpath_testkit::KillProbe;
 on_every_database!(
     facts_are_applied_once_in_order_and_from_where_it_stopped,
     a_mirror_keeps_the_facts_and_routes_them_on,
+    a_mirror_goes_on_where_facts_are_here_and_stops_where_they_differ,
     a_rewritten_log_is_found_and_nothing_more_is_applied,
     two_of_one_name_apply_each_fact_once,
     killed_before_any_statement_a_fact_still_has_one_effect,
@@ -150,6 +151,49 @@ async fn a_mirror_keeps_the_facts_and_routes_them_on(fresh: &Fresh) {
     let error = end_of(&conflict).await;
     assert_eq!(error.code(), "mirror-conflict", "{error}");
     assert_eq!(conflict.position(), 0);
+    app.stop().await;
+}
+
+/// Three facts of one change. The first two are here already, because a page ended behind them.
+async fn a_mirror_goes_on_where_facts_are_here_and_stops_where_they_differ(fresh: &Fresh) {
+    let app = app(fresh).await;
+    let together = |count: u64| {
+        let mut facts: Vec<_> = (1..=count).map(fact).collect();
+        let first = facts[0].clone();
+        for (version, fact) in (1..).zip(&mut facts) {
+            for name in ["occurredAt", "correlationId", "causationId", "traceId", "actorId", "tenantId"] {
+                fact["event"][name] = first["event"][name].clone();
+            }
+            fact["occurredOn"] = first["occurredOn"].clone();
+            fact["event"]["aggregate"] = first["event"]["aggregate"].clone();
+            fact["event"]["aggregateVersion"] = json!(version);
+        }
+        facts
+    };
+    let part = FakePeer::with(0, 20).await;
+    part.change(|world| world.facts = together(2));
+    let following = app.follow(of(&part).mirror("part")).await.unwrap();
+    assert_eq!(following.caught_up().await.unwrap(), 2);
+    let whole = FakePeer::with(0, 20).await;
+    whole.change(|world| world.facts = together(3));
+    let again = app.follow(of(&whole).mirror("whole")).await.unwrap();
+    assert_eq!(again.caught_up().await.unwrap(), 3, "what is here to the letter is no conflict");
+    let log = eventually_within("positions", Duration::from_secs(10), || async {
+        let log = app.store().events_between(1, 100).await.unwrap();
+        (log.len() == 3).then_some(log)
+    })
+    .await;
+    let ids: Vec<String> = log.iter().map(|event| event.envelope.event_id.to_string()).collect();
+    assert_eq!(ids, (1..=3).map(event_id).collect::<Vec<_>>());
+    // The same id with another content is another fact.
+    let other = FakePeer::with(0, 20).await;
+    other.change(|world| {
+        world.facts = together(3);
+        world.facts[1]["event"]["payload"] = json!({ "n": 77 });
+    });
+    let conflict = app.follow(of(&other).mirror("other")).await.unwrap();
+    assert_eq!(end_of(&conflict).await.code(), "mirror-conflict");
+    assert_eq!((conflict.position(), app.store().head().await.unwrap()), (0, 3));
     app.stop().await;
 }
 

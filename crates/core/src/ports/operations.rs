@@ -2,7 +2,9 @@
 //!
 //! A row is written before the change begins and answered with it, so that a change whose process died is known, and a
 //! repeat of the same request gets the same answer. The effects behind an operation are conditional themselves: the
-//! claim keeps twins apart, it does not stand in for their own checks.
+//! claim keeps twins apart, it does not stand in for their own checks. An effect that has a transaction of its own can
+//! write the answer in it ([`StoreTx::answer_operation`](super::store::StoreTx::answer_operation)): then there is no moment
+//! at which the one is there without the other.
 
 use std::time::Duration;
 
@@ -85,7 +87,10 @@ pub enum OperationStanding {
 pub enum OperationEnd<'a> {
     /// The answer is kept for who asks again.
     Answered(&'a OperationAnswer),
-    /// The name is free again: nothing happened, or it may be tried again.
+    /// The answer that was written with the effect stays, for who asks again.
+    Kept,
+    /// The name is free again: nothing happened, or it may be tried again. Not where an answer was written with the
+    /// effect: then the operation is not ended.
     Forgotten,
 }
 
@@ -96,6 +101,8 @@ pub struct LostOperation {
     pub operation: NewOperation,
     /// How it may be ended.
     pub claim: OperationClaim,
+    /// The status of the answer that was written with its effect: then it was done, and only its end is missing.
+    pub answered: Option<u16>,
 }
 
 /// The part of the store's contract that is about operations.
@@ -118,6 +125,9 @@ pub trait Operations: Send + Sync + 'static {
         fact: Option<&Append>,
         now: DateTime<Utc>,
     ) -> StoreResult<bool>;
+
+    /// The answer of a claimed operation that was written with its effect, if it was.
+    async fn answered_operation(&self, claim: &OperationClaim) -> StoreResult<Option<OperationAnswer>>;
 
     /// Operations that were begun and not ended in their time, the longest overdue first.
     async fn lost_operations(&self, limit: u32) -> StoreResult<Vec<LostOperation>>;

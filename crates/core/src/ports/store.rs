@@ -10,6 +10,7 @@ use chrono::{DateTime, Utc};
 use serde::Serialize;
 use uuid::Uuid;
 
+use super::operations::{OperationAnswer, OperationClaim};
 use crate::envelope::{ChangeContext, EventEnvelope, RecordedEvent};
 use crate::ids::{
     ActorId, AggregateKey, CausationId, ChannelName, CommandId, CorrelationId, EventId, HandlerName,
@@ -141,6 +142,9 @@ pub enum StoreError {
     /// No room left.
     #[error("the database has no room left")]
     Full(#[source] BoxError),
+    /// A text has a character that this database has none of: PostgreSQL keeps no NUL. Nothing was written.
+    #[error("a text has a character that the database cannot keep")]
+    Unstorable(#[source] BoxError),
     /// What was read cannot be what was written.
     #[error("{what} cannot be read")]
     Corrupt {
@@ -173,6 +177,7 @@ impl StoreError {
             }
             Self::Contention(_) | Self::Unavailable(_) | Self::Full(_) => ErrorClass::Transient,
             Self::Missing { .. } => ErrorClass::NotFound,
+            Self::Unstorable(_) => ErrorClass::InvalidPayload,
             Self::NameTaken { .. } | Self::UnknownStatus { .. } | Self::AppendTooLarge { .. } => {
                 ErrorClass::Validation
             }
@@ -206,6 +211,7 @@ impl StoreError {
             Self::Contention(_) => "contention",
             Self::Unavailable(_) => "store-unavailable",
             Self::Full(_) => "store-full",
+            Self::Unstorable(_) => "unstorable-text",
             Self::Corrupt { .. } => "corrupt",
             Self::Refused { .. } => "store-refused",
         }
@@ -247,6 +253,7 @@ impl StoreError {
             Self::Full(_) => {
                 "Free space for the database; nothing was written and commands may be sent again with the same id."
             }
+            Self::Unstorable(_) => "Leave the character out; it is most likely a NUL.",
             Self::Corrupt { .. } => {
                 "Do not write to this aggregate any more; compare its rows with a backup."
             }
@@ -373,9 +380,12 @@ pub struct NewCommand {
 }
 
 impl NewCommand {
-    /// Whether a recorded command is this same one: the id alone does not make it so.
+    /// Whether a recorded command is this same one: the id alone does not make it so. Nor do two who ask for the same
+    /// under one id: the answer to one of them is not for the other.
     pub fn is_same_as(&self, record: &CommandRecord) -> bool {
-        self.command_type == record.command.command_type
+        let actors = self.context.actor_id.as_ref().zip(record.command.context.actor_id.as_ref());
+        actors.is_none_or(|(asks, asked)| asks == asked)
+            && self.command_type == record.command.command_type
             && self.aggregate == record.command.aggregate
             && self.payload.means_the_same_as(&record.command.payload)
     }
@@ -541,6 +551,9 @@ pub struct Flow {
     pub commands: Vec<CommandRecord>,
     /// The events.
     pub events: Vec<RecordedEvent>,
+    /// Payloads with more bytes than this are left out (they are `null`), because the flow would be too large to be
+    /// shown as a whole. Nothing where all of them are there.
+    pub payloads_up_to: Option<u64>,
 }
 
 /// What a run of the sequencer did.
@@ -1232,6 +1245,15 @@ pub trait StoreTx: Send {
 
     /// Cancels a timer that has not begun; answers whether it did.
     async fn cancel_timer(&mut self, timer_id: Uuid, now: DateTime<Utc>) -> StoreResult<bool>;
+
+    /// Writes the answer of a claimed operation, to commit with its effect. From then on whoever asks again gets it.
+    /// `Fenced` when the claim was lost or has its answer: the transaction must be rolled back.
+    async fn answer_operation(
+        &mut self,
+        claim: &OperationClaim,
+        answer: &OperationAnswer,
+        now: DateTime<Utc>,
+    ) -> StoreResult<()>;
 
     /// Makes all of it true.
     async fn commit(self: Box<Self>) -> StoreResult<()>;

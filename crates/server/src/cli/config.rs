@@ -65,6 +65,16 @@ pub(crate) struct Config {
     pub(crate) settings: Settings,
     /// Where the plain values came from.
     pub(crate) sources: Sources,
+    /// For `towpath config`.
+    pub(crate) written: Written,
+}
+
+/// Sections as the file has them: what is not there has its default.
+#[derive(Clone)]
+pub(crate) struct Written {
+    pub(crate) hive: toml::Table,
+    pub(crate) market: toml::Table,
+    pub(crate) topology: toml::Table,
 }
 
 /// What is logged, and how.
@@ -118,7 +128,10 @@ struct KeyEntry {
 
 impl ServeFlags {
     /// Puts flags, environment, file and defaults together.
-    pub(crate) fn config(self) -> Result<Config, Failure> {
+    pub(crate) fn config(mut self) -> Result<Config, Failure> {
+        // The short name, which is kept for who is used to it.
+        self.settings.or_variable("log.filter", "TOWPATH_LOG");
+        let mut written_topology = toml::Table::new();
         let mut file = match &self.config {
             None => File::default(),
             Some(path) => {
@@ -128,6 +141,11 @@ impl ServeFlags {
                         path.display()
                     ))
                 })?;
+                if let Ok(toml::Value::Table(topology)) = toml::from_str(&text)
+                    .map(|mut whole: toml::Table| whole.remove("topology").unwrap_or(false.into()))
+                {
+                    written_topology = topology;
+                }
                 toml::from_str(&text).map_err(|error| {
                     Failure::usage(format!("the configuration file {} is wrong: {error}", path.display()))
                 })?
@@ -166,8 +184,9 @@ impl ServeFlags {
         Ok(Config {
             log_page_size: page_size(&settings)?,
             channels,
-            hive: HiveConfig::read(file.hive)?,
-            market: MarketConfig::read(file.market)?,
+            hive: HiveConfig::read(file.hive.clone())?,
+            market: MarketConfig::read(file.market.clone())?,
+            written: Written { hive: file.hive, market: file.market, topology: written_topology },
             listen: listen.parse().map_err(|_| {
                 Failure::usage(format!(
                     "{listen:?} is not an address to listen on; write one such as {DEFAULT_LISTEN}"
@@ -265,7 +284,14 @@ fn log(settings: &Settings) -> Result<LogSettings, Failure> {
         Some("human") | None => false,
         Some(other) => return Err(Failure::usage(format!("log.format is {other:?}; write human or json"))),
     };
-    Ok(LogSettings { json, filter: settings.text("log.filter").unwrap_or("info").to_owned() })
+    let filter = settings.text("log.filter").unwrap_or("info").to_owned();
+    if let Err(error) = tracing_subscriber::EnvFilter::builder().parse(&filter) {
+        return Err(Failure::usage(format!(
+            "log.filter is {filter:?}: {error}; write a level (error, warn, info, debug, trace), or levels of parts: \
+             info,towpath=debug"
+        )));
+    }
+    Ok(LogSettings { json, filter })
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Subcommand;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use towpath::retry::duration_text;
 use towpath::{SqlStore, StoreUrl};
 use towpath_hive::gateway::ServingGateway;
@@ -27,7 +27,7 @@ pub(crate) enum HiveCommand {
 }
 
 /// The `[hive]` section of a file.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub(crate) struct HiveConfig {
     /// Whether it runs.
@@ -47,21 +47,21 @@ pub(crate) struct HiveConfig {
     kubernetes: KubernetesSection,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Gateway {
     Simulated,
     Kubernetes,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 struct ServiceSection {
     observation: ObservationSection,
 }
 
 /// The names are the source's.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 struct ObservationSection {
     interval_ms: u64,
@@ -70,7 +70,7 @@ struct ObservationSection {
     failure_threshold: u32,
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 struct SimulatedSection {
     seed: u64,

@@ -2,6 +2,7 @@
 
 use clap::Subcommand;
 use towpath::BrokerUrl;
+use towpath::retry::{RetryPolicy, duration_text};
 use towpath_market::{Settings, topology};
 
 use super::config::ServeFlags;
@@ -43,6 +44,36 @@ impl MarketConfig {
             Failure::usage(format!("[market] in the configuration file is wrong: {error}"))
         })?;
         Ok(Self { enabled, settings })
+    }
+
+    /// The section as it holds, by the names of the file.
+    pub(super) fn effective(&self) -> toml::Table {
+        let settings = &self.settings;
+        let duration = |duration| toml::Value::from(duration_text::format(duration));
+        let number = |number: u64| toml::Value::Integer(i64::try_from(number).unwrap_or(i64::MAX));
+        let mut timeout = toml::Table::new();
+        timeout.insert("pending-minutes".to_owned(), duration(settings.pending));
+        timeout.insert("scan".to_owned(), duration(settings.scan));
+        timeout.insert("scan-enabled".to_owned(), settings.scan_enabled.into());
+        timeout.insert("scan-batch".to_owned(), number(settings.scan_batch.into()));
+        let mut outbox = toml::Table::new();
+        outbox.insert("batch".to_owned(), number(settings.outbox.batch.into()));
+        outbox.insert("scan".to_owned(), duration(settings.outbox.scan));
+        if let RetryPolicy::Fixed(delays) = &settings.outbox.retries {
+            let delays = delays.iter().copied().map(duration).collect();
+            outbox.insert("retries".to_owned(), toml::Value::Array(delays));
+        }
+        let mut consumer = toml::Table::new();
+        consumer.insert("prefetch".to_owned(), number(settings.prefetch.into()));
+        consumer.insert("concurrency".to_owned(), number(settings.concurrency as u64));
+        consumer.insert("attempts".to_owned(), number(settings.attempts.into()));
+        let order = toml::Table::from_iter([("timeout".to_owned(), toml::Value::Table(timeout))]);
+        let mut section = toml::Table::new();
+        section.insert("enabled".to_owned(), self.enabled.unwrap_or(true).into());
+        for (name, table) in [("order", order), ("outbox", outbox), ("consumer", consumer)] {
+            section.insert(name.to_owned(), table.into());
+        }
+        section
     }
 
     /// The market's settings if it is to run on this broker. Its contract is about queues with a time to live and

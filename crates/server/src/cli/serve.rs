@@ -57,7 +57,8 @@ pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Bui
     let market = market.map(|settings| Market::open(&app, settings));
     let address = listener.local_addr().map_err(|error| Failure::unreachable(error.to_string()))?;
     output::note(&format!("towpath {} listens on http://{address}/", env!("CARGO_PKG_VERSION")));
-    let feed = http::Feed::start(app.clone(), http::FeedOptions::default());
+    let memory = http::memory::Memory::default();
+    let feed = http::Feed::start(app.clone(), memory.clone(), http::FeedOptions::default());
     let state = http::App {
         towpath: app.clone(),
         hive,
@@ -66,6 +67,8 @@ pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Bui
         limits,
         feed: feed.clone(),
         measurements,
+        memory,
+        readiness: Default::default(),
     };
     let listener = http::Patient { listener, patience: http::PATIENCE };
     let told_to_stop = async move {
@@ -89,7 +92,7 @@ pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Bui
 /// How callers are known. Nobody but this machine is served without keys.
 fn access(config: &Config) -> Result<Access, Failure> {
     let tokens = match config.jwt.clone() {
-        Some(settings) => Some(Box::new(Tokens::new(settings).map_err(Failure::usage)?)),
+        Some(settings) => Some(Tokens::new(settings).map_err(Failure::usage)?),
         None => None,
     };
     if !config.keys.is_empty() || tokens.is_some() {
@@ -120,9 +123,8 @@ fn begin_log(settings: &LogSettings, #[cfg(feature = "otel")] traces: Option<&cr
     use tracing_subscriber::{EnvFilter, Layer as _};
     // lapin logs whole messages as warnings, and the login with its password when it traces: never more than errors.
     const QUIET: &str = "sqlx=warn,lapin=error,amq_protocol=error";
-    let chosen = std::env::var("TOWPATH_LOG").unwrap_or_else(|_| settings.filter.clone());
-    let filter = EnvFilter::try_new(format!("{chosen},{QUIET}"))
-        .unwrap_or_else(|_| EnvFilter::new(format!("info,{QUIET}")));
+    // It was read when the settings were: what is wrong with it has been told.
+    let filter = EnvFilter::new(format!("{},{QUIET}", settings.filter));
     // The filter is the log's alone: traces have their own.
     // A log that nobody reads any more must not end requests: by default an error of writing is written, which panics.
     let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).log_internal_errors(false);

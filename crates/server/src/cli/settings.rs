@@ -118,6 +118,19 @@ pub(crate) struct SettingFlags {
 }
 
 impl SettingFlags {
+    /// Takes a value from another variable, if neither the flag nor the setting's own variable gives one.
+    pub(crate) fn or_variable(&mut self, key: &'static str, variable: &str) {
+        if self.given.contains_key(key) {
+            return;
+        }
+        if let Ok(value) = std::env::var(variable)
+            && !value.is_empty()
+        {
+            self.given.insert(key, (value, Source::Environment));
+            self.sources.insert(key.to_owned(), Source::Environment);
+        }
+    }
+
     /// Where the value of a flag came from, if it was given.
     pub(crate) fn source_of(&self, id: &str) -> Option<Source> {
         self.sources.get(id).copied()

@@ -1,17 +1,20 @@
 //! `towpath config`: what the server would run with, as TOML, secrets hidden, with where each value comes from.
 
+use towpath::channel::{Channel, RoutingKey, Start};
+use towpath::retry::{RetryPolicy, duration_text};
 use towpath::{BrokerUrl, StoreUrl};
 
 use super::config::{Config, ServeFlags};
 use super::{Failure, output};
+use crate::shown_url::without_secrets;
 
 /// Shows it.
 pub(crate) fn show(flags: ServeFlags) -> Result<(), Failure> {
-    output::line(shown(&flags.config()?).trim_end());
+    output::line(shown(&flags.config()?)?.trim_end());
     Ok(())
 }
 
-fn shown(config: &Config) -> String {
+fn shown(config: &Config) -> Result<String, Failure> {
     let sources = config.sources;
     let mut text = String::new();
     let mut line = |key: &str, value: &str, source: &dyn std::fmt::Display| {
@@ -36,7 +39,7 @@ fn shown(config: &Config) -> String {
         if value.is_empty() {
             text.push_str(&format!("# {name} is not set\n"));
         } else {
-            text.push_str(&format!("{name} = {} # {source}\n", written(&without_password(value))));
+            text.push_str(&format!("{name} = {} # {source}\n", written(&without_secrets(value))));
         }
     }
     for key in &config.keys {
@@ -46,10 +49,84 @@ fn shown(config: &Config) -> String {
             sources.keys
         ));
     }
+    let hive = toml::Table::try_from(&config.hive)
+        .map_err(|error| Failure::usage(format!("[hive] cannot be shown: {error}")))?;
+    section(&mut text, "hive", &hive, Some(&config.written.hive));
+    section(&mut text, "market", &config.market.effective(), Some(&config.written.market));
     for channel in &config.channels.channels {
-        text.push_str(&format!("\n[[channel]] # file\nname = {}\n", written(channel.name.as_str())));
+        text.push_str("\n[[channel]] # file\n");
+        for (key, value) in of_channel(channel) {
+            text.push_str(&format!("{key} = {value}\n"));
+        }
     }
-    text
+    if !config.written.topology.is_empty() {
+        section(&mut text, "topology", &config.written.topology, Some(&config.written.topology));
+    }
+    Ok(text)
+}
+
+/// A section as it holds, and of each value whether the file has it.
+fn section(text: &mut String, name: &str, holds: &toml::Table, in_file: Option<&toml::Table>) {
+    text.push_str(&format!("\n[{name}]\n"));
+    let (tables, values): (Vec<_>, Vec<_>) = holds.iter().partition(|(_, value)| value.is_table());
+    for (key, value) in values {
+        let source = if in_file.is_some_and(|file| file.contains_key(key)) { "file" } else { "default" };
+        text.push_str(&format!("{key} = {value} # {source}\n"));
+    }
+    for (key, value) in tables {
+        let inner = in_file.and_then(|file| file.get(key)).and_then(toml::Value::as_table);
+        if let toml::Value::Table(table) = value {
+            section(text, &format!("{name}.{key}"), table, inner);
+        }
+    }
+}
+
+/// A channel by the keys of the file, defaults included.
+fn of_channel(channel: &Channel) -> Vec<(&'static str, String)> {
+    let text = |value: &str| toml::Value::from(value).to_string();
+    let duration = |value| text(&duration_text::format(value));
+    let events = channel.event_types.iter().map(|glob| toml::Value::from(glob.as_str())).collect();
+    let events = toml::Value::Array(events);
+    let mut shown = vec![("name", text(channel.name.as_str())), ("events", events.to_string())];
+    if let Some(target) = &channel.target {
+        shown.push(("exchange", text(&target.exchange)));
+        if let RoutingKey::Fixed(key) = &target.routing_key {
+            shown.push(("routing-key", text(key)));
+        }
+    }
+    let format = toml::Value::try_from(channel.format).map(|format| format.to_string());
+    shown.extend(format.ok().map(|format| ("format", format)));
+    shown.extend(channel.source.as_deref().map(|source| ("source", text(source))));
+    let policy = &channel.policy;
+    shown.push(("batch", policy.batch.to_string()));
+    shown.push(("scan", duration(policy.scan)));
+    match &policy.retries {
+        RetryPolicy::Fixed(delays) => {
+            let delays =
+                delays.iter().map(|delay| toml::Value::from(duration_text::format(*delay))).collect();
+            shown.push(("retries", toml::Value::Array(delays).to_string()));
+        }
+        RetryPolicy::Exponential { first, factor, cap, attempts, jitter } => {
+            let (first, cap) = (duration(*first), duration(*cap));
+            let growing =
+                format!("{{ first = {first}, factor = {factor:?}, cap = {cap}, jitter = {jitter:?} }}");
+            shown.push(("retries", growing));
+            shown.push(("attempts", attempts.to_string()));
+        }
+    }
+    shown.push(("ordering", text(if policy.in_order { "aggregate" } else { "none" })));
+    shown.push(("patience", duration(policy.patience)));
+    if let Some(start) = channel.tracking {
+        shown.push((
+            "start",
+            match start {
+                Start::First => text("first"),
+                Start::Now => text("now"),
+                Start::At(position) => position.to_string(),
+            },
+        ));
+    }
+    shown
 }
 
 /// A value as TOML: numbers as they are, everything else as a text.
@@ -57,18 +134,6 @@ fn written(value: &str) -> String {
     match value.parse::<u64>() {
         Ok(number) => number.to_string(),
         Err(_) => toml::Value::String(value.to_owned()).to_string(),
-    }
-}
-
-/// A URL without who logs in.
-fn without_password(value: &str) -> String {
-    match value.split_once("://") {
-        Some((scheme, rest)) => {
-            let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-            let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
-            format!("{scheme}://{host}{path}")
-        }
-        None => value.to_owned(),
     }
 }
 
@@ -103,12 +168,48 @@ mod tests {
             "7",
         ];
         let config = Line::parse_from(arguments).flags.config().ok().unwrap();
-        let text = shown(&config);
+        let text = shown(&config).ok().unwrap();
         assert!(!text.contains("s3cret") && !text.contains("abab"), "{text}");
         assert!(text.contains("headers = 7 # flag") && text.contains("burst = 10000 # default"), "{text}");
         assert!(text.contains("jwks = \"https://id.example/keys\" # flag"), "{text}");
         let read: toml::Table = toml::from_str(&text).unwrap();
         assert_eq!(read["access"]["key"][0]["name"].as_str(), Some("ci"));
         assert_eq!(read["limits"]["headers"].as_integer(), Some(7));
+    }
+    #[test]
+    fn every_section_is_shown_as_it_holds_and_can_be_read_again() {
+        let written = "[hive]\nenabled = false\n[hive.simulated]\nseed = 7\n[market.order.timeout]\npending-minutes = 3\n\
+            [[channel]]\nname = \"a\"\nevents = [\"*\"]\nexchange = \"e\"\nretries = [\"1s\"]\n\
+            [topology]\nexchanges = [{ name = \"e\", kind = \"topic\" }]\n";
+        let file = |text: &str| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), text).unwrap();
+            file
+        };
+        let config = |file: &tempfile::NamedTempFile| {
+            let path = file.path().to_str().unwrap();
+            Line::parse_from(["towpath", "--config", path]).flags.config().ok().unwrap()
+        };
+        let first = file(written);
+        let text = shown(&config(&first)).ok().unwrap();
+        for expected in [
+            "enabled = false # file",
+            "gateway = \"simulated\" # default",
+            "seed = 7 # file",
+            "interval-ms = 60000 # default",
+            "[market.order.timeout]\npending-minutes = \"3m\" # file",
+            "scan-batch = 200 # default",
+            "[market.consumer]",
+            "prefetch = 20 # default",
+            "name = \"a\"",
+            "patience = \"10s\"",
+        ] {
+            assert!(text.contains(expected), "{expected} is not in {text}");
+        }
+        // What is shown means the same as what was written.
+        let again = config(&file(&text));
+        assert_eq!(again.channels, config(&first).channels);
+        assert_eq!(again.hive, config(&first).hive);
+        assert_eq!(again.market.effective(), config(&first).market.effective());
     }
 }

@@ -20,7 +20,7 @@ use super::App;
 use super::access::Caller;
 use super::extract::{JsonBody, OptionalJsonBody, Path};
 use super::outbox::channel_name;
-use super::problem::Problem;
+use super::problem::{AfterDone as _, Problem};
 use super::range::whole_number;
 use super::wire::one_of;
 
@@ -169,7 +169,7 @@ async fn add(State(app): State<Towpath>, JsonBody(asked): JsonBody<Asked>) -> Re
         .map_err(|error| Problem::invalid_id(&error))?;
     let channel = Channel { tracking: Some(start), target: Some(target), format: asked.format, ..channel };
     app.channels().add(channel).await?;
-    Ok((StatusCode::CREATED, shown(&app, &name).await?).into_response())
+    Ok((StatusCode::CREATED, shown(&app, &name).await.after_it_was_done()?).into_response())
 }
 
 /// Removes a channel that follows the log
@@ -240,7 +240,7 @@ async fn pause(
         return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid-id", title, detail));
     }
     app.channels().pause(&name, Some(caller.name), reason).await?;
-    Ok(shown(&app, &name).await?.into_response())
+    shown(&app, &name).await.after_it_was_done()
 }
 
 /// Lets a channel go on from where it was paused
@@ -259,7 +259,7 @@ async fn pause(
 async fn resume(State(app): State<Towpath>, Path(name): Path<String>) -> Result<Response, Problem> {
     let name = follower(&app, name)?;
     app.channels().resume(&name).await?;
-    Ok(shown(&app, &name).await?.into_response())
+    shown(&app, &name).await.after_it_was_done()
 }
 
 /// Where a channel is set to.
@@ -305,7 +305,7 @@ async fn reset(
         true => app.channels().reset_by_force(&name, start).await?,
         false => app.channels().reset(&name, start).await?,
     };
-    Ok(shown(&app, &name).await?.into_response())
+    shown(&app, &name).await.after_it_was_done()
 }
 
 /// The consumers of this server

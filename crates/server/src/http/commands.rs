@@ -10,13 +10,16 @@ use serde_json::value::RawValue;
 use towpath::ids::{CausationId, CommandId, CorrelationId};
 use towpath::lifecycle::CommandStatus;
 use towpath::ports::store::CommandRecord;
-use towpath::{Payload, Receipt, Towpath};
+use towpath::{COMMANDS_BYTES, Payload, Receipt, Towpath};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::App;
+use super::access::Caller;
+use super::command_ids::{idempotency_key, send_under_key};
 use super::extract::{JsonBody, Path, Query};
+use super::memory::Memory;
 use super::problem::Problem;
 use super::range::{limit, usually};
 use super::wire::{Aggregate, Envelope, command_status};
@@ -60,7 +63,7 @@ struct Asked {
     path = "/api/commands",
     tag = "commands",
     operation_id = "sendCommand",
-    params(("Idempotency-Key" = Option<String>, Header, description = "The command's id, if the body has none.")),
+    params(("Idempotency-Key" = Option<String>, Header, description = "The command's id, if the body has none. Where somebody else has a command of that id, the answer names the id that the caller's has.")),
     request_body = Asked,
     responses(
         (status = 201, description = "It was decided and committed.", body = Answer),
@@ -75,34 +78,32 @@ struct Asked {
 )]
 async fn send(
     State(app): State<Towpath>,
+    caller: Caller,
     headers: HeaderMap,
     JsonBody(asked): JsonBody<Asked>,
 ) -> Result<Response, Problem> {
-    let key = match headers.get("idempotency-key").map(|value| value.to_str()) {
-        None => None,
-        Some(Ok(key)) => Some(key.to_owned()),
-        Some(Err(_)) => {
-            return Err(Problem::malformed("the Idempotency-Key is not a plain text", "Use visible ASCII."));
+    let key = idempotency_key(&headers)?;
+    if let (Some(id), Some(key)) = (&asked.command_id, key)
+        && id != key
+    {
+        let title = "commandId and Idempotency-Key say different things";
+        return Err(Problem::malformed(title, "Send one of them, or the same in both."));
+    }
+    let command = || {
+        let mut command =
+            app.send_named(asked.command_type.as_str(), asked.aggregate_id.as_str(), asked.payload.get());
+        if let Some(id) = &asked.correlation_id {
+            command = command.in_flow(id);
         }
-    };
-    let command_id = match (asked.command_id, key) {
-        (Some(id), Some(key)) if id != key => {
-            let title = "commandId and Idempotency-Key say different things";
-            return Err(Problem::malformed(title, "Send one of them, or the same in both."));
+        if let Some(id) = &asked.causation_id {
+            command = command.caused_by(id);
         }
-        (id, key) => id.or(key),
+        command
     };
-    let mut command = app.send_named(asked.command_type, asked.aggregate_id, asked.payload.get());
-    if let Some(id) = command_id {
-        command = command.once(id);
-    }
-    if let Some(id) = asked.correlation_id {
-        command = command.in_flow(id);
-    }
-    if let Some(id) = asked.causation_id {
-        command = command.caused_by(id);
-    }
-    let receipt = command.await?;
+    let receipt = match &asked.command_id {
+        Some(id) => command().once(id).await?,
+        None => send_under_key(&app, &caller.name, key, command).await?,
+    };
     let status = if receipt.replayed { StatusCode::OK } else { StatusCode::CREATED };
     Ok((status, Json(Answer::from(&receipt))).into_response())
 }
@@ -223,13 +224,21 @@ struct Which {
         (status = 404, description = "There is no such command to read on behind."),
     )
 )]
-async fn list(State(app): State<Towpath>, Query(which): Query<Which>) -> Result<Response, Problem> {
+async fn list(
+    State(app): State<Towpath>,
+    State(memory): State<Memory>,
+    Query(which): Query<Which>,
+) -> Result<Response, Problem> {
     let behind = which.after.map(CommandId::new).transpose();
     let behind = behind.map_err(|error| Problem::not_found(error.to_string()))?;
+    let room = memory.room(2 * COMMANDS_BYTES).await?;
     let records = app.commands(which.status, behind.as_ref(), which.limit).await?;
-    let is_full = records.len() == which.limit as usize;
+    // A page of large ones ends early, and then another one of at most this size did not fit.
+    let bytes: usize = records.iter().map(|record| record.command.payload.as_text().len()).sum();
+    let is_cut = bytes as u64 + Payload::MAX_BYTES as u64 > COMMANDS_BYTES;
+    let is_full = records.len() == which.limit as usize || is_cut;
     let next = records.last().filter(|_| is_full).map(|record| &record.command.command_id);
-    Ok(Json(Listed { commands: records.iter().map(Shown::from).collect(), next }).into_response())
+    room.json(&Listed { commands: records.iter().map(Shown::from).collect(), next })
 }
 
 /// Commands, the last received first.

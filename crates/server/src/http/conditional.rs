@@ -9,9 +9,24 @@ use sha2::{Digest, Sha256};
 /// on differently, and what a cache kept from before would be taken for what is there now. Only the content says that it
 /// is the same.
 pub(super) fn tag_of(body: &[u8]) -> String {
-    let digest = Sha256::digest(body);
-    let half: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-    format!("\"{half}\"")
+    let mut tag = Tag::default();
+    tag.add(body);
+    tag.text()
+}
+
+/// The tag of a body that comes in pieces.
+#[derive(Default)]
+pub(super) struct Tag(Sha256);
+
+impl Tag {
+    pub(super) fn add(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    pub(super) fn text(self) -> String {
+        let half: String = self.0.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+        format!("\"{half}\"")
+    }
 }
 
 /// Whether the client has this already. Tags are compared weakly, as RFC 9110 asks for `If-None-Match`: a proxy that

@@ -6,7 +6,6 @@ use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use towpath::ids::{AggregateId, AggregateKey, AggregateKind, InvalidId};
-use towpath::ports::store::Store as _;
 use towpath::{Payload, Towpath};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -14,6 +13,7 @@ use utoipa_axum::routes;
 
 use super::App;
 use super::extract::{Path, Query};
+use super::memory::{Memory, PAGE_BYTES};
 use super::problem::Problem;
 use super::range::{Range, limit, usually};
 use super::wire::{Event, StateChange};
@@ -30,7 +30,8 @@ pub(super) fn routes() -> OpenApiRouter<App> {
 
 /// Events behind a position
 ///
-/// In the order of the log. `next` is what to give as `after` to read on.
+/// In the order of the log. `next` is what to give as `after` to read on. There may be fewer than were asked for where they
+/// are large: `next` tells, not their number.
 #[utoipa::path(
     get,
     path = "/api/events",
@@ -39,13 +40,17 @@ pub(super) fn routes() -> OpenApiRouter<App> {
     params(Range),
     responses((status = 200, description = "The events.", body = Events))
 )]
-async fn events(State(app): State<Towpath>, Query(range): Query<Range>) -> Result<Response, Problem> {
+async fn events(
+    State(app): State<Towpath>,
+    State(memory): State<Memory>,
+    Query(range): Query<Range>,
+) -> Result<Response, Problem> {
     let low = range.after.saturating_add(1);
     let high = range.after.saturating_add(u64::from(range.limit));
-    let events = app.store().events_between(low, high).await?;
+    let (room, events) = memory.events(&app, low, high).await?;
     let next = events.last().and_then(|event| event.position).unwrap_or(range.after);
     let events = events.iter().map(Event::from).collect();
-    Ok(Json(Events { events, next }).into_response())
+    room.json(&Events { events, next })
 }
 
 /// Which aggregates.
@@ -164,6 +169,8 @@ async fn history(
 }
 
 /// The events of an aggregate behind a version
+///
+/// There may be fewer than were asked for where they are large: ask on behind the last of them until there is none.
 #[utoipa::path(
     get,
     path = "/api/aggregates/{kind}/{id}/events",
@@ -177,13 +184,15 @@ async fn history(
 )]
 async fn events_of(
     State(app): State<Towpath>,
+    State(memory): State<Memory>,
     Path((kind, id)): Path<(String, String)>,
     Query(range): Query<Range>,
 ) -> Result<Response, Problem> {
     let key = key(kind, id)?;
     exists(&app, &key).await?;
-    let events = app.events_of(&key, range.after, range.limit).await?;
-    Ok(Json(EventsOfAggregate { events: events.iter().map(Event::from).collect() }).into_response())
+    let room = memory.room(2 * PAGE_BYTES).await?;
+    let events = app.store().events_of_within(&key, range.after, range.limit, PAGE_BYTES).await?;
+    room.json(&EventsOfAggregate { events: events.iter().map(Event::from).collect() })
 }
 
 fn key(kind: String, id: String) -> Result<AggregateKey, Problem> {

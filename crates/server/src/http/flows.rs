@@ -14,6 +14,7 @@ use utoipa_axum::routes;
 use super::App;
 use super::commands::Shown as Command;
 use super::extract::{Path, Query};
+use super::memory::Memory;
 use super::problem::Problem;
 use super::wire::{Event, one_of};
 
@@ -36,8 +37,13 @@ pub(super) fn routes() -> OpenApiRouter<App> {
         (status = 404, description = "Nothing has this correlation id."),
     )
 )]
-async fn flow(State(app): State<Towpath>, Path(id): Path<String>) -> Result<Response, Problem> {
+async fn flow(
+    State(app): State<Towpath>,
+    State(memory): State<Memory>,
+    Path(id): Path<String>,
+) -> Result<Response, Problem> {
     let id = CorrelationId::new(id).map_err(|error| Problem::not_found(error.to_string()))?;
+    let room = memory.room(LARGEST).await?;
     let (flow, report) = app.flow(&id, &[]).await?;
     if flow.commands.is_empty() && flow.events.is_empty() {
         return Err(Problem::not_found(format!("there is no flow {id}")));
@@ -53,9 +59,13 @@ async fn flow(State(app): State<Towpath>, Path(id): Path<String>) -> Result<Resp
         tree: nodes.iter().map(Node::from).collect(),
         commands: flow.commands.iter().map(Command::from).collect(),
         events: flow.events.iter().map(Event::from).collect(),
+        payloads_up_to: flow.payloads_up_to,
     };
-    Ok(Json(shown).into_response())
+    room.json(&shown)
 }
+
+/// What a flow takes at most, as it is read and as it is written: its payloads are bounded by the store.
+const LARGEST: u64 = 32 << 20;
 
 /// A flow.
 #[derive(Serialize, ToSchema)]
@@ -80,6 +90,9 @@ struct Shown<'a> {
     commands: Vec<Command<'a>>,
     /// In the order of time.
     events: Vec<Event<'a>>,
+    /// Payloads with more bytes than this are left out, and are null here: the flow would be too large. Null where all
+    /// of them are there.
+    payloads_up_to: Option<u64>,
 }
 
 /// Something whose cause is not in the flow.

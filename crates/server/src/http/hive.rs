@@ -10,8 +10,8 @@ use chrono::{DateTime, Utc};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use towpath::ids::CommandId;
-use towpath::{HandlerError, Receipt, Send, Towpath};
+use towpath::retry::ErrorClass;
+use towpath::{HandlerError, Receipt, Towpath};
 use towpath_hive::schemas::event_types;
 use towpath_hive::service::{Service, ServiceAsked, ServiceCommand, UpdateAsked};
 use towpath_hive::views::ServiceRow;
@@ -21,7 +21,9 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::App;
-use super::problem::Problem;
+use super::access::Caller;
+use super::command_ids::{idempotency_key, send_under_key, sent_under_key};
+use super::problem::{AfterDone as _, Problem};
 
 /// The paths of this part.
 pub(super) fn routes() -> OpenApiRouter<App> {
@@ -42,7 +44,7 @@ const LARGEST_PAGE: u32 = 500;
 type Body = Result<Bytes, BytesRejection>;
 type Id = Result<Path<String>, PathRejection>;
 
-/// A service to be made. An update takes the same; its name and namespace may be left out, and cannot be changed.
+/// A service to be made.
 #[derive(Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[schema(as = HiveServiceAsked)]
@@ -56,8 +58,39 @@ struct Asked {
     image: String,
     #[schema(required = false)]
     env: std::collections::BTreeMap<String, String>,
+    #[schema(maximum = 4294967295_i64)]
     min_scale: Option<u32>,
+    #[schema(maximum = 4294967295_i64)]
     max_scale: Option<u32>,
+    #[schema(maximum = 4294967295_i64)]
+    concurrency: Option<u32>,
+    /// Take over what others have set on the platform, and make a new revision in any case.
+    #[schema(required = false)]
+    force_replace: bool,
+    /// Answer when the outcome is known (READY or FAILED), or when that takes too long.
+    #[schema(required = false)]
+    wait: bool,
+}
+
+/// What a service is to become. Its name and namespace may be left out, and cannot be changed.
+#[derive(Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schema(as = HiveUpdateAsked)]
+#[allow(dead_code, reason = "it describes the body; the aggregate's own type reads it")]
+struct Changed {
+    #[schema(min_length = 1, max_length = 63, example = "cart")]
+    name: Option<String>,
+    #[schema(min_length = 1, max_length = 63, example = "shop")]
+    namespace: Option<String>,
+    #[schema(min_length = 1, example = "registry.example/cart:2")]
+    image: String,
+    #[schema(required = false)]
+    env: std::collections::BTreeMap<String, String>,
+    #[schema(maximum = 4294967295_i64)]
+    min_scale: Option<u32>,
+    #[schema(maximum = 4294967295_i64)]
+    max_scale: Option<u32>,
+    #[schema(maximum = 4294967295_i64)]
     concurrency: Option<u32>,
     /// Take over what others have set on the platform, and make a new revision in any case.
     #[schema(required = false)]
@@ -152,20 +185,28 @@ struct Behind {
         (status = 422, description = "The specification cannot be."),
     )
 )]
-async fn create(State(app): State<App>, headers: HeaderMap, body: Body) -> Result<Response, Problem> {
+async fn create(
+    State(app): State<App>,
+    caller: Caller,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Problem> {
     let (hive, towpath) = (hive_of(&app)?, &app.towpath);
     let asked: ServiceAsked = read(body)?;
     asked.resource().and_then(|_| asked.spec()).map_err(cannot_be)?;
     let key = idempotency_key(&headers)?;
-    let id = match earlier(towpath, key.as_deref()).await? {
-        Some(id) => id,
+    let earlier = match key {
+        Some(key) => sent_under_key(towpath, &caller.name, key).await?,
+        None => None,
+    };
+    let id = match earlier {
+        Some(record) => record.command.aggregate.id.to_string(),
         None => hive.free_id(towpath, &asked.namespace, &asked.name).await?,
     };
-    let wait = asked.wait;
-    let send = towpath.send::<Service>(&id, ServiceCommand::Create(asked));
-    let receipt = once(send, key).await?;
+    let command = || towpath.send::<Service>(&id, ServiceCommand::Create(asked.clone()));
+    let receipt = send_under_key(towpath, &caller.name, key, command).await?;
     let status = if receipt.replayed { StatusCode::OK } else { StatusCode::CREATED };
-    answer(hive, towpath, &id, status, wait, Some(&receipt)).await
+    answer(hive, towpath, &id, status, asked.wait, Some((&receipt, key))).await
 }
 
 /// Lists services
@@ -211,7 +252,7 @@ async fn show(State(app): State<App>, id: Id) -> Result<Response, Problem> {
     put, path = "/api/hive/services/{id}", tag = "hive", operation_id = "updateService",
     params(("id" = String, Path, description = "The service's id."),
         ("Idempotency-Key" = Option<String>, Header, description = "The command's id.")),
-    request_body = Asked,
+    request_body = Changed,
     responses(
         (status = 200, description = "It was accepted.", body = Shown),
         (status = 404, description = "There is none."),
@@ -219,14 +260,20 @@ async fn show(State(app): State<App>, id: Id) -> Result<Response, Problem> {
         (status = 422, description = "The specification cannot be."),
     )
 )]
-async fn update(State(app): State<App>, id: Id, headers: HeaderMap, body: Body) -> Result<Response, Problem> {
+async fn update(
+    State(app): State<App>,
+    caller: Caller,
+    id: Id,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Problem> {
     let (hive, towpath, id) = (hive_of(&app)?, &app.towpath, path(id)?);
     let asked: UpdateAsked = read(body)?;
     asked.spec().map_err(cannot_be)?;
-    let wait = asked.wait;
-    let send = towpath.send::<Service>(&id, ServiceCommand::Update(asked));
-    let receipt = once(send, idempotency_key(&headers)?).await?;
-    answer(hive, towpath, &id, StatusCode::OK, wait, Some(&receipt)).await
+    let key = idempotency_key(&headers)?;
+    let command = || towpath.send::<Service>(&id, ServiceCommand::Update(asked.clone()));
+    let receipt = send_under_key(towpath, &caller.name, key, command).await?;
+    answer(hive, towpath, &id, StatusCode::OK, asked.wait, Some((&receipt, key))).await
 }
 
 /// Deletes a service
@@ -242,8 +289,13 @@ async fn update(State(app): State<App>, id: Id, headers: HeaderMap, body: Body) 
         (status = 409, description = "Not in this state; the answer says what is possible."),
     )
 )]
-async fn delete(State(app): State<App>, id: Id, headers: HeaderMap) -> Result<Response, Problem> {
-    plain(&app, path(id)?, &headers, ServiceCommand::Delete {}).await
+async fn delete(
+    State(app): State<App>,
+    caller: Caller,
+    id: Id,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    plain(&app, &caller, path(id)?, &headers, || ServiceCommand::Delete {}).await
 }
 
 /// Refreshes a service
@@ -258,8 +310,13 @@ async fn delete(State(app): State<App>, id: Id, headers: HeaderMap) -> Result<Re
         (status = 404, description = "There is none."),
     )
 )]
-async fn refresh(State(app): State<App>, id: Id, headers: HeaderMap) -> Result<Response, Problem> {
-    plain(&app, path(id)?, &headers, ServiceCommand::Refresh {}).await
+async fn refresh(
+    State(app): State<App>,
+    caller: Caller,
+    id: Id,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    plain(&app, &caller, path(id)?, &headers, || ServiceCommand::Refresh {}).await
 }
 
 /// A revision that was seen.
@@ -428,21 +485,15 @@ impl Shown {
 /// A command without a body.
 async fn plain(
     app: &App,
+    caller: &Caller,
     id: String,
     headers: &HeaderMap,
-    command: ServiceCommand,
+    command: impl Fn() -> ServiceCommand,
 ) -> Result<Response, Problem> {
-    let (hive, towpath) = (hive_of(app)?, &app.towpath);
-    let receipt = once(towpath.send::<Service>(&id, command), idempotency_key(headers)?).await?;
-    answer(hive, towpath, &id, StatusCode::OK, false, Some(&receipt)).await
-}
-
-async fn once(send: Send<'_>, key: Option<String>) -> Result<Receipt, Problem> {
-    let send = match key {
-        Some(key) => send.once(key),
-        None => send,
-    };
-    Ok(send.await?)
+    let (hive, towpath, key) = (hive_of(app)?, &app.towpath, idempotency_key(headers)?);
+    let command = || towpath.send::<Service>(&id, command());
+    let receipt = send_under_key(towpath, &caller.name, key, command).await?;
+    answer(hive, towpath, &id, StatusCode::OK, false, Some((&receipt, key))).await
 }
 
 /// What is now, or what is when the service has settled.
@@ -452,20 +503,17 @@ async fn answer(
     id: &str,
     status: StatusCode,
     wait: bool,
-    receipt: Option<&Receipt>,
+    done: Option<(&Receipt, Option<&str>)>,
 ) -> Result<Response, Problem> {
-    let view = if wait { hive.settled(towpath, id).await? } else { hive.service(towpath, id).await? };
+    let view = if wait { hive.settled(towpath, id).await } else { hive.service(towpath, id).await };
+    let view = match done {
+        // Who has no key cannot ask again. With one, asking again tells.
+        Some((_, None)) => view.after_it_was_done()?,
+        _ => view?,
+    };
     let view = view.ok_or_else(|| Problem::not_found(format!("there is no service {id}")))?;
-    let command_id = receipt.map(|receipt| receipt.command_id.to_string());
+    let command_id = done.map(|(receipt, _)| receipt.command_id.to_string());
     Ok((status, Json(Shown { command_id, ..Shown::of(&view) })).into_response())
-}
-
-/// The service that a key has created before.
-async fn earlier(towpath: &Towpath, key: Option<&str>) -> Result<Option<String>, Problem> {
-    let Some(key) = key else { return Ok(None) };
-    let id = CommandId::new(key)
-        .map_err(|error| Problem::malformed(error.to_string(), "Use another Idempotency-Key."))?;
-    Ok(towpath.command(&id).await?.map(|record| record.command.aggregate.id.to_string()))
 }
 
 async fn exists(hive: &Hive, towpath: &Towpath, id: &str) -> Result<(), Problem> {
@@ -477,16 +525,6 @@ async fn exists(hive: &Hive, towpath: &Towpath, id: &str) -> Result<(), Problem>
 
 fn hive_of(app: &App) -> Result<&Hive, Problem> {
     app.hive.as_ref().ok_or_else(|| Problem::not_found("hive does not run on this server"))
-}
-
-fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
-    match headers.get("idempotency-key").map(|value| value.to_str()) {
-        None => Ok(None),
-        Some(Ok(key)) => Ok(Some(key.to_owned())),
-        Some(Err(_)) => {
-            Err(Problem::malformed("the Idempotency-Key is not a plain text", "Use visible ASCII."))
-        }
-    }
 }
 
 fn path(id: Id) -> Result<String, Problem> {
@@ -506,10 +544,14 @@ fn read<T: DeserializeOwned>(body: Body) -> Result<T, Problem> {
         _ => Problem::malformed("the request cannot be read", rejection.body_text()),
     })?;
     serde_json::from_slice(&body).map_err(|error| {
-        Problem::malformed(
-            format!("the body is not a service: {error}"),
-            "Send {\"name\": …, \"namespace\": …, \"image\": …} as JSON.",
-        )
+        let detail = "Send {\"name\": …, \"namespace\": …, \"image\": …} as JSON.";
+        // What is JSON and no service is told apart from what is no JSON.
+        if error.is_data() {
+            let title = format!("the body is not a service: {error}");
+            Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid-service-spec", title, detail)
+        } else {
+            Problem::malformed(format!("the body is not JSON: {error}"), detail)
+        }
     })
 }
 
@@ -523,6 +565,11 @@ fn cannot_be(flaw: towpath_hive::service::SpecFlaw) -> Problem {
 }
 
 fn broken(error: HandlerError) -> Problem {
+    if error.class() == ErrorClass::Transient {
+        tracing::warn!(code = error.code(), cause = error.message(), "a read model cannot be read now");
+        let (title, detail) = ("a read model cannot be read now", "Ask again in a moment.");
+        return Problem::new(StatusCode::SERVICE_UNAVAILABLE, error.code(), title, detail);
+    }
     tracing::error!(code = error.code(), cause = error.message(), "a read model cannot be read");
     Problem::new(
         StatusCode::INTERNAL_SERVER_ERROR,
@@ -530,4 +577,18 @@ fn broken(error: HandlerError) -> Problem {
         "a read model cannot be read",
         "Run `towpath hive rebuild`.",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use towpath::ports::store::StoreError;
+
+    #[test]
+    fn a_database_that_is_away_is_no_broken_read_model() {
+        let away = HandlerError::from(StoreError::Unavailable("away".into()));
+        assert_eq!(broken(away).into_response().status(), StatusCode::SERVICE_UNAVAILABLE);
+        let broken_row = HandlerError::unrecoverable("corrupt", "no JSON");
+        assert_eq!(broken(broken_row).into_response().status(), StatusCode::INTERNAL_SERVER_ERROR);
+    }
 }

@@ -13,7 +13,7 @@ use axum::response::{IntoResponse, Response};
 use governor::clock::{Clock as _, DefaultClock};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::App;
 use super::problem::Problem;
@@ -105,7 +105,7 @@ pub(super) fn address_of(request: &Request) -> String {
 ///
 /// A stream of events counts until its head is sent; after that it is one of the connections, which have a limit of their
 /// own.
-pub(super) async fn admit(State(app): State<App>, request: Request, next: Next) -> Response {
+pub(super) async fn admit(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let settings = &app.limits.settings;
     if request.headers().len() > settings.headers || head_bytes(&request) > settings.header_bytes {
         return Problem::new(
@@ -116,7 +116,11 @@ pub(super) async fn admit(State(app): State<App>, request: Request, next: Next) 
         )
         .into_response();
     }
-    let Ok(_permit) = app.limits.running.try_acquire() else {
+    // Not every database has a text with a NUL in it, and nothing that can be asked for has one.
+    if request.uri().path_and_query().is_some_and(|asked| asked.as_str().contains("%00")) {
+        return Problem::malformed("the path or the query has a NUL in it", "Leave %00 out.").into_response();
+    }
+    let Ok(permit) = Arc::clone(&app.limits.running).try_acquire_owned() else {
         let problem = Problem::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "overloaded",
@@ -127,8 +131,17 @@ pub(super) async fn admit(State(app): State<App>, request: Request, next: Next) 
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         return response;
     };
-    next.run(request).await
+    let place = Place(Arc::new(permit));
+    request.extensions_mut().insert(place.clone());
+    let response = next.run(request).await;
+    drop(place);
+    response
 }
+
+/// A place among the requests that run. Work that goes on when its client has gone, or was told that it takes too long,
+/// keeps it to its own end.
+#[derive(Clone)]
+pub(super) struct Place(#[expect(dead_code, reason = "it is held, not read")] Arc<OwnedSemaphorePermit>);
 
 /// Reads the body of a change, and gives up on a request that takes too long.
 ///

@@ -7,10 +7,11 @@ use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use serde::de::DeserializeOwned;
+use towpath::ports::operations::OperationAnswer;
 use towpath::retry::ErrorClass;
-use towpath_market::{Market, MarketError, OrderFilter, Page};
+use towpath_market::{Done, Market, MarketError, OrderFilter, Page};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -19,6 +20,7 @@ use self::wire::{
     ShownProduct, ShownProducts, ShownShipment, WhichOrders, WhichProducts,
 };
 use super::App;
+use super::operations::of_answer;
 use super::problem::Problem;
 
 /// The paths of this part.
@@ -49,8 +51,8 @@ type Id = Result<Path<i64>, PathRejection>;
     ))]
 async fn offer(State(market): State<Option<Market>>, body: Body) -> Result<Response, Problem> {
     let offered: Offered = read(body)?;
-    let product = open(market)?.offer(offered.seller_id, &offered.title, offered.price).await?;
-    Ok((StatusCode::CREATED, Json(ShownProduct::of(product, None))).into_response())
+    let product = open_for_change(market)?.offer(offered.seller_id, &offered.title, offered.price).await?;
+    answered(Done::Offered(&product))
 }
 
 /// Products, by their numbers
@@ -92,8 +94,8 @@ async fn show_product(State(market): State<Option<Market>>, id: Id) -> Result<Js
     ))]
 async fn place(State(market): State<Option<Market>>, body: Body) -> Result<Response, Problem> {
     let placed: Placed = read(body)?;
-    let order = open(market)?.place(placed.product_id, placed.buyer_id).await?;
-    Ok((StatusCode::CREATED, Json(ShownOrder::of(order))).into_response())
+    let order = open_for_change(market)?.place(placed.product_id, placed.buyer_id).await?;
+    answered(Done::Placed(&order))
 }
 
 /// Orders, by their numbers
@@ -135,10 +137,10 @@ async fn show_order(State(market): State<Option<Market>>, id: Id) -> Result<Json
         (status = 409, description = "It is not pending."),
         (status = 422, description = "The amount is not the order's."),
     ))]
-async fn pay(State(market): State<Option<Market>>, id: Id, body: Body) -> Result<Json<ShownOrder>, Problem> {
+async fn pay(State(market): State<Option<Market>>, id: Id, body: Body) -> Result<Response, Problem> {
     let payment: Payment = read_if_any(body)?;
-    let order = open(market)?.pay(number(id)?, payment.amount).await?;
-    Ok(Json(ShownOrder::of(order)))
+    let order = open_for_change(market)?.pay(number(id)?, payment.amount).await?;
+    answered(Done::Moved(&order))
 }
 
 /// Ship a paid order
@@ -148,9 +150,9 @@ async fn pay(State(market): State<Option<Market>>, id: Id, body: Body) -> Result
         (status = 404, description = "There is none."),
         (status = 409, description = "It is not paid, or has left already."),
     ))]
-async fn ship(State(market): State<Option<Market>>, id: Id) -> Result<Json<ShownOrder>, Problem> {
-    let order = open(market)?.ship(number(id)?).await?;
-    Ok(Json(ShownOrder::of(order)))
+async fn ship(State(market): State<Option<Market>>, id: Id) -> Result<Response, Problem> {
+    let order = open_for_change(market)?.ship(number(id)?).await?;
+    answered(Done::Moved(&order))
 }
 
 /// Complete a shipped order
@@ -160,9 +162,9 @@ async fn ship(State(market): State<Option<Market>>, id: Id) -> Result<Json<Shown
         (status = 404, description = "There is none."),
         (status = 409, description = "It is not shipped, or has arrived already."),
     ))]
-async fn complete(State(market): State<Option<Market>>, id: Id) -> Result<Json<ShownOrder>, Problem> {
-    let order = open(market)?.complete(number(id)?).await?;
-    Ok(Json(ShownOrder::of(order)))
+async fn complete(State(market): State<Option<Market>>, id: Id) -> Result<Response, Problem> {
+    let order = open_for_change(market)?.complete(number(id)?).await?;
+    answered(Done::Moved(&order))
 }
 
 /// Cancel an order that was not paid
@@ -176,14 +178,10 @@ async fn complete(State(market): State<Option<Market>>, id: Id) -> Result<Json<S
         (status = 409, description = "It is not pending."),
         (status = 422, description = "The reason cannot be used."),
     ))]
-async fn cancel(
-    State(market): State<Option<Market>>,
-    id: Id,
-    body: Body,
-) -> Result<Json<ShownOrder>, Problem> {
+async fn cancel(State(market): State<Option<Market>>, id: Id, body: Body) -> Result<Response, Problem> {
     let cancellation: Cancellation = read_if_any(body)?;
-    let market = open(market)?;
-    Ok(Json(ShownOrder::of(market.cancel(number(id)?, cancellation.reason.as_deref()).await?)))
+    let order = open_for_change(market)?.cancel(number(id)?, cancellation.reason.as_deref()).await?;
+    answered(Done::Moved(&order))
 }
 
 /// How a buyer's orders ended
@@ -218,6 +216,28 @@ impl From<MarketError> for Problem {
         };
         Self::new(status, error.code(), error.to_string(), error.next_step())
     }
+}
+
+/// What a change is answered with. The market writes it in the change's own transaction, so that there is no moment at
+/// which the one is done and the other not known.
+fn answer(done: Done<'_>) -> Result<OperationAnswer, serde_json::Error> {
+    let (status, body) = match done {
+        Done::Offered(product) => {
+            (StatusCode::CREATED, serde_json::to_vec(&ShownProduct::of(product.clone(), None))?)
+        }
+        Done::Placed(order) => (StatusCode::CREATED, serde_json::to_vec(&ShownOrder::of(order.clone()))?),
+        Done::Moved(order) => (StatusCode::OK, serde_json::to_vec(&ShownOrder::of(order.clone()))?),
+    };
+    let headers = vec![("content-type".to_owned(), "application/json".to_owned())];
+    Ok(OperationAnswer { status: status.as_u16(), headers, body })
+}
+
+fn answered(done: Done<'_>) -> Result<Response, Problem> {
+    answer(done).map(of_answer).map_err(|error| Problem::internal(&error))
+}
+
+fn open_for_change(market: Option<Market>) -> Result<Market, Problem> {
+    Ok(open(market)?.answering(answer))
 }
 
 fn open(market: Option<Market>) -> Result<Market, Problem> {

@@ -2,6 +2,7 @@
 
 pub(crate) mod access;
 mod channels;
+mod command_ids;
 mod commands;
 mod conditional;
 pub(crate) mod connections;
@@ -14,6 +15,7 @@ mod hive;
 pub(crate) mod limits;
 mod machines;
 mod market;
+pub(crate) mod memory;
 pub(crate) mod metrics;
 mod notifications;
 mod openapi;
@@ -60,6 +62,9 @@ pub(crate) struct App {
     pub(crate) feed: Feed,
     /// Nothing, where it does not run.
     pub(crate) market: Option<Market>,
+    /// Room for large answers.
+    pub(crate) memory: memory::Memory,
+    pub(crate) readiness: Readiness,
 }
 
 /// All paths. Each part of the API brings its own.
@@ -171,7 +176,37 @@ const BROKER_PATIENCE: std::time::Duration = std::time::Duration::from_secs(4);
     operation_id = "readyz",
     responses((status = 200, description = "It can.", body = Ready))
 )]
-async fn readyz(State(app): State<Towpath>) -> Result<Json<Ready>, Problem> {
+async fn readyz(State(app): State<App>) -> Result<Json<Ready>, Problem> {
+    app.readiness.look(&app.towpath).await
+}
+
+/// What was found when it was last asked whether the server can work.
+///
+/// Anybody may ask, without a key: however many do, the store and the broker are asked once at a time and not more often
+/// than this.
+#[derive(Clone, Default)]
+pub(crate) struct Readiness(Arc<tokio::sync::Mutex<Option<FoundAt>>>);
+
+type FoundAt = (tokio::time::Instant, Result<(), Problem>);
+
+const READINESS_HOLDS: std::time::Duration = std::time::Duration::from_millis(500);
+
+impl Readiness {
+    async fn look(&self, app: &Towpath) -> Result<Json<Ready>, Problem> {
+        let mut last = self.0.lock().await;
+        let found = match &*last {
+            Some((at, found)) if at.elapsed() < READINESS_HOLDS => found.clone(),
+            _ => {
+                let found = can_work(app).await;
+                *last = Some((tokio::time::Instant::now(), found.clone()));
+                found
+            }
+        };
+        found.map(|()| Json(Ready { status: "ready" }))
+    }
+}
+
+async fn can_work(app: &Towpath) -> Result<(), Problem> {
     app.ready().await.map_err(|error| {
         let status = axum::http::StatusCode::SERVICE_UNAVAILABLE;
         Problem::new(status, error.code(), error.to_string(), error.next_step())
@@ -180,7 +215,7 @@ async fn readyz(State(app): State<Towpath>) -> Result<Json<Ready>, Problem> {
         Problem::new(axum::http::StatusCode::SERVICE_UNAVAILABLE, code, title, detail)
     };
     match tokio::time::timeout(BROKER_PATIENCE, app.broker_ready()).await {
-        Ok(Ok(())) => Ok(Json(Ready { status: "ready" })),
+        Ok(Ok(())) => Ok(()),
         Ok(Err(error)) => Err(unavailable(error.code(), error.to_string(), error.next_step())),
         Err(_) => {
             let detail = "Check that the broker runs and the URL is right.";

@@ -1,7 +1,7 @@
 //! The OpenAPI document: made from the handlers, completed with what holds for all of them.
 
 use utoipa::openapi::path::{Operation, Parameter, ParameterBuilder, ParameterIn};
-use utoipa::openapi::schema::{ObjectBuilder, Type};
+use utoipa::openapi::schema::{ObjectBuilder, Schema, SchemaType, Type};
 use utoipa::openapi::{ContentBuilder, Info, OpenApi, Ref, RefOr, Required, ResponseBuilder};
 use utoipa::{PartialSchema as _, ToSchema as _};
 
@@ -23,10 +23,8 @@ const ANYWHERE: [(&str, &str); 8] = [
 ];
 
 /// What can happen to any change.
-const CHANGING: [(&str, &str); 2] = [
-    ("409", "The same Idempotency-Key is at work already."),
-    ("422", "The Idempotency-Key belongs to another request."),
-];
+const CHANGING: [(&str, &str); 1] =
+    [("409", "The same Idempotency-Key is at work already, or belongs to another request.")];
 
 /// Completes the document that was collected from the handlers: who we are, and that every error is a problem.
 pub(crate) fn complete(mut document: OpenApi) -> OpenApi {
@@ -41,6 +39,8 @@ pub(crate) fn complete(mut document: OpenApi) -> OpenApi {
     let components = document.components.get_or_insert_default();
     components.schemas.insert(ProblemBody::name().into_owned(), ProblemBody::schema());
     for item in document.paths.paths.values_mut() {
+        let operations = [&mut item.get, &mut item.put, &mut item.post, &mut item.delete, &mut item.patch];
+        operations.into_iter().flatten().for_each(has_no_nul);
         for operation in [&mut item.get, &mut item.head].into_iter().flatten() {
             complete_operation(operation, &ANYWHERE);
         }
@@ -49,6 +49,7 @@ pub(crate) fn complete(mut document: OpenApi) -> OpenApi {
             complete_operation(operation, &ANYWHERE);
             complete_operation(operation, &CHANGING);
             takes_idempotency_key(operation);
+            is_made_once(operation);
         }
     }
     document
@@ -76,6 +77,37 @@ fn takes_idempotency_key(operation: &mut Operation) {
             .description(Some("The same key again gives the same answer and no second effect."))
             .schema(Some(text));
         parameters.push(key.build().into());
+    }
+}
+
+/// No text in a path or a query has a NUL: such a request is refused before anybody sees it.
+fn has_no_nul(operation: &mut Operation) {
+    let parameters = operation.parameters.iter_mut().flatten().filter_map(|parameter| match parameter {
+        RefOr::T(parameter) => Some(parameter),
+        RefOr::Ref(_) => None,
+    });
+    for parameter in parameters {
+        let in_url = matches!(parameter.parameter_in, ParameterIn::Path | ParameterIn::Query);
+        let Some(RefOr::T(Schema::Object(schema))) = &mut parameter.schema else { continue };
+        let is_text = match &schema.schema_type {
+            SchemaType::Type(kind) => *kind == Type::String,
+            SchemaType::Array(kinds) => kinds.contains(&Type::String),
+            SchemaType::AnyValue => false,
+        };
+        if in_url && is_text && schema.pattern.is_none() && schema.enum_values.is_none() {
+            schema.pattern = Some("^[^\\u0000]*$".to_owned());
+        }
+    }
+}
+
+/// What was made under a key before is there: the same body, and 200.
+fn is_made_once(operation: &mut Operation) {
+    let responses = &mut operation.responses.responses;
+    if let (Some(RefOr::T(made)), false) = (responses.get("201"), responses.contains_key("200")) {
+        let mut there = made.clone();
+        there.description =
+            "It was done before, under the same Idempotency-Key; this is the recorded answer.".to_owned();
+        responses.insert("200".to_owned(), there.into());
     }
 }
 

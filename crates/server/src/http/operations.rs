@@ -18,13 +18,13 @@ use towpath::ids::OperationName;
 use towpath::ports::operations::{
     NewOperation, OperationAnswer, OperationClaim, OperationEnd, OperationKey, OperationStanding,
 };
-use towpath::{Outcome, Towpath};
+use towpath::{Outcome, Ran, Towpath};
 use uuid::Uuid;
 
 use super::App;
 use super::access::Caller;
-use super::limits::reads_only;
-use super::problem::Problem;
+use super::limits::{Place, reads_only};
+use super::problem::{Problem, Standing};
 use super::request::Identity;
 
 /// Headers that belong to an answer and are given again with it.
@@ -62,9 +62,15 @@ pub(super) async fn once_and_recorded(State(app): State<App>, request: Request, 
         Ok(asked) => asked,
         Err(problem) => return problem.into_response(),
     };
+    // The place among those that run is this task's, and is given back with its end, whoever still listens.
+    let place = parts.extensions.get::<Place>().cloned();
     let request = Request::from_parts(parts, Body::from(body));
     let for_ = app.limits.settings.request_timeout + MARGIN;
-    let work = async move { asked.perform(&app.towpath, for_, next.run(request)).await };
+    let work = async move {
+        let response = asked.perform(&app.towpath, for_, next.run(request)).await;
+        drop(place);
+        response
+    };
     // In a task of its own: a client that goes away, or a request that takes too long, leaves nothing half recorded.
     let running = tokio::spawn(identity.during(circumstances.during(work)));
     match running.await {
@@ -144,7 +150,7 @@ impl Asked {
             Ok(OperationStanding::Running) => return still_running(),
             Ok(OperationStanding::Different) => {
                 return Problem::new(
-                    StatusCode::UNPROCESSABLE_ENTITY,
+                    StatusCode::CONFLICT,
                     "key-reused",
                     "the Idempotency-Key belongs to another request",
                     "Use a new key for each change, and the same one only to repeat it to the letter.",
@@ -155,23 +161,58 @@ impl Asked {
         };
         // Cut off before the claim runs out: nobody else may begin it while it still runs here.
         let run = AssertUnwindSafe(run).catch_unwind();
-        match tokio::time::timeout(for_.saturating_sub(MARGIN / 2), run).await {
-            Ok(Ok(response)) => self.end(app, &claim, response).await,
-            Ok(Err(_)) => self.end(app, &claim, broken().into_response()).await,
-            Err(_) => {
-                let end = OperationEnd::Forgotten;
-                let ended = app.operations().end(&self.operation, &claim, end, Outcome::Unknown, None).await;
-                report(ended);
-                StatusCode::GATEWAY_TIMEOUT.into_response()
-            }
+        let run = tokio::time::timeout(for_.saturating_sub(MARGIN / 2), run);
+        // Without a key nobody can ask again, and there is no use in an answer that outlives the process.
+        let ran = match self.has_key {
+            true => app.operations().run(&claim, run).await,
+            false => Ran { answer: run.await, wrote_answer: false },
+        };
+        let (response, timed_out) = match ran.answer {
+            Ok(Ok(response)) => (response, false),
+            Ok(Err(_)) => (broken().into_response(), false),
+            Err(_) => (StatusCode::GATEWAY_TIMEOUT.into_response(), true),
+        };
+        if ran.wrote_answer && response.status().is_success() {
+            // It was done: what is recorded is this very answer.
+            let (end, status) = (OperationEnd::Kept, Some(response.status().as_u16()));
+            report(&app.operations().end(&self.operation, &claim, end, Outcome::Done, status).await);
+            return response;
         }
+        if ran.wrote_answer
+            && let Some(response) = self.end_with_written_answer(app, &claim).await
+        {
+            return response;
+        }
+        if timed_out {
+            let end = OperationEnd::Forgotten;
+            let ended = app.operations().end(&self.operation, &claim, end, Outcome::Unknown, None).await;
+            report(&ended);
+            return response;
+        }
+        self.end(app, &claim, response).await
     }
 
-    /// Records how it ended, and keeps the answer for who asks again.
+    /// Ends an operation whose answer was perhaps written with its effect: then that is the answer, whatever came after
+    /// it. Nothing if it was not.
+    async fn end_with_written_answer(&self, app: &Towpath, claim: &OperationClaim) -> Option<Response> {
+        let answer = match app.operations().answer_of(claim).await {
+            Ok(answer) => answer?,
+            Err(error) => {
+                // Who asks again is told. That it was not ended is put right when the claim has run out.
+                tracing::error!(code = error.code(), %error, "whether an operation was done cannot be asked");
+                return Some(Problem::from(error).into_response());
+            }
+        };
+        let (end, status) = (OperationEnd::Kept, Some(answer.status));
+        report(&app.operations().end(&self.operation, claim, end, Outcome::Done, status).await);
+        Some(of_answer(answer))
+    }
+
+    /// Records how it ended, and keeps the answer for who asks again, if it is one for ever.
     async fn end(&self, app: &Towpath, claim: &OperationClaim, response: Response) -> Response {
         let status = response.status();
         if status == StatusCode::METHOD_NOT_ALLOWED {
-            report(app.operations().forget(claim).await);
+            report(&app.operations().forget(claim).await);
             return response;
         }
         let (parts, body) = response.into_parts();
@@ -193,19 +234,29 @@ impl Asked {
                 .collect(),
             body: body.to_vec(),
         };
-        // What broke may be tried again; what nobody can ask for again need not be kept.
-        let end = if self.has_key && !status.is_server_error() {
-            OperationEnd::Answered(&answer)
-        } else {
-            OperationEnd::Forgotten
+        let passing = if status.is_server_error() { Standing::Passing } else { Standing::Final };
+        let standing = parts.extensions.get::<Standing>().copied().unwrap_or(passing);
+        // What nobody can ask for again need not be kept.
+        let end = match standing {
+            Standing::Final | Standing::Done if self.has_key => OperationEnd::Answered(&answer),
+            _ => OperationEnd::Forgotten,
         };
-        let outcome = match status {
-            status if status.is_server_error() => Outcome::Failed,
-            status if status.is_client_error() => Outcome::Refused,
-            _ => Outcome::Done,
+        let outcome = match standing {
+            Standing::Done => Outcome::Done,
+            _ if status.is_success() || status.is_redirection() => Outcome::Done,
+            // An earlier attempt ended without a word. That this one was refused does not say that nothing has changed:
+            // it may have been refused because the earlier one was done.
+            _ if claim.epoch > 1 => Outcome::Unknown,
+            _ if status.is_server_error() => Outcome::Failed,
+            _ => Outcome::Refused,
         };
-        report(app.operations().end(&self.operation, claim, end, outcome, Some(answer.status)).await);
-        Response::from_parts(parts, Body::from(body))
+        let ended = app.operations().end(&self.operation, claim, end, outcome, Some(answer.status)).await;
+        report(&ended);
+        match ended {
+            // Somebody else does it, and what was tried here was undone.
+            Ok(false) if status.is_server_error() => still_running(),
+            _ => Response::from_parts(parts, Body::from(body)),
+        }
     }
 }
 
@@ -223,7 +274,7 @@ fn fingerprint(method: &Method, uri: &Uri, body: &[u8]) -> String {
 
 /// What was done is done. That it could not be recorded is put right when the claim has run out: it is recorded then, with
 /// an unknown outcome.
-fn report(ended: Result<bool, towpath::ports::store::StoreError>) {
+fn report(ended: &Result<bool, towpath::ports::store::StoreError>) {
     match ended {
         Ok(true) => {}
         Ok(false) => tracing::warn!("an operation was taken over while it ran"),
@@ -233,8 +284,18 @@ fn report(ended: Result<bool, towpath::ports::store::StoreError>) {
     }
 }
 
-/// The recorded answer, to the letter.
+/// The recorded answer, to the letter. That something was made is said once: who asks again is told that it is there.
 fn again(answer: OperationAnswer) -> Response {
+    let mut response = of_answer(answer);
+    if response.status() == StatusCode::CREATED {
+        *response.status_mut() = StatusCode::OK;
+    }
+    response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
+    response
+}
+
+/// An answer as it was recorded.
+pub(super) fn of_answer(answer: OperationAnswer) -> Response {
     let mut response = Response::new(Body::from(answer.body));
     *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     for (name, value) in answer.headers {
@@ -242,7 +303,6 @@ fn again(answer: OperationAnswer) -> Response {
             response.headers_mut().insert(name, value);
         }
     }
-    response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
     response
 }
 

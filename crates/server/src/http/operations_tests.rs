@@ -6,21 +6,24 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{Path, Request};
+use axum::extract::{Path, Request, State};
 use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use http_body_util::BodyExt as _;
 use tokio::sync::Notify;
 use tower::ServiceExt as _;
-use towpath::ids::{ActorId, AggregateKey, OperationName};
-use towpath::ports::operations::{NewOperation, OperationKey, OperationStanding, Operations as _};
-use towpath::ports::store::Store as _;
-use towpath::{OPERATION_KIND, OPERATION_PERFORMED, Towpath};
+use towpath::ids::{ActorId, AggregateKey, CommandId, OperationName};
+use towpath::ports::operations::{
+    NewOperation, OperationAnswer, OperationKey, OperationStanding, Operations as _,
+};
+use towpath::ports::store::{Expected, Store as _, StoreError};
+use towpath::{OPERATION_KIND, OPERATION_PERFORMED, SendError, Towpath};
 use uuid::Uuid;
 
 use crate::http::access::{Access, ApiKey, NewKey, Role};
 use crate::http::limits::{LimitSettings, Limits};
+use crate::http::problem::{AfterDone as _, Problem};
 use crate::http::{App, Feed, FeedOptions, around};
 
 struct Bench {
@@ -68,11 +71,13 @@ impl Bench {
         let app = App {
             hive: None,
             towpath: towpath.clone(),
-            feed: Feed::start(towpath.clone(), FeedOptions::default()),
+            feed: Feed::start(towpath.clone(), Default::default(), FeedOptions::default()),
             access: Arc::new(Access::Checked { keys, tokens: None }),
             limits: Arc::new(Limits::new(settings)),
             measurements: crate::http::metrics::Measurements::of_nothing(),
             market: None,
+            memory: Default::default(),
+            readiness: Default::default(),
         };
         let (effects, gate) = (Arc::new(AtomicU32::new(0)), Arc::new(Notify::new()));
         let (counted, held, broken) = (Arc::clone(&effects), Arc::clone(&effects), Arc::clone(&effects));
@@ -94,7 +99,32 @@ impl Bench {
                 _ => "whole again".into_response(),
             }
         };
+        let (passed, unshown) = (Arc::clone(&effects), Arc::clone(&effects));
+        // How things are at the moment, told in every way, and then done.
+        let passes = move || async move {
+            let key = AggregateKey::new("thing", "7").unwrap();
+            match passed.fetch_add(1, Ordering::SeqCst) {
+                0 => Err(Problem::from(SendError::StillProcessing(CommandId::new("c").unwrap()))),
+                1 => {
+                    Err(StoreError::VersionConflict { aggregate: key, expected: Expected::Exactly(3) }.into())
+                }
+                2 => Err(SendError::VersionMismatch { aggregate: key, expected: 3, actual: 4 }.into()),
+                3 => Err(StoreError::Unavailable("away".into()).into()),
+                _ => Ok((StatusCode::CREATED, "done")),
+            }
+        };
+        let is_done_but_not_shown = move || async move {
+            unshown.fetch_add(1, Ordering::SeqCst);
+            Err::<(), _>(StoreError::Unavailable("away".into())).after_it_was_done()
+        };
         let paths = Router::new()
+            .route("/api/passes", post(passes))
+            .route("/api/unshown", post(is_done_but_not_shown))
+            .route(
+                "/api/refuses",
+                post(|| async { Problem::new(StatusCode::CONFLICT, "sold", "it is sold", "") }),
+            )
+            .route("/api/commits/{then}", post(commits))
             .route("/api/things/{id}", post(things))
             .route("/api/slow", post(slow))
             .route("/api/breaks", post(breaks))
@@ -117,6 +147,25 @@ impl Bench {
 
     async fn ask(&self, path: &str, who: usize, key: Option<&str>, body: &str) -> Answer {
         read(self.router.clone().oneshot(self.request(path, who, key, body)).await.unwrap()).await
+    }
+
+    /// What a process leaves behind that dies in the middle: a claim that nobody ends.
+    async fn claim(&self, path: &str, key: &str, body: &str, for_: Duration) -> NewOperation {
+        let request = self.request(path, 0, Some(key), body).into_parts().0;
+        let operation = NewOperation {
+            key: OperationKey { actor: ActorId::new("ann").unwrap(), name: OperationName::new(key).unwrap() },
+            operation_id: Uuid::now_v7(),
+            fingerprint: super::fingerprint(&request.method, &request.uri, body.as_bytes()),
+            role: "admin".to_owned(),
+            action: "POST /api/things/{id}".to_owned(),
+            target: path.to_owned(),
+            request_id: None,
+            trace_id: None,
+            asked_at: chrono::Utc::now(),
+        };
+        let begun = self.towpath.store().begin_operation(&operation, for_).await.unwrap();
+        assert!(matches!(begun, OperationStanding::Begun(_)));
+        operation
     }
 
     /// The facts about operations, as (actor, action, outcome, attempts), in the order of the log.
@@ -144,6 +193,24 @@ impl Bench {
     }
 }
 
+/// Something whose answer commits with its effect; and then something happens.
+async fn commits(State(towpath): State<Towpath>, Path(then): Path<String>) -> Result<StatusCode, Problem> {
+    let mut transaction = towpath.store().sqlite_pool().unwrap().begin().await.unwrap();
+    let headers = vec![("content-type".to_owned(), "application/json".to_owned())];
+    let answer = OperationAnswer { status: 201, headers, body: b"{\"made\":7}".to_vec() };
+    towpath.answer_tx(&mut *transaction, &answer).await?;
+    match then.as_str() {
+        "rolls-back" => transaction.rollback().await.unwrap(),
+        _ => transaction.commit().await.unwrap(),
+    }
+    match then.as_str() {
+        "panics" => panic!("behind the commit"),
+        "fails" | "rolls-back" => Ok(StatusCode::INTERNAL_SERVER_ERROR),
+        "refuses" => Ok(StatusCode::CONFLICT),
+        _ => Ok(StatusCode::CREATED),
+    }
+}
+
 async fn panics() {
     panic!("a bug of a handler");
 }
@@ -168,13 +235,13 @@ async fn the_same_key_gives_the_same_answer_and_no_second_effect() {
         (201, false, r#"{"number":1,"given":1.50}"#)
     );
     let again = bench.ask("/api/things/7", 0, Some("k"), "1.50").await;
-    assert_eq!((again.status, again.replayed, again.body.as_str()), (201, true, first.body.as_str()));
+    assert_eq!((again.status, again.replayed, again.body.as_str()), (200, true, first.body.as_str()));
     assert_eq!(again.location.as_deref(), Some("/api/things/7"));
     for (path, body) in
         [("/api/things/7", "2"), ("/api/things/8", "1.50"), ("/api/things/7?force=true", "1.50")]
     {
         let other = bench.ask(path, 0, Some("k"), body).await;
-        assert_eq!((other.status, other.body.contains("key-reused")), (422, true), "{path} {body}");
+        assert_eq!((other.status, other.body.contains("key-reused")), (409, true), "{path} {body}");
     }
     // Keys of different actors are different keys, and without one each request is its own.
     assert_eq!(bench.ask("/api/things/7", 1, Some("k"), "1.50").await.status, 201);
@@ -228,6 +295,119 @@ async fn what_broke_may_be_tried_again_with_the_same_key() {
     bench.towpath.stop().await;
 }
 
+#[tokio::test]
+async fn what_only_says_how_it_is_at_the_moment_leaves_the_key_free() {
+    let bench = Bench::new(LONG).await;
+    for (status, code) in [
+        (409, "still-processing"),
+        (409, "version-conflict"),
+        (409, "version-mismatch"),
+        (503, "store-unavailable"),
+    ] {
+        let passing = bench.ask("/api/passes", 0, Some("k"), "").await;
+        assert_eq!((passing.status, passing.replayed), (status, false), "{}", passing.body);
+        assert!(passing.body.contains(code), "{}", passing.body);
+    }
+    let done = bench.ask("/api/passes", 0, Some("k"), "").await;
+    assert_eq!((done.status, done.replayed, done.body.as_str()), (201, false, "done"));
+    let again = bench.ask("/api/passes", 0, Some("k"), "").await;
+    assert_eq!((again.status, again.replayed, again.body.as_str()), (200, true, "done"));
+    // What is final is kept, a refusal as well.
+    for replayed in [false, true] {
+        let refused = bench.ask("/api/refuses", 0, Some("r"), "").await;
+        assert_eq!((refused.status, refused.replayed), (409, replayed));
+    }
+    bench.towpath.stop().await;
+}
+
+#[tokio::test]
+async fn what_was_done_and_could_not_be_shown_says_so_and_is_not_done_again() {
+    let bench = Bench::new(LONG).await;
+    for replayed in [false, true] {
+        let answer = bench.ask("/api/unshown", 0, Some("k"), "").await;
+        assert_eq!((answer.status, answer.replayed), (500, replayed));
+        assert!(answer.body.contains("done-not-shown"), "{}", answer.body);
+    }
+    assert_eq!(bench.effects.load(Ordering::SeqCst), 1);
+    assert_eq!(bench.facts(1).await[0].2, "done");
+    bench.towpath.stop().await;
+}
+
+#[tokio::test]
+async fn an_answer_that_committed_with_its_effect_is_the_answer_whatever_comes_after() {
+    let bench = Bench::new(LONG).await;
+    for then in ["answers", "panics", "fails", "refuses"] {
+        let path = format!("/api/commits/{then}");
+        let first = bench.ask(&path, 0, Some(then), "").await;
+        assert_eq!((first.status, first.replayed), (201, false), "{then}: {}", first.body);
+        let again = bench.ask(&path, 0, Some(then), "").await;
+        assert_eq!(
+            (again.status, again.replayed, again.body.as_str()),
+            (200, true, r#"{"made":7}"#),
+            "{then}"
+        );
+    }
+    // What did not commit was not answered, and may be tried again.
+    let undone = bench.ask("/api/commits/rolls-back", 0, Some("k"), "").await;
+    assert_eq!((undone.status, undone.replayed), (500, false));
+    assert!(!bench.ask("/api/commits/rolls-back", 0, Some("k"), "").await.replayed);
+    let outcomes: Vec<String> = bench.facts(6).await.into_iter().map(|fact| fact.2).collect();
+    assert_eq!(outcomes, ["done", "done", "done", "done", "failed", "failed"]);
+    bench.towpath.stop().await;
+}
+
+#[tokio::test]
+async fn what_a_process_did_before_it_died_is_answered_to_who_asks_again() {
+    let bench = Bench::new(LONG).await;
+    let dead = bench.claim("/api/things/7", "k", "1", Duration::ZERO).await;
+    let OperationStanding::Begun(claim) = bench.towpath.store().begin_operation(&dead, LONG).await.unwrap()
+    else {
+        panic!("its time is over")
+    };
+    let mut transaction = bench.towpath.store().sqlite_pool().unwrap().begin().await.unwrap();
+    let answer = OperationAnswer { status: 201, headers: vec![], body: b"made".to_vec() };
+    let (store, now) = (bench.towpath.store(), chrono::Utc::now());
+    store.answer_operation_tx(&mut *transaction, &claim, &answer, now).await.unwrap();
+    transaction.commit().await.unwrap();
+    // It is killed here. Its claim has a long time to go, and nobody waits for that.
+    let again = bench.ask("/api/things/7", 0, Some("k"), "1").await;
+    assert_eq!((again.status, again.replayed, again.body.as_str()), (200, true, "made"));
+    assert_eq!(bench.effects.load(Ordering::SeqCst), 0);
+    bench.towpath.stop().await;
+}
+
+#[tokio::test]
+async fn a_refusal_after_an_attempt_without_end_does_not_say_that_nothing_was_done() {
+    let bench = Bench::new(LONG).await;
+    bench.claim("/api/refuses", "k", "", Duration::ZERO).await;
+    assert_eq!(bench.ask("/api/refuses", 0, Some("k"), "").await.status, 409);
+    assert_eq!(bench.ask("/api/refuses", 0, Some("other"), "").await.status, 409);
+    let facts: Vec<(String, u64)> = bench.facts(2).await.into_iter().map(|fact| (fact.2, fact.3)).collect();
+    assert_eq!(facts, [("unknown".to_owned(), 2), ("refused".to_owned(), 1)]);
+    bench.towpath.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn work_that_goes_on_without_its_client_keeps_its_place() {
+    let bench = Bench::with(LONG, 1).await;
+    let mut asking = Box::pin(bench.ask("/api/slow", 0, Some("k"), ""));
+    tokio::select! {
+        _ = &mut asking => panic!("it waits for its gate"),
+        () = bench.arrived.notified() => {}
+    }
+    drop(asking);
+    let refused = bench.ask("/api/things/7", 0, None, "1").await;
+    assert_eq!((refused.status, refused.body.contains("overloaded")), (503, true));
+    bench.gate.notify_one();
+    assert_eq!(bench.facts(1).await[0].2, "done");
+    let deadline = tokio::time::Instant::now() + LONG;
+    while bench.ask("/api/things/7", 0, None, "1").await.status != 201 {
+        assert!(tokio::time::Instant::now() < deadline, "its place is free again");
+        tokio::task::yield_now().await;
+    }
+    bench.towpath.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_goes_away_leaves_a_whole_operation_behind() {
     let bench = Bench::new(LONG).await;
@@ -249,23 +429,8 @@ async fn an_operation_of_a_dead_process_is_taken_over_by_its_repeat_or_recorded_
     let bench = Bench::new(LONG).await;
     let answered = bench.ask("/api/things/7", 0, Some("first"), "1").await;
     assert_eq!(answered.status, 201);
-    // What a process leaves behind that dies in the middle: a claim that nobody ends.
     let store = bench.towpath.store();
-    let mut lost = NewOperation {
-        key: OperationKey { actor: ActorId::new("ann").unwrap(), name: OperationName::new("k").unwrap() },
-        operation_id: Uuid::now_v7(),
-        fingerprint: String::new(),
-        role: "admin".to_owned(),
-        action: "POST /api/things/{id}".to_owned(),
-        target: "/api/things/7".to_owned(),
-        request_id: None,
-        trace_id: None,
-        asked_at: chrono::Utc::now(),
-    };
-    let request = bench.request("/api/things/7", 0, Some("k"), "1").into_parts().0;
-    lost.fingerprint = super::fingerprint(&request.method, &request.uri, b"1");
-    let begun = store.begin_operation(&lost, Duration::ZERO).await.unwrap();
-    assert!(matches!(begun, OperationStanding::Begun(_)));
+    let lost = bench.claim("/api/things/7", "k", "1", Duration::ZERO).await;
     let taken = bench.ask("/api/things/7", 0, Some("k"), "1").await;
     assert_eq!((taken.status, taken.replayed), (201, false));
     let forgotten = NewOperation {

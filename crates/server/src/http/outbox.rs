@@ -17,7 +17,7 @@ use utoipa_axum::routes;
 
 use super::App;
 use super::extract::{JsonBody, OptionalJsonBody, Path, Query, SoughtText};
-use super::problem::Problem;
+use super::problem::{AfterDone as _, Problem};
 use super::range::{Number, limit, number, usually, whole_number};
 use super::wire::{Aggregate, one_of};
 
@@ -137,7 +137,7 @@ async fn retry(
         let detail = "Only a row that was given up can be put back; look at it again.";
         return Err(Problem::new(StatusCode::CONFLICT, "not-given-up", title, detail));
     }
-    Ok(Json(Row::from(&row(&app, id).await?)).into_response())
+    Ok(Json(Row::from(&row(&app, id).await.after_it_was_done()?)).into_response())
 }
 
 /// Which rows are put back. What is not said fits all that were given up.

@@ -15,11 +15,24 @@ use super::request;
 pub(super) const PROBLEM_JSON: &str = "application/problem+json";
 
 /// An error on its way to a client.
+#[derive(Clone)]
 pub(crate) struct Problem {
     status: StatusCode,
     code: String,
     title: String,
     detail: String,
+    standing: Standing,
+}
+
+/// What an answer says about the change that was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// It is the answer: whoever asks again would get the same.
+    Final,
+    /// It says how things are at this moment: whoever asks again may get another.
+    Passing,
+    /// The change was done, and then its answer could not be made.
+    Done,
 }
 
 impl Problem {
@@ -29,7 +42,15 @@ impl Problem {
         title: impl Into<String>,
         detail: impl Into<String>,
     ) -> Self {
-        Self { status, code: code.into(), title: title.into(), detail: detail.into() }
+        let passing = status.is_server_error()
+            || matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT);
+        let standing = if passing { Standing::Passing } else { Standing::Final };
+        Self { status, code: code.into(), title: title.into(), detail: detail.into(), standing }
+    }
+
+    /// The same, where asking again may help although the status does not say so.
+    pub(crate) fn passing(self, is_passing: bool) -> Self {
+        if is_passing { Self { standing: Standing::Passing, ..self } } else { self }
     }
 
     /// The request cannot be read.
@@ -84,6 +105,7 @@ impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
         let status = match error.class() {
             _ if matches!(error, StoreError::NameTaken { .. }) => StatusCode::CONFLICT,
+            _ if matches!(error, StoreError::Unstorable(_)) => StatusCode::BAD_REQUEST,
             ErrorClass::Transient => StatusCode::SERVICE_UNAVAILABLE,
             ErrorClass::Conflict => StatusCode::CONFLICT,
             ErrorClass::NotFound => StatusCode::NOT_FOUND,
@@ -91,7 +113,26 @@ impl From<StoreError> for Problem {
             ErrorClass::Denied => StatusCode::FORBIDDEN,
             ErrorClass::Unrecoverable => StatusCode::INTERNAL_SERVER_ERROR,
         };
-        Self::new(status, error.code(), error.to_string(), error.next_step())
+        let passing = matches!(error.class(), ErrorClass::Transient | ErrorClass::Conflict);
+        Self::new(status, error.code(), error.to_string(), error.next_step()).passing(passing)
+    }
+}
+
+/// A step behind the change itself: reading what to answer.
+pub(super) trait AfterDone<T> {
+    /// Its failure does not make the change undone, and says so.
+    fn after_it_was_done(self) -> Result<T, Problem>;
+}
+
+impl<T, E: Into<Problem>> AfterDone<T> for Result<T, E> {
+    fn after_it_was_done(self) -> Result<T, Problem> {
+        self.map_err(|error| {
+            let cause: Problem = error.into();
+            let title = format!("it was done, but what is now cannot be read: {}", cause.title);
+            let detail = "Do not ask for it again. GET shows what is now, as soon as it can be read.";
+            let problem = Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "done-not-shown", title, detail);
+            Problem { standing: Standing::Done, ..problem }
+        })
     }
 }
 
@@ -156,7 +197,15 @@ impl From<SendError> for Problem {
             title.push_str(&inner.to_string());
             cause = inner.source();
         }
-        Self::new(status, error.code(), title, error.next_step())
+        let passing = matches!(
+            error,
+            SendError::StillProcessing(_)
+                | SendError::VersionMismatch { .. }
+                | SendError::Failed { .. }
+                | SendError::Store(_)
+                | SendError::Refused { class: ErrorClass::Transient | ErrorClass::Conflict, .. }
+        );
+        Self::new(status, error.code(), title, error.next_step()).passing(passing)
     }
 }
 
@@ -194,6 +243,7 @@ impl IntoResponse for Problem {
             request_id: request::current_id().map(|id| id.as_str().to_owned()),
         };
         let mut response = (self.status, axum::Json(body)).into_response();
+        response.extensions_mut().insert(self.standing);
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static(PROBLEM_JSON));
         if self.status == StatusCode::SERVICE_UNAVAILABLE {

@@ -6,6 +6,7 @@ use towpath_core::lifecycle::{CommandStatus, OutboxStatus};
 use towpath_core::ports::store::{AggregateRow, CommandRecord, FailedFilter, FailedRow, StoreResult};
 use uuid::Uuid;
 
+use crate::bounded::how_many_fit;
 use crate::listings::{FoundAs, OutboxFilter};
 use crate::ops::failed;
 use crate::rows::{read_aggregate, read_command, read_event, read_outbox, select_list};
@@ -21,6 +22,7 @@ pub(crate) async fn commands(
     status: Option<CommandStatus>,
     behind: Option<(DateTime<Utc>, &CommandId)>,
     limit: u32,
+    bytes: u64,
 ) -> StoreResult<Vec<CommandRecord>> {
     let mut keys = values![];
     let (mut condition, mut order) = ("1 = 1".to_owned(), String::new());
@@ -40,11 +42,15 @@ pub(crate) async fn commands(
         keys.extend(values![received_at, received_at, command_id.as_str()]);
         condition.push_str(" AND c.received_at <= ? AND (c.received_at < ? OR c.command_id < ?)");
     }
-    let sql = format!(
-        "SELECT {} FROM command_box c WHERE {condition} ORDER BY {order}c.received_at DESC, c.command_id DESC \
-         LIMIT {limit}",
-        select_list(&COMMAND_BOX, "c", "")
+    let from = format!(
+        "FROM command_box c WHERE {condition} ORDER BY {order}c.received_at DESC, c.command_id DESC LIMIT"
     );
+    let size = format!("CAST(OCTET_LENGTH(c.payload) AS {})", session.dialect().integer_cast());
+    let sizes = format!("SELECT {size} AS bytes {from} {limit}");
+    let sizes = session.rows("commands.sizes", &sizes, keys.clone()).await?;
+    let sizes: Vec<u64> = sizes.iter().map(|row| row.count("bytes")).collect::<StoreResult<_>>()?;
+    let limit = how_many_fit(sizes, bytes);
+    let sql = format!("SELECT {} {from} {limit}", select_list(&COMMAND_BOX, "c", ""));
     let mut commands = Vec::new();
     for row in session.rows("commands.list", &sql, keys).await? {
         commands.extend(read_command(&row, "")?);

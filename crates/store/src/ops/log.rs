@@ -6,6 +6,7 @@ use towpath_core::envelope::RecordedEvent;
 use towpath_core::ids::Position;
 use towpath_core::ports::store::{LeaseGrant, Sequenced, StoreResult};
 
+use crate::bounded::how_many_fit;
 use crate::floors::{Floors, Place, guarded, standing_of};
 use crate::ops::leases::fence;
 use crate::rows::{read_recorded_event, select_list};
@@ -106,4 +107,33 @@ pub(crate) async fn events_between(
         select_list(&DOMAIN_EVENTS, "e", "")
     );
     session.rows("log.between", &sql, values![low, high]).await?.iter().map(read_recorded_event).collect()
+}
+
+/// The sizes of payloads, which no database has to read for it.
+pub(crate) async fn sizes_between(
+    session: &mut Session<'_>,
+    low: Position,
+    high: Position,
+) -> StoreResult<Vec<(Position, u64)>> {
+    let sql = format!(
+        "SELECT p.position, CAST(OCTET_LENGTH(e.payload) AS {}) AS bytes FROM event_positions p \
+         JOIN domain_events e ON e.event_id = p.event_id WHERE p.position BETWEEN ? AND ? ORDER BY p.position",
+        session.dialect().integer_cast()
+    );
+    let rows = session.rows("log.sizes", &sql, values![low, high]).await?;
+    rows.iter().map(|row| Ok((row.count("position")?, row.count("bytes")?))).collect()
+}
+
+pub(crate) async fn events_within(
+    session: &mut Session<'_>,
+    low: Position,
+    high: Position,
+    bytes: u64,
+) -> StoreResult<Vec<RecordedEvent>> {
+    let sizes = sizes_between(session, low, high).await?;
+    let fit = how_many_fit(sizes.iter().map(|(_, size)| *size), bytes);
+    match fit.checked_sub(1).and_then(|last| sizes.get(last)) {
+        None => Ok(Vec::new()),
+        Some((last, _)) => events_between(session, low, *last).await,
+    }
 }

@@ -3,18 +3,18 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use towpath_core::ids::{ActorId, OperationName, RequestId, TraceId};
+use towpath_core::ids::{ActorId, LeaseName, OperationName, RequestId, TraceId};
 use towpath_core::ports::operations::{
     LostOperation, NewOperation, OperationAnswer, OperationClaim, OperationEnd, OperationKey,
     OperationStanding,
 };
-use towpath_core::ports::store::{Append, LeaseGrant, StoreResult};
+use towpath_core::ports::store::{Append, LeaseGrant, StoreError, StoreResult};
 
 use crate::ops::append::append_tx;
 use crate::ops::leases::{fence, micros};
 use crate::rows::{headers_text, names_and_marks};
 use crate::schema::OPERATIONS;
-use crate::sql::{Row, Session, SqlFault, readable, unreadable, values};
+use crate::sql::{Row, Session, SqlFault, Value, readable, unreadable, values};
 
 /// Begins an operation that nobody has begun: one statement. None when its name is there already.
 pub(crate) async fn begin_new(
@@ -102,6 +102,53 @@ pub(crate) async fn stand(
     Ok(OperationStanding::Begun(claim))
 }
 
+/// The id beside the epoch: a name that was forgotten and begun anew counts from 1 again.
+const HELD: &str = "actor_id = ? AND operation_name = ? AND operation_id = ? AND claim_epoch = ? \
+     AND claim_expires_at IS NOT NULL";
+
+/// Writes the answer of an operation that goes on. Runs in the transaction of its effect.
+///
+/// The claim stays until the operation is ended: so the fact about it is recorded even if this process is not there to
+/// do it.
+pub(crate) async fn answer(
+    session: &mut Session<'_>,
+    claim: &OperationClaim,
+    answer: &OperationAnswer,
+    now: DateTime<Utc>,
+) -> StoreResult<()> {
+    let sql = format!(
+        "UPDATE operations SET answered_at = ?, answer_status = ?, answer_headers = ?, answer_body = ? \
+         WHERE {HELD} AND answer_status IS NULL"
+    );
+    let mut row = answer_values(answer, now)?;
+    row.extend(held(claim));
+    match session.execute("operation.answer_with_effect", &sql, row).await? {
+        0 => Err(StoreError::Fenced {
+            lease: LeaseName::from_stored(format!("operation {}", claim.operation_id)),
+            epoch: claim.epoch,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// The answer of a claimed operation that was written with its effect.
+pub(crate) async fn answered(
+    session: &mut Session<'_>,
+    claim: &OperationClaim,
+) -> StoreResult<Option<OperationAnswer>> {
+    let sql = format!("SELECT answer_status, answer_headers, answer_body FROM operations WHERE {HELD}");
+    let Some(row) = session.row("operation.answered", &sql, held(claim)).await? else { return Ok(None) };
+    row.long_or_null("answer_status")?.map(|status| read_answer(&row, status)).transpose()
+}
+
+fn held(claim: &OperationClaim) -> Vec<Value<'_>> {
+    values![claim.key.actor.as_str(), claim.key.name.as_str(), claim.operation_id, claim.epoch]
+}
+
+fn answer_values(answer: &OperationAnswer, now: DateTime<Utc>) -> StoreResult<Vec<Value<'_>>> {
+    Ok(values![now, i64::from(answer.status), headers_text(&answer.headers)?, answer.body.as_slice()])
+}
+
 /// Ends an operation with the fact about it. Runs in a transaction.
 pub(crate) async fn end(
     session: &mut Session<'_>,
@@ -110,25 +157,24 @@ pub(crate) async fn end(
     fact: Option<&Append>,
     now: DateTime<Utc>,
 ) -> StoreResult<bool> {
-    // The id beside the epoch: a name that was forgotten and begun anew counts from 1 again.
-    const HELD: &str = "actor_id = ? AND operation_name = ? AND operation_id = ? AND claim_epoch = ? \
-         AND claim_expires_at IS NOT NULL";
-    let held = values![claim.key.actor.as_str(), claim.key.name.as_str(), claim.operation_id, claim.epoch];
+    let held = held(claim);
     let touched = match end {
         OperationEnd::Forgotten => {
-            session.execute("operation.forget", &format!("DELETE FROM operations WHERE {HELD}"), held).await?
+            let sql = format!("DELETE FROM operations WHERE {HELD} AND answer_status IS NULL");
+            session.execute("operation.forget", &sql, held).await?
+        }
+        OperationEnd::Kept => {
+            let sql = format!(
+                "UPDATE operations SET claim_expires_at = NULL WHERE {HELD} AND answer_status IS NOT NULL"
+            );
+            session.execute("operation.keep", &sql, held).await?
         }
         OperationEnd::Answered(answer) => {
             let sql = format!(
                 "UPDATE operations SET claim_expires_at = NULL, answered_at = ?, answer_status = ?, \
-                 answer_headers = ?, answer_body = ? WHERE {HELD}"
+                 answer_headers = ?, answer_body = ? WHERE {HELD} AND answer_status IS NULL"
             );
-            let mut row = values![
-                now,
-                i64::from(answer.status),
-                headers_text(&answer.headers)?,
-                answer.body.as_slice()
-            ];
+            let mut row = answer_values(answer, now)?;
             row.extend(held);
             session.execute("operation.answer", &sql, row).await?
         }
@@ -145,7 +191,7 @@ pub(crate) async fn end(
 pub(crate) async fn lost(session: &mut Session<'_>, limit: u32) -> StoreResult<Vec<LostOperation>> {
     let sql = format!(
         "SELECT actor_id, operation_name, operation_id, fingerprint, role, action, target, request_id, trace_id, \
-         asked_at, claim_epoch FROM operations WHERE claim_expires_at <= {} \
+         asked_at, claim_epoch, answer_status FROM operations WHERE claim_expires_at <= {} \
          ORDER BY claim_expires_at LIMIT {limit}",
         session.dialect().now_of_statement()
     );
@@ -161,14 +207,15 @@ pub(crate) async fn clean(
 ) -> StoreResult<u64> {
     // The last one of a page by its time, and then all up to it: no database has to be told how to limit a DELETE.
     let sql = format!(
-        "SELECT answered_at FROM operations WHERE answered_at < ? ORDER BY answered_at LIMIT {limit}"
+        "SELECT answered_at FROM operations WHERE answered_at < ? AND claim_expires_at IS NULL \
+         ORDER BY answered_at LIMIT {limit}"
     );
     let page = session.rows("operation.clean_page", &sql, values![before]).await?;
     let Some(last) = page.last() else { return Ok(0) };
     let deleted = session
         .execute(
             "operation.clean",
-            "DELETE FROM operations WHERE answered_at <= ?",
+            "DELETE FROM operations WHERE answered_at <= ? AND claim_expires_at IS NULL",
             values![last.time("answered_at")?],
         )
         .await?;
@@ -191,7 +238,11 @@ fn read_lost(row: &Row) -> StoreResult<LostOperation> {
         name: OperationName::from_stored(row.text("operation_name")?),
     };
     let operation_id = row.uuid("operation_id")?;
+    let answered = row.long_or_null("answer_status")?;
+    let answered =
+        answered.map(|status| u16::try_from(status).map_err(|error| unreadable("answer_status", error)));
     Ok(LostOperation {
+        answered: answered.transpose()?,
         claim: OperationClaim { key: key.clone(), operation_id, epoch: row.count("claim_epoch")? },
         operation: NewOperation {
             key,

@@ -5,9 +5,10 @@ use towpath_core::envelope::RecordedEvent;
 use towpath_core::ids::{AggregateKey, CommandId, CorrelationId, TenantId, Version};
 use towpath_core::ports::store::{Flow, Loaded, StateEvent, StoreError, StoreResult};
 
+use crate::bounded::how_many_fit;
 use crate::rows::{read_aggregate, read_command, read_recorded_event, read_state_event, select_list};
-use crate::schema::{AGGREGATES, COMMAND_BOX, DOMAIN_EVENTS, STATE_EVENTS, STATUS_VALUES};
-use crate::sql::{Session, SqlFault, values};
+use crate::schema::{AGGREGATES, COMMAND_BOX, DOMAIN_EVENTS, STATE_EVENTS, STATUS_VALUES, Table};
+use crate::sql::{Row, Session, SqlFault, values};
 
 /// An aggregate and a command in one round trip.
 pub(crate) async fn load(
@@ -50,6 +51,31 @@ pub(crate) async fn events_of(
     session.rows("events.of", &sql, keys).await?.iter().map(read_recorded_event).collect()
 }
 
+pub(crate) async fn events_of_within(
+    session: &mut Session<'_>,
+    aggregate: &AggregateKey,
+    after: Version,
+    limit: u32,
+    bytes: u64,
+) -> StoreResult<Vec<RecordedEvent>> {
+    let sql = format!(
+        "SELECT CAST(OCTET_LENGTH(e.payload) AS {}) AS bytes FROM domain_events e \
+         WHERE e.aggregate_kind = ? AND e.aggregate_id = ? AND e.aggregate_version > ? \
+         ORDER BY e.aggregate_version LIMIT {limit}",
+        session.dialect().integer_cast()
+    );
+    let keys = values![aggregate.kind.as_str(), aggregate.id.as_str(), after];
+    let sizes = sizes(&session.rows("events.sizes", &sql, keys).await?)?;
+    match u32::try_from(how_many_fit(sizes, bytes)).unwrap_or(limit) {
+        0 => Ok(Vec::new()),
+        fit => events_of(session, aggregate, after, fit).await,
+    }
+}
+
+fn sizes(rows: &[Row]) -> StoreResult<Vec<u64>> {
+    rows.iter().map(|row| row.count("bytes")).collect()
+}
+
 pub(crate) async fn history_of(
     session: &mut Session<'_>,
     aggregate: &AggregateKey,
@@ -78,28 +104,59 @@ pub(crate) async fn last_state_change(
     session.row("history.last", &sql, keys).await?.as_ref().map(read_state_event).transpose()
 }
 
+/// How many bytes of payload a flow has at most, its commands and its events each. It is shown as a whole, so what is
+/// beyond has to be left out.
+const FLOW_BYTES: u64 = 8 << 20;
+
+/// Everything of a flow. The largest payloads are left out where all of them would be too much.
 pub(crate) async fn flow(
     session: &mut Session<'_>,
     correlation: &CorrelationId,
     limit: u32,
 ) -> StoreResult<Flow> {
-    let sql = format!(
-        "SELECT {} FROM command_box c WHERE c.correlation_id = ? ORDER BY c.received_at, c.command_id LIMIT {limit}",
-        select_list(&COMMAND_BOX, "c", "")
-    );
     let mut flow = Flow::default();
+    let from = format!(
+        "FROM command_box c WHERE c.correlation_id = ? ORDER BY c.received_at, c.command_id LIMIT {limit}"
+    );
+    let (columns, of_commands) = payloads_that_fit(session, correlation, "c", &from, &COMMAND_BOX).await?;
+    let sql = format!("SELECT {columns} {from}");
     for row in session.rows("flow.commands", &sql, values![correlation.as_str()]).await? {
         flow.commands.extend(read_command(&row, "")?);
     }
-    let sql = format!(
-        "SELECT p.position, {} FROM domain_events e LEFT JOIN event_positions p ON p.event_id = e.event_id \
-         WHERE e.correlation_id = ? ORDER BY e.occurred_at, e.aggregate_version, e.event_id LIMIT {limit}",
-        select_list(&DOMAIN_EVENTS, "e", "")
+    let from = format!(
+        "FROM domain_events e LEFT JOIN event_positions p ON p.event_id = e.event_id \
+         WHERE e.correlation_id = ? ORDER BY e.occurred_at, e.aggregate_version, e.event_id LIMIT {limit}"
     );
+    let (columns, of_events) = payloads_that_fit(session, correlation, "e", &from, &DOMAIN_EVENTS).await?;
+    let sql = format!("SELECT p.position, {columns} {from}");
     for row in session.rows("flow.events", &sql, values![correlation.as_str()]).await? {
         flow.events.push(read_recorded_event(&row)?);
     }
+    flow.payloads_up_to = [of_commands, of_events].into_iter().flatten().min();
     Ok(flow)
+}
+
+/// The columns of a table for rows of a flow, and up to which size payloads are among them: all, mostly.
+async fn payloads_that_fit(
+    session: &mut Session<'_>,
+    correlation: &CorrelationId,
+    alias: &str,
+    from: &str,
+    table: &Table,
+) -> StoreResult<(String, Option<u64>)> {
+    let columns = select_list(table, alias, "");
+    let size = format!("CAST(OCTET_LENGTH({alias}.payload) AS {})", session.dialect().integer_cast());
+    let sql = format!("SELECT {size} AS bytes {from}");
+    let mut sizes = sizes(&session.rows("flow.sizes", &sql, values![correlation.as_str()]).await?)?;
+    sizes.sort_unstable();
+    let fit = how_many_fit(sizes.iter().copied(), FLOW_BYTES);
+    if fit == sizes.len() {
+        return Ok((columns, None));
+    }
+    // The small ones, as many as fit: those of the size at which it ends are in or out together.
+    let up_to = sizes.get(fit).map_or(0, |first_left_out| first_left_out.saturating_sub(1));
+    let payload = format!("CASE WHEN {size} <= {up_to} THEN {alias}.payload ELSE 'null' END AS payload");
+    Ok((columns.replace(&format!("{alias}.payload AS payload"), &payload), Some(up_to)))
 }
 
 pub(crate) async fn set_status(

@@ -240,6 +240,7 @@ macro_rules! store_conformance {
                 an_answered_operation_answers_the_same_again,
                 a_name_belongs_to_one_request,
                 an_operation_of_a_dead_process_is_taken_over_and_fenced,
+                an_answer_is_written_with_its_effect_or_not_at_all,
                 a_forgotten_operation_can_be_begun_anew,
                 one_of_eight_twins_begins,
                 operations_answered_long_ago_are_cleaned_up;

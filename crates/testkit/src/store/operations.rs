@@ -6,7 +6,7 @@ use towpath_core::ids::{ActorId, OperationName, RequestId, TraceId};
 use towpath_core::ports::operations::{
     NewOperation, OperationAnswer, OperationClaim, OperationEnd, OperationKey, OperationStanding,
 };
-use towpath_core::ports::store::Store;
+use towpath_core::ports::store::{Store, StoreError};
 use uuid::Uuid;
 
 use super::StoreFixture;
@@ -69,6 +69,43 @@ pub async fn an_operation_of_a_dead_process_is_taken_over_and_fenced(fixture: &i
     let ended =
         store.end_operation(&successor, OperationEnd::Answered(&answer), Some(&facts), moment(1)).await;
     assert!(ended.expect("end it"));
+}
+
+/// An answer that is written in the transaction of its effect is there when that commits, and from then on for ever: it
+/// is given to who asks again although nobody has ended the operation, and is not forgotten. Nobody writes one who has
+/// lost the operation.
+pub async fn an_answer_is_written_with_its_effect_or_not_at_all(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let asked = operation("key-1");
+    let sleeper = begin(&*store, &asked, Duration::ZERO).await;
+    let claim = begin(&*store, &asked, Duration::ZERO).await;
+    let answer = answer(201, b"{\"order\": 7}");
+    let mut late = store.begin().await.expect("begin a transaction");
+    let fenced = late.answer_operation(&sleeper, &answer, moment(1)).await;
+    assert!(matches!(fenced, Err(StoreError::Fenced { .. })), "{fenced:?} for who has lost it");
+    late.rollback().await.expect("roll back");
+    let mut undone = store.begin().await.expect("begin a transaction");
+    undone.answer_operation(&claim, &answer, moment(1)).await.expect("write the answer");
+    undone.rollback().await.expect("roll back");
+    assert_eq!(store.answered_operation(&claim).await.expect("look for the answer"), None);
+    let facts = OrderFacts::of_new_order().placed().append();
+    let mut effect = store.begin().await.expect("begin a transaction");
+    effect.append(&facts).await.expect("append the effect");
+    effect.answer_operation(&claim, &answer, moment(1)).await.expect("write the answer");
+    effect.commit().await.expect("commit");
+    // The process dies here. Whoever asks again is answered, although the time of the claim is over.
+    assert_eq!(stand(&*store, &asked).await, OperationStanding::Answered(answer.clone()));
+    assert_eq!(store.answered_operation(&claim).await.expect("look for the answer").as_ref(), Some(&answer));
+    let lost = store.lost_operations(10).await.expect("look for lost ones");
+    assert_eq!((lost.len(), lost[0].answered), (1, Some(201)));
+    let other = OperationAnswer { status: 500, ..answer.clone() };
+    for end in [OperationEnd::Forgotten, OperationEnd::Answered(&other)] {
+        let ended = store.end_operation(&claim, end, None, moment(2)).await.expect("ask to end it");
+        assert!(!ended, "{end:?} although it has its answer");
+    }
+    assert!(store.end_operation(&claim, OperationEnd::Kept, None, moment(2)).await.expect("end it"));
+    assert_eq!(stand(&*store, &asked).await, OperationStanding::Answered(answer));
+    assert_eq!(store.lost_operations(10).await.expect("look for lost ones"), []);
 }
 
 /// A name that was forgotten is free; an earlier holder has no power over who took it since.

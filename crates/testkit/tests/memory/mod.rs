@@ -108,6 +108,8 @@ pub(crate) enum Fault {
     OperationNamesAreNotUnique,
     /// Who has lost an operation ends it all the same.
     LostOperationsAreNotFenced,
+    /// The answer of an operation is there before its effect.
+    AnswersSurviveRollback,
     /// Every instance that finds no tables creates them.
     MigrationsRunTwice,
 }

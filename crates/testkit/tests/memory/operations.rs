@@ -15,6 +15,18 @@ pub(crate) struct Operation {
     claim: OperationClaim,
     until: Instant,
     answered: Option<(OperationAnswer, DateTime<Utc>)>,
+    ended: bool,
+}
+
+impl Operation {
+    /// Whether whoever holds this claim may write its answer.
+    pub(super) fn may_be_answered(&self, claim: &OperationClaim) -> bool {
+        !self.ended && self.answered.is_none() && self.claim == *claim
+    }
+
+    pub(super) fn answer(&mut self, answer: OperationAnswer, now: DateTime<Utc>) {
+        self.answered = Some((answer, now));
+    }
 }
 
 #[async_trait]
@@ -31,7 +43,8 @@ impl Operations for MemoryStore {
         let Some(row) = found.filter(|_| !self.has(Fault::OperationNamesAreNotUnique)) else {
             let (key, operation_id) = (operation.key.clone(), operation.operation_id);
             let claim = OperationClaim { key: key.clone(), operation_id, epoch: 1 };
-            let row = Operation { asked: operation.clone(), claim: claim.clone(), until, answered: None };
+            let (asked, claimed) = (operation.clone(), claim.clone());
+            let row = Operation { asked, claim: claimed, until, answered: None, ended: false };
             tables.operations.insert(key, row);
             return Ok(OperationStanding::Begun(claim));
         };
@@ -57,7 +70,10 @@ impl Operations for MemoryStore {
         now: DateTime<Utc>,
     ) -> StoreResult<bool> {
         let mut tx = self.begin().await?;
-        let is_held = |row: &Operation| row.answered.is_none() && row.claim == *claim;
+        let is_held = |row: &Operation| {
+            let has_answer = row.answered.is_some();
+            !row.ended && row.claim == *claim && has_answer == matches!(end, OperationEnd::Kept)
+        };
         let held = self.database.tables().operations.get(&claim.key).is_some_and(is_held);
         if !held && !self.has(Fault::LostOperationsAreNotFenced) {
             return Ok(false);
@@ -69,25 +85,39 @@ impl Operations for MemoryStore {
         let mut tables = self.database.tables();
         match end {
             OperationEnd::Forgotten => drop(tables.operations.remove(&claim.key)),
+            OperationEnd::Kept => {
+                if let Some(row) = tables.operations.get_mut(&claim.key) {
+                    row.ended = true;
+                }
+            }
             OperationEnd::Answered(answer) => {
                 if let Some(row) = tables.operations.get_mut(&claim.key) {
-                    row.answered = Some((answer.clone(), now));
+                    row.answer(answer.clone(), now);
+                    row.ended = true;
                 }
             }
         }
         Ok(true)
     }
 
+    async fn answered_operation(&self, claim: &OperationClaim) -> StoreResult<Option<OperationAnswer>> {
+        let tables = self.database.tables();
+        let row = tables.operations.get(&claim.key).filter(|row| !row.ended && row.claim == *claim);
+        Ok(row.and_then(|row| row.answered.as_ref()).map(|(answer, _)| answer.clone()))
+    }
+
     async fn lost_operations(&self, limit: u32) -> StoreResult<Vec<LostOperation>> {
         let tables = self.database.tables();
-        let mut lost: Vec<&Operation> = tables
-            .operations
-            .values()
-            .filter(|row| row.answered.is_none() && row.until <= Instant::now())
-            .collect();
+        let mut lost: Vec<&Operation> =
+            tables.operations.values().filter(|row| !row.ended && row.until <= Instant::now()).collect();
         lost.sort_by_key(|row| row.until);
         let lost = lost.into_iter().take(limit as usize);
-        Ok(lost.map(|row| LostOperation { operation: row.asked.clone(), claim: row.claim.clone() }).collect())
+        let lost = lost.map(|row| LostOperation {
+            operation: row.asked.clone(),
+            claim: row.claim.clone(),
+            answered: row.answered.as_ref().map(|(answer, _)| answer.status),
+        });
+        Ok(lost.collect())
     }
 
     async fn clean_operations(

@@ -11,6 +11,7 @@ use towpath_core::envelope::{EventEnvelope, RecordedEvent};
 use towpath_core::ids::*;
 use towpath_core::lifecycle::{CommandStatus, InboxStatus, OutboxStatus, TaskState};
 use towpath_core::payload::Payload;
+use towpath_core::ports::operations::{OperationAnswer, OperationClaim};
 use towpath_core::ports::probe::Probe;
 use towpath_core::ports::store::*;
 use uuid::Uuid;
@@ -381,6 +382,35 @@ impl StoreTx for MemoryTx {
         Ok(InboxMark::First)
     }
 
+    async fn answer_operation(
+        &mut self,
+        claim: &OperationClaim,
+        answer: &OperationAnswer,
+        now: DateTime<Utc>,
+    ) -> StoreResult<()> {
+        self.0.lock(format!("operation/{}", claim.operation_id)).await;
+        let any_epoch = self.0.database.has(Fault::LostOperationsAreNotFenced);
+        let tables = self.0.database.tables();
+        let row = tables.operations.get(&claim.key).filter(|row| row.may_be_answered(claim) || any_epoch);
+        if row.is_none() {
+            let lease = LeaseName::from_stored(format!("operation {}", claim.operation_id));
+            return Err(StoreError::Fenced { lease, epoch: claim.epoch });
+        }
+        drop(tables);
+        let (key, answer) = (claim.key.clone(), answer.clone());
+        let effect: Effect = Box::new(move |tables| {
+            if let Some(row) = tables.operations.get_mut(&key) {
+                row.answer(answer, now);
+            }
+        });
+        if self.0.database.has(Fault::AnswersSurviveRollback) {
+            effect(&mut self.0.database.tables());
+        } else {
+            self.0.effects.push(effect);
+        }
+        Ok(())
+    }
+
     async fn schedule_timer(&mut self, timer: &NewTimer) -> StoreResult<()> {
         let staged = &mut self.0;
         staged.probe.before("schedule_timer");
@@ -743,7 +773,7 @@ impl Store for MemoryStore {
         events.sort_by_key(|event| (event.envelope.occurred_at, event.envelope.event_id));
         commands.truncate(limit as usize);
         events.truncate(limit as usize);
-        Ok(Flow { commands, events })
+        Ok(Flow { commands, events, payloads_up_to: None })
     }
 
     async fn set_status(

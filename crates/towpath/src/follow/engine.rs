@@ -17,6 +17,7 @@ use super::peer::{Fetched, Peer};
 use super::{FollowError, FollowPolicy, Standing, Work, mirror};
 use crate::bus::{Bus, random_unit};
 use crate::consumer::{Batch, Delivered, HandlerError, HandlerTx, Next, Step};
+use crate::metrics::table;
 use crate::service::{Stopping, Wake, rest};
 
 /// How many pages are held while walking back, and how large they may be together. Behind that, the page that is wanted is
@@ -71,6 +72,8 @@ impl Engine {
     }
 
     async fn follow(&self, stopping: &mut Stopping) -> Result<(), FollowError> {
+        // It shows 0 until it happens.
+        table::FOLLOWER_FAILURES.counter(&[self.handler.as_str()]).increment(0);
         let mut failures = 0_u32;
         let mut unreadable = 0_u32;
         let mut tag = None;
@@ -87,6 +90,7 @@ impl Engine {
                 Err(error) => error,
             };
             tag = None;
+            table::FOLLOWER_FAILURES.counter(&[self.handler.as_str()]).increment(1);
             failures = failures.saturating_add(1);
             if let FollowError::Unreadable(_) = error {
                 unreadable += 1;
@@ -142,6 +146,7 @@ impl Engine {
             return Err(FollowError::Rewritten { position: at.position, what });
         }
         let last = current.last();
+        self.measure(Some(last.saturating_sub(at.position)));
         // The oldest is on top.
         let mut held = self.walk_back(current, bytes, at.position, stopping).await?;
         let Some(mut page) = held.pop() else { return Ok(Round::GoOn) };
@@ -301,6 +306,17 @@ impl Engine {
             standing.position = position.unwrap_or(standing.position);
             standing.caught_up = caught_up;
         });
+        self.measure(if caught_up { Some(0) } else { None });
+    }
+
+    /// Shows where it is, and by how much it is behind where that is known.
+    fn measure(&self, behind: Option<u64>) {
+        let name = [self.handler.as_str()];
+        let position = self.told.borrow().position;
+        table::FOLLOWER_POSITION.gauge(&name).set(position as f64);
+        if let Some(behind) = behind {
+            table::FOLLOWER_LAG.gauge(&name).set(behind as f64);
+        }
     }
 }
 

@@ -11,7 +11,8 @@ use crate::consumer::HandlerTx;
 use towpath_core::ports::store::Store as _;
 
 /// Appends facts with the ids, aggregates and versions they have, and routes them by the channels of this Towpath. One
-/// that is here already, because it was mirrored under another name before, is left as it is.
+/// that is here already, because it was mirrored under another name before, is left as it is. Where what is here is not
+/// what comes, it ends.
 ///
 /// There is no folded state: who decides about these aggregates is elsewhere.
 pub(super) async fn keep(
@@ -31,8 +32,16 @@ pub(super) async fn keep(
         match tx.append(&append_of(bus, first, &facts)).await {
             Ok(_) => {}
             Err(StoreError::VersionConflict { aggregate, .. }) => {
-                if !are_here(store, &facts).await? {
-                    return Err(FollowError::MirrorConflict { position: *position, aggregate });
+                let conflict = || FollowError::MirrorConflict { position: *position, aggregate };
+                // Those that are here may end in the middle of what one command led to: pages are cut anywhere.
+                let here = how_many_are_here(store, &facts).await?.ok_or_else(conflict)?;
+                if let [first, ..] = &facts[here..] {
+                    match tx.append(&append_of(bus, first, &facts[here..])).await {
+                        Err(StoreError::VersionConflict { aggregate, .. }) => {
+                            return Err(FollowError::MirrorConflict { position: *position, aggregate });
+                        }
+                        appended => drop(appended?),
+                    }
                 }
             }
             Err(StoreError::DuplicateEvent(aggregate)) => {
@@ -82,11 +91,12 @@ fn append_of(bus: &Bus, first: &EventEnvelope, facts: &[&EventEnvelope]) -> Appe
     }
 }
 
-/// Whether exactly these facts are here.
-async fn are_here(store: &SqlStore, facts: &[&EventEnvelope]) -> Result<bool, FollowError> {
-    let Some(first) = facts.first() else { return Ok(true) };
+/// How many of the first of these facts are here, to the letter. Nothing if there is something else in the place of one,
+/// or none of them.
+async fn how_many_are_here(store: &SqlStore, facts: &[&EventEnvelope]) -> Result<Option<usize>, FollowError> {
+    let Some(first) = facts.first() else { return Ok(Some(0)) };
     let count = u32::try_from(facts.len()).unwrap_or(u32::MAX);
     let here = store.events_of(&first.aggregate, first.aggregate_version.saturating_sub(1), count).await?;
-    let ids = here.iter().map(|event| event.envelope.event_id);
-    Ok(ids.eq(facts.iter().map(|fact| fact.event_id)))
+    let are_same = here.iter().zip(facts).all(|(here, fact)| here.envelope == **fact);
+    Ok((are_same && !here.is_empty()).then_some(here.len()))
 }

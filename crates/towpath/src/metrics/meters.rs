@@ -8,6 +8,7 @@ use towpath_core::ports::broker::{Published, Settlement};
 use super::facade::{Counter, Histogram};
 use super::table;
 use crate::bus::{Receipt, SendError};
+use crate::operations::Outcome;
 use crate::registry::Registry;
 
 /// What the command bus and the sequencer count.
@@ -16,6 +17,7 @@ pub(crate) struct Meters {
     events: HashMap<String, Counter>,
     pub(crate) unknown_commands: Counter,
     pub(crate) positioned: Counter,
+    operations: [(Outcome, Counter); 4],
 }
 
 /// What is counted of one type of command.
@@ -43,7 +45,14 @@ impl Meters {
                 .collect(),
             unknown_commands: table::COMMANDS_UNKNOWN.counter(&[]),
             positioned: table::LOG_POSITIONED.counter(&[]),
+            operations: Outcome::ALL.map(|(outcome, name)| (outcome, table::OPERATIONS.counter(&[name]))),
         }
+    }
+
+    /// Counts operations that ended so.
+    pub(crate) fn operation(&self, outcome: Outcome) -> &Counter {
+        let counter = self.operations.iter().find(|(known, _)| *known == outcome);
+        counter.map_or(&self.operations[0].1, |(_, counter)| counter)
     }
 
     pub(crate) fn command(&self, name: &str) -> Option<&CommandMeters> {

@@ -94,6 +94,15 @@ metrics! {
     TRACKER_LAG: Gauge, "towpath_tracker_lag_positions", ["channel"],
         "How many positions a tracker is behind the head of the log.";
 
+    FOLLOWER_POSITION: Gauge, "towpath_follower_position", ["follower"],
+        "The last position of another log that a follower of this instance has applied.";
+    FOLLOWER_LAG: Gauge, "towpath_follower_lag_positions", ["follower"],
+        "How many positions a follower was behind the other log when it last looked.";
+    FOLLOWER_FAILURES: Counter, "towpath_follower_failures_total", ["follower"],
+        "Looks at another log that failed: its server did not answer, or a fact could not be applied.";
+    OPERATIONS: Counter, "towpath_operations_total", ["outcome"],
+        "Changes that were asked for from outside, by outcome: done, refused, failed, unknown (their process died, or an earlier attempt may have been done).";
+
     RECEIVED: Counter, "towpath_consumer_received_total", ["queue", "consumer"],
         "Messages that a consumer has received.";
     SETTLED: Counter, "towpath_consumer_settled_total", ["queue", "consumer", "settlement"],

@@ -102,7 +102,7 @@ pub(crate) async fn run(flags: StreamFlags) -> Result<(), Failure> {
 async fn measure(scratch: &Scratch, flags: &StreamFlags) -> Result<Report, Failure> {
     let builder = Towpath::builder().store(scratch.url()).aggregate::<Account>();
     let app = builder.start().await.map_err(|error| Failure::unreachable(error.report()))?;
-    let feed = Feed::start(app.clone(), FeedOptions::default());
+    let feed = Feed::start(app.clone(), Default::default(), FeedOptions::default());
     let listener = TcpListener::bind("127.0.0.1:0").await.map_err(broken)?;
     let address = listener.local_addr().map_err(broken)?.to_string();
     let limits = LimitSettings { requests_per_second: 0, ..ServeFlags::default().config()?.limits };
@@ -114,6 +114,8 @@ async fn measure(scratch: &Scratch, flags: &StreamFlags) -> Result<Report, Failu
         limits: Arc::new(Limits::new(limits.clone())),
         feed: feed.clone(),
         measurements: crate::http::metrics::Measurements::of_nothing(),
+        memory: Default::default(),
+        readiness: Default::default(),
     };
     let listener = Patient { listener, patience: PATIENCE };
     let server = tokio::spawn(async move {

@@ -18,12 +18,19 @@ use reqwest::{Method, Url};
 use serde_json::Value;
 
 use super::{Failure, output};
+use crate::shown_url::without_secrets;
 
 /// Where the server is, and how to show what it says.
 #[derive(Args, Clone)]
 pub(crate) struct Connection {
     /// The server
-    #[arg(long, env = "TOWPATH_SERVER", default_value = "http://127.0.0.1:7400", value_name = "URL")]
+    #[arg(
+        long,
+        env = "TOWPATH_SERVER",
+        default_value = "http://127.0.0.1:7400",
+        value_name = "URL",
+        hide_env_values = true
+    )]
     server: String,
 
     /// The key to show to the server
@@ -107,7 +114,7 @@ impl Client {
         let wrong = || {
             Failure::usage(format!(
                 "{:?} is not the address of a server; write one such as http://127.0.0.1:7400",
-                connection.server
+                without_secrets(&connection.server)
             ))
         };
         let base = Url::parse(&connection.server).map_err(|_| wrong())?;
@@ -157,7 +164,8 @@ impl Client {
         }
         let unreachable = |error: reqwest::Error| {
             let error = error.without_url();
-            let mut message = format!("the server at {} cannot be reached: {error}", self.base);
+            let mut message =
+                format!("the server at {} cannot be reached: {error}", without_secrets(self.base.as_str()));
             let mut cause = std::error::Error::source(&error);
             while let Some(inner) = cause {
                 message.push_str(&format!("\n  because: {inner}"));
@@ -178,7 +186,10 @@ impl Client {
         let said = |field: &str| value[field].as_str().unwrap_or_default().to_owned();
         let message = match value["code"].as_str() {
             Some(code) => format!("{} [{code}]\n{}", said("title"), said("detail")),
-            None => format!("the server at {} answered {status}, and not as Towpath does", self.base),
+            None => {
+                let server = without_secrets(self.base.as_str());
+                format!("the server at {server} answered {status}, and not as Towpath does")
+            }
         };
         match status.as_u16() {
             400 | 405 | 413 | 415 => Err(Failure::usage(message)),

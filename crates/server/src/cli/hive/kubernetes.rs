@@ -4,14 +4,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use towpath::retry::duration_text;
 use towpath_hive::gateway::ServingGateway;
 
 use crate::cli::Failure;
 
 /// The section. What it leaves out is as kubectl does it.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 #[cfg_attr(not(feature = "kubernetes"), allow(dead_code, reason = "read by builds with Kubernetes alone"))]
 pub(super) struct KubernetesSection {

@@ -92,7 +92,7 @@ pub(super) fn find(keys: &[ApiKey], sent: &str) -> Option<Caller> {
     let mut found = None;
     for key in keys {
         if bool::from(key.hash.ct_eq(&hash)) {
-            found = Some(Caller { name: key.name.clone(), role: key.role });
+            found = Some(Caller { name: key.name.clone(), role: key.role, until: None });
         }
     }
     found

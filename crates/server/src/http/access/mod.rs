@@ -5,11 +5,14 @@ mod local;
 mod rules;
 mod tokens;
 
+use std::sync::Arc;
+
 use axum::extract::{FromRequestParts, MatchedPath, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use towpath::ids::ActorId;
 
@@ -54,6 +57,8 @@ impl Role {
 pub(crate) struct Caller {
     pub(crate) name: ActorId,
     pub(crate) role: Role,
+    /// Until when that holds; a key has no end.
+    pub(crate) until: Option<DateTime<Utc>>,
 }
 
 impl<S: Send + Sync> FromRequestParts<S> for Caller {
@@ -73,7 +78,7 @@ pub(crate) enum Access {
         /// The keys.
         keys: Vec<ApiKey>,
         /// The issuer of tokens.
-        tokens: Option<Box<Tokens>>,
+        tokens: Option<Arc<Tokens>>,
     },
 }
 
@@ -83,7 +88,7 @@ impl Access {
         match self {
             Self::Local => {
                 local::not_by_a_foreign_page(headers)?;
-                Ok(Caller { name: ActorId::from_stored("local"), role: Role::Admin })
+                Ok(Caller { name: ActorId::from_stored("local"), role: Role::Admin, until: None })
             }
             Self::Checked { keys, tokens } => {
                 let sent = credentials(headers).ok_or_else(unauthenticated)?;
@@ -110,10 +115,15 @@ impl Access {
 
 /// Lets through who may ask this.
 pub(super) async fn guard(State(app): State<App>, mut request: Request, next: Next) -> Response {
-    if rules::is_open(request.uri().path()) {
-        return next.run(request).await;
-    }
     let address = address_of(&request);
+    if rules::is_open(request.uri().path()) {
+        // Whether the process lives is told in any case; what asks others is not asked without end.
+        let spent = if request.uri().path() == "/healthz" { Ok(()) } else { app.limits.spend(&address) };
+        return match spent {
+            Ok(()) => next.run(request).await,
+            Err(refused) => refused,
+        };
+    }
     let caller = match app.access.caller(request.headers()).await {
         Ok(caller) => caller,
         Err(problem) => {

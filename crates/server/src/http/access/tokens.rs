@@ -1,20 +1,22 @@
 //! JSON Web Tokens of one issuer, checked against its published keys.
 
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::body::Bytes;
+use chrono::{DateTime, Utc};
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use jsonwebtoken::jwk::{AlgorithmParameters, Jwk, JwkSet};
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
 use serde_json::Value;
-use tokio::sync::Mutex;
 use tokio::time::Instant;
 use towpath::ids::ActorId;
 
 use super::{Caller, Role};
+use crate::shown_url::without_secrets;
 
 /// The algorithms that can be allowed: whoever checks a token must not be able to make one.
 pub(crate) const ASYMMETRIC: [(&str, Algorithm); 9] = [
@@ -69,6 +71,16 @@ pub(crate) struct Tokens {
     settings: JwtSettings,
     source: Source,
     keys: Mutex<Keys>,
+    /// Held by who asks the issuer, and by nobody who only looks.
+    asking: tokio::sync::Mutex<()>,
+}
+
+/// What is known without asking.
+struct Known {
+    key: Option<Jwk>,
+    has_set: bool,
+    is_old: bool,
+    may_ask: bool,
 }
 
 enum Source {
@@ -86,25 +98,28 @@ struct Keys {
 impl Tokens {
     /// Checks the settings. A file is read at once; a URL when the first token comes, so that an issuer that is away does
     /// not keep the server from starting.
-    pub(crate) fn new(settings: JwtSettings) -> Result<Self, String> {
+    pub(crate) fn new(settings: JwtSettings) -> Result<Arc<Self>, String> {
         let jwks = settings.jwks.as_str();
+        let shown = without_secrets(jwks);
         let mut keys = Keys::default();
         let source = if jwks.starts_with("http://") || jwks.starts_with("https://") {
-            Source::Url(jwks.parse().map_err(|error| format!("access.jwt.jwks {jwks:?} is no URL: {error}"))?)
+            Source::Url(
+                jwks.parse().map_err(|error| format!("access.jwt.jwks {shown:?} is no URL: {error}"))?,
+            )
         } else {
             let path = PathBuf::from(jwks);
             let text = std::fs::read(&path)
-                .map_err(|error| format!("the keys of the issuer cannot be read from {jwks}: {error}"))?;
+                .map_err(|error| format!("the keys of the issuer cannot be read from {shown}: {error}"))?;
             keys.set =
-                Some(read(&text).map_err(|error| format!("{jwks} has no keys of an issuer: {error}"))?);
+                Some(read(&text).map_err(|error| format!("{shown} has no keys of an issuer: {error}"))?);
             keys.had_at = Some(Instant::now());
             Source::File(path)
         };
-        Ok(Self { settings, source, keys: Mutex::new(keys) })
+        Ok(Arc::new(Self { settings, source, keys: Mutex::new(keys), asking: Default::default() }))
     }
 
     /// Who a token speaks for.
-    pub(super) async fn caller(&self, token: &str) -> Result<Caller, TokenError> {
+    pub(super) async fn caller(self: &Arc<Self>, token: &str) -> Result<Caller, TokenError> {
         let refused = |error: jsonwebtoken::errors::Error| TokenError::Refused(error.to_string());
         // A header that names no known algorithm ("none" among them) is no header.
         let header = decode_header(token).map_err(refused)?;
@@ -128,29 +143,68 @@ impl Tokens {
         let name =
             ActorId::new(format!("jwt:{subject}")).map_err(|error| TokenError::Refused(error.to_string()))?;
         let role = role_in(&claims, &self.settings.role_claim).ok_or(TokenError::NoRole)?;
-        Ok(Caller { name, role })
+        Ok(Caller { name, role, until: end_of(&claims) })
     }
 
     /// The key of an id; of the only one there is, if the token names none.
-    async fn key(&self, id: Option<&str>) -> Result<Jwk, TokenError> {
-        let mut keys = self.keys.lock().await;
-        let found = keys.set.as_ref().and_then(|set| choose(set, id));
-        let is_old = keys.had_at.is_none_or(|at| at.elapsed() > OLDEST);
-        let may_ask = keys.asked_at.is_none_or(|at| at.elapsed() > LEAST_PAUSE);
-        if let (Some(key), false) = (&found, is_old && may_ask) {
-            return Ok(key.clone());
+    ///
+    /// Nobody waits for the issuer whose key is known: keys that are old are asked for in a task of their own. Who has a
+    /// key that is not known waits, together with all others like it, for one answer.
+    async fn key(self: &Arc<Self>, id: Option<&str>) -> Result<Jwk, TokenError> {
+        let known = self.known(id);
+        if let Some(key) = known.key {
+            if known.is_old && known.may_ask {
+                let tokens = Arc::clone(self);
+                tokio::spawn(async move { tokens.renew(true).await });
+            }
+            return Ok(key);
         }
-        if may_ask {
+        // Also where somebody else asks at this moment: that answer is for all.
+        if known.may_ask || self.asking.try_lock().is_err() {
+            self.renew(false).await;
+        }
+        let known = self.known(id);
+        match (known.key, known.has_set) {
+            (Some(key), _) => Ok(key),
+            (None, true) => Err(TokenError::Refused("the issuer has no such key".to_owned())),
+            (None, false) => Err(TokenError::Unavailable),
+        }
+    }
+
+    fn known(&self, id: Option<&str>) -> Known {
+        let keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        Known {
+            key: keys.set.as_ref().and_then(|set| choose(set, id)),
+            has_set: keys.set.is_some(),
+            is_old: keys.had_at.is_none_or(|at| at.elapsed() > OLDEST),
+            may_ask: keys.asked_at.is_none_or(|at| at.elapsed() > LEAST_PAUSE),
+        }
+    }
+
+    /// Asks for the keys, once at a time. Who finds that somebody asks waits for that, unless nobody waits for it.
+    async fn renew(&self, in_background: bool) {
+        let _turn = if in_background {
+            let Ok(turn) = self.asking.try_lock() else { return };
+            turn
+        } else {
+            self.asking.lock().await
+        };
+        {
+            let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+            if keys.asked_at.is_some_and(|at| at.elapsed() <= LEAST_PAUSE) {
+                return;
+            }
             keys.asked_at = Some(Instant::now());
-            match self.fetch().await {
-                Ok(set) => (keys.set, keys.had_at) = (Some(set), Some(Instant::now())),
-                Err(error) => {
-                    tracing::warn!(error, issuer = self.settings.issuer, "could not get the issuer's keys")
-                }
+        }
+        match self.fetch().await {
+            Ok(set) => {
+                let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+                (keys.set, keys.had_at) = (Some(set), Some(Instant::now()));
+            }
+            Err(error) => {
+                tracing::warn!(error, issuer = self.settings.issuer, "could not get the issuer's keys");
             }
         }
-        let Some(set) = &keys.set else { return Err(TokenError::Unavailable) };
-        choose(set, id).ok_or_else(|| TokenError::Refused("the issuer has no such key".to_owned()))
     }
 
     async fn fetch(&self) -> Result<JwkSet, String> {
@@ -205,6 +259,12 @@ fn with_causes(error: &dyn std::error::Error) -> String {
         cause = inner.source();
     }
     text
+}
+
+/// When a token runs out, by the same leeway as it was checked with.
+fn end_of(claims: &Value) -> Option<DateTime<Utc>> {
+    let seconds = claims.get("exp")?.as_f64()?;
+    DateTime::from_timestamp((seconds as i64).saturating_add(LEEWAY_SECONDS as i64), 0)
 }
 
 /// The highest role that a claim names: a text or a list of texts, by its own name or by a path of names.

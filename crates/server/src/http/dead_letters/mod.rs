@@ -21,7 +21,7 @@ use utoipa_axum::routes;
 use super::App;
 use super::access::Caller;
 use super::extract::{JsonBody, OptionalJsonBody, Path, Query, SoughtText};
-use super::problem::Problem;
+use super::problem::{AfterDone as _, Problem};
 use super::range::{Number, limit, number, usually};
 use shown::{Cause, Causes, Encoding, InFull, Listed, Shown, encoding, letter_status};
 
@@ -181,7 +181,7 @@ async fn edit(
         })?,
     };
     app.dead_letters().by(caller.name).edit(id, &body).await?;
-    in_full(&app, id).await
+    in_full(&app, id).await.after_it_was_done()
 }
 
 /// How a letter is replayed.
@@ -217,7 +217,7 @@ async fn replay(
     OptionalJsonBody(asked): OptionalJsonBody<ReplayAsked>,
 ) -> Result<Response, Problem> {
     app.dead_letters().by(caller.name).replay(id, asked.force).await?;
-    in_full(&app, id).await
+    in_full(&app, id).await.after_it_was_done()
 }
 
 /// Why a letter is thrown away.
@@ -254,7 +254,7 @@ async fn discard(
     OptionalJsonBody(asked): OptionalJsonBody<DiscardAsked>,
 ) -> Result<Response, Problem> {
     app.dead_letters().by(caller.name).discard(id, asked.message.as_deref()).await?;
-    in_full(&app, id).await
+    in_full(&app, id).await.after_it_was_done()
 }
 
 async fn in_full(app: &Towpath, id: u64) -> Result<Response, Problem> {

@@ -3,7 +3,18 @@
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use towpath_market::{Inventory, Money, Notification, Order, OrderStatus, Product, ProductStatus, Shipment};
+use utoipa::openapi::schema::Object;
 use utoipa::{IntoParams, ToSchema};
+
+use crate::http::wire::one_of;
+
+fn product_status() -> Object {
+    one_of(ProductStatus::ALL.iter().map(|status| status.as_str()))
+}
+
+fn order_status() -> Object {
+    one_of(OrderStatus::ALL.iter().map(|status| status.as_str()))
+}
 
 /// A product to be offered.
 #[derive(Deserialize, ToSchema)]
@@ -54,7 +65,7 @@ pub(super) struct ShownProduct {
     pub(super) title: String,
     #[schema(value_type = f64)]
     pub(super) price: Money,
-    #[schema(value_type = String)]
+    #[schema(schema_with = product_status)]
     pub(super) status: ProductStatus,
     pub(super) status_changed_at: DateTime<Utc>,
     pub(super) create_time: DateTime<Utc>,
@@ -88,7 +99,7 @@ pub(super) struct ShownOrder {
     pub(super) price: Money,
     #[schema(value_type = f64)]
     pub(super) total_amount: Money,
-    #[schema(value_type = String)]
+    #[schema(schema_with = order_status)]
     pub(super) status: OrderStatus,
     pub(super) cancel_reason: Option<String>,
     pub(super) create_time: DateTime<Utc>,
@@ -158,8 +169,8 @@ pub(super) struct ShownOrders {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct WhichProducts {
-    /// Only those in this status: on_sale or sold.
-    #[param(value_type = Option<String>)]
+    /// Only those in this status.
+    #[param(schema_with = product_status)]
     pub(super) status: Option<ProductStatus>,
     /// Only behind this number.
     pub(super) after: Option<i64>,
@@ -174,7 +185,7 @@ pub(super) struct WhichProducts {
 #[into_params(parameter_in = Query)]
 pub(super) struct WhichOrders {
     /// Only those in this status.
-    #[param(value_type = Option<String>)]
+    #[param(schema_with = order_status)]
     pub(super) status: Option<OrderStatus>,
     /// Only of this buyer.
     pub(super) buyer_id: Option<i64>,

@@ -16,6 +16,7 @@ use towpath::name::EventName;
 use towpath::ports::store::{Store as _, StoreError, StoreResult};
 use towpath::{RecordedEvent, Towpath};
 
+use crate::http::memory::Memory;
 use crate::http::wire::Event;
 
 /// The limits of a feed.
@@ -51,6 +52,7 @@ pub(crate) struct Feed(Arc<Inner>);
 
 struct Inner {
     towpath: Towpath,
+    memory: Memory,
     options: FeedOptions,
     recent: RwLock<Recent>,
     /// The newest position that is kept here. Tells readers that there is more.
@@ -101,15 +103,19 @@ pub(super) enum Behind {
 /// How many facts the feed reads at a time.
 const READ: u64 = 200;
 
+/// How many bytes of payload the feed reads at a time, if it is more than one fact.
+const READ_BYTES: u64 = 4 << 20;
+
 /// How many store reads of old facts run at a time.
 const OLD_READS: usize = 3;
 
 impl Feed {
     /// Starts to follow the log. It reads nothing while it has no readers.
-    pub(crate) fn start(towpath: Towpath, options: FeedOptions) -> Self {
+    pub(crate) fn start(towpath: Towpath, memory: Memory, options: FeedOptions) -> Self {
         let places = Arc::new(Semaphore::new(options.most_readers));
         let feed = Self(Arc::new(Inner {
             towpath,
+            memory,
             options,
             recent: RwLock::default(),
             newest: watch::Sender::default(),
@@ -168,8 +174,8 @@ impl Feed {
         self.0.recent.read().unwrap_or_else(PoisonError::into_inner).life
     }
 
-    /// What comes right behind a position, up to so many.
-    pub(super) fn behind(&self, position: Position, life: u64, most: usize) -> Behind {
+    /// What comes right behind a position, up to so many and so many bytes, and at least one.
+    pub(super) fn behind(&self, position: Position, life: u64, most: usize, most_bytes: usize) -> Behind {
         let recent = self.0.recent.read().unwrap_or_else(PoisonError::into_inner);
         if recent.life != life {
             return Behind::OtherLog;
@@ -179,19 +185,38 @@ impl Feed {
         }
         let Some(skipped) = position.checked_sub(recent.after) else { return Behind::Older };
         let skipped = usize::try_from(skipped).unwrap_or(usize::MAX);
-        let facts: Vec<_> = recent.facts.iter().skip(skipped).take(most).cloned().collect();
+        let (mut bytes, mut is_first) = (0, true);
+        let fits = |fact: &&Arc<Fact>| {
+            bytes += fact.message.len();
+            std::mem::take(&mut is_first) || bytes <= most_bytes
+        };
+        let facts: Vec<_> = recent.facts.iter().skip(skipped).take(most).take_while(fits).cloned().collect();
         if facts.is_empty() { Behind::Nothing } else { Behind::Facts(facts) }
     }
 
-    /// The same from the store.
-    pub(super) async fn older(&self, position: Position, most: u64) -> StoreResult<Vec<Arc<Fact>>> {
+    /// The same from the store. Nothing where there is no room for them at the moment.
+    pub(super) async fn older(
+        &self,
+        position: Position,
+        most: u64,
+        most_bytes: u64,
+    ) -> StoreResult<Vec<Arc<Fact>>> {
         let Ok(_turn) = self.0.old_facts.acquire().await else { return Ok(Vec::new()) };
         let (low, high) = (position.saturating_add(1), position.saturating_add(most));
-        let events = self.0.towpath.store().events_between(low, high.min(i64::MAX as u64)).await?;
+        let high = high.min(i64::MAX as u64);
+        let events = self.0.towpath.store().events_within(low, high, most_bytes).await?;
         if let Some((missing, _)) = (low..).zip(&events).find(|(next, event)| event.position != Some(*next)) {
             return Err(out_of_order(missing));
         }
-        events.iter().map(written).collect()
+        let mut facts = Vec::with_capacity(events.len());
+        for event in &events {
+            // A reader has these for itself, unlike the recent ones.
+            let Ok(room) = self.0.memory.room(event.envelope.payload.as_text().len() as u64).await else {
+                break;
+            };
+            facts.push(written(event, |message| room.holding(message))?);
+        }
+        Ok(facts)
     }
 
     async fn run(self) {
@@ -244,11 +269,13 @@ impl Feed {
             return Ok(());
         }
         while at < head {
-            let read = self.0.towpath.store().events_between(at + 1, (at + READ).min(head)).await?;
+            let (low, high) = (at + 1, (at + READ).min(head));
+            let read = self.0.towpath.store().events_within(low, high, READ_BYTES).await?;
             if read.is_empty() {
                 return Err(out_of_order(at + 1));
             }
-            let facts = read.iter().map(written).collect::<StoreResult<Vec<_>>>()?;
+            let facts = read.iter().map(|event| written(event, Bytes::from));
+            let facts = facts.collect::<StoreResult<Vec<_>>>()?;
             at = self.keep(at, facts)?;
         }
         Ok(())
@@ -287,7 +314,7 @@ impl Feed {
 }
 
 /// A fact as it is sent: the same object as in `/api/events`.
-fn written(event: &RecordedEvent) -> StoreResult<Arc<Fact>> {
+fn written(event: &RecordedEvent, kept: impl FnOnce(Vec<u8>) -> Bytes) -> StoreResult<Arc<Fact>> {
     let position = event.position.unwrap_or_default();
     let unwritable = |error: serde_json::Error| StoreError::Corrupt {
         what: format!("the event at position {position}"),
@@ -308,7 +335,7 @@ fn written(event: &RecordedEvent) -> StoreResult<Arc<Fact>> {
         position,
         event_type: event.envelope.event_type.clone(),
         aggregate: event.envelope.aggregate.clone(),
-        message: message.into(),
+        message: kept(message),
     }))
 }
 

@@ -23,6 +23,7 @@ pub(crate) use feed::{Feed, FeedOptions};
 use reader::{Filter, Reader};
 
 use super::App;
+use super::access::Caller;
 use super::problem::Problem;
 
 /// The paths of this part.
@@ -33,7 +34,8 @@ pub(super) fn routes() -> OpenApiRouter<App> {
 /// Facts as they happen
 ///
 /// Server-sent events of the same objects as in `/api/events`, in position order, with the position as `id`. They begin
-/// from now on, or behind a position. A reader that is too slow gets a last event `dropped` that says where to go on.
+/// from now on, or behind a position. A reader that is too slow gets a last event `dropped` that says where to go on; so
+/// does one whose token runs out.
 #[utoipa::path(
     get,
     path = "/api/events/stream",
@@ -53,6 +55,7 @@ pub(super) fn routes() -> OpenApiRouter<App> {
 )]
 async fn stream(
     State(feed): State<Feed>,
+    caller: Caller,
     asked: Result<Query<Vec<(String, String)>>, QueryRejection>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
@@ -76,7 +79,7 @@ async fn stream(
             "This is another log, or one that was restored from a backup. Begin again with ?after=0.",
         ));
     }
-    let reader = Reader::new(feed, place, after, filter);
+    let reader = Reader::new(feed, place, after, filter, caller.until);
     let body = futures_util::stream::unfold(reader, |mut reader| async move {
         let chunk = reader.next().await?;
         Some((Ok::<_, std::convert::Infallible>(chunk), reader))

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
+use chrono::{DateTime, Utc};
 use serde_json::json;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::time::Instant;
@@ -15,7 +16,8 @@ use crate::http::metrics;
 /// How many facts are taken at a time.
 const TAKEN: usize = 64;
 
-/// How many bytes a page of old facts should have at most; the next one is made smaller or larger by it.
+/// How many bytes are taken at a time, if it is more than one fact. The next page of old facts is made smaller or larger
+/// by it.
 const PAGE_BYTES: usize = 256 << 10;
 
 /// How many old facts are read at a time, at first and at most.
@@ -57,11 +59,20 @@ pub(super) struct Reader {
     caught_up: bool,
     old_page: u64,
     silent_since: Instant,
+    /// When its client is no longer allowed to read.
+    until: Option<Instant>,
     ended: bool,
 }
 
 impl Reader {
-    pub(super) fn new(feed: Feed, place: OwnedSemaphorePermit, after: Position, filter: Filter) -> Self {
+    pub(super) fn new(
+        feed: Feed,
+        place: OwnedSemaphorePermit,
+        after: Position,
+        filter: Filter,
+        until: Option<DateTime<Utc>>,
+    ) -> Self {
+        let left = until.map(|until| (until - Utc::now()).to_std().unwrap_or_default());
         // The id alone is no message, but a client that loses its connection before the first one comes back to here.
         let greeting = format!("retry: {RETRY_MILLIS}\nid: {after}\n\n");
         Self {
@@ -77,6 +88,8 @@ impl Reader {
             caught_up: false,
             old_page: FIRST_PAGE,
             silent_since: Instant::now(),
+            // One that is too far away to be told is never reached.
+            until: left.and_then(|left| Instant::now().checked_add(left)),
             ended: false,
         }
     }
@@ -92,13 +105,21 @@ impl Reader {
             if self.ended || *self.stopped.borrow() {
                 return None;
             }
+            if self.until.is_some_and(|until| until <= Instant::now()) {
+                self.drop_with(
+                    "token-expired",
+                    "the token of this reader has run out",
+                    "Come back with a new one and the header Last-Event-ID.",
+                );
+                continue;
+            }
             if self.silent_since.elapsed() >= self.feed.heartbeat() {
                 self.give_sign_of_life();
                 continue;
             }
             // Marked as seen before it is looked: what comes after the look wakes.
             let newest = *self.newest.borrow_and_update();
-            match self.feed.behind(self.last, self.life, TAKEN) {
+            match self.feed.behind(self.last, self.life, TAKEN, PAGE_BYTES) {
                 Behind::Facts(facts) => self.take(&facts),
                 Behind::Nothing => {
                     self.caught_up |= self.last == newest;
@@ -120,7 +141,7 @@ impl Reader {
     }
 
     async fn take_old(&mut self) {
-        match self.feed.older(self.last, self.old_page).await {
+        match self.feed.older(self.last, self.old_page, PAGE_BYTES as u64).await {
             // The feed will begin, or come this far.
             Ok(facts) if facts.is_empty() => self.wait().await,
             Ok(facts) => {
@@ -149,7 +170,9 @@ impl Reader {
 
     /// Waits for more, for the next sign of life, or for the end.
     async fn wait(&mut self) {
+        let until = self.until.unwrap_or_else(|| self.silent_since + self.feed.heartbeat());
         tokio::select! {
+            () = tokio::time::sleep_until(until) => {}
             _ = self.stopped.changed() => {}
             _ = self.newest.changed() => {}
             () = tokio::time::sleep_until(self.silent_since + self.feed.heartbeat()) => {}

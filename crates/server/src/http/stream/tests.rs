@@ -68,7 +68,7 @@ impl Stage {
         let url = format!("sqlite://{}", folder.path().join("towpath.db").display());
         let builder = Towpath::builder().store(&url).aggregate::<Note>().scan(Duration::from_millis(20));
         let app = builder.start().await.unwrap();
-        let feed = Feed::start(app.clone(), options);
+        let feed = Feed::start(app.clone(), Default::default(), options);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let (stop, stopped) = tokio::sync::oneshot::channel();
@@ -91,6 +91,8 @@ impl Stage {
                 towpath,
                 hive: None,
                 market: None,
+                memory: Default::default(),
+                readiness: Default::default(),
                 access,
                 limits: limited,
                 feed: served,
@@ -344,4 +346,158 @@ async fn readers_end_with_the_server_and_the_feed_forgets_when_nobody_reads() {
     stage.stop().await;
     let ended = in_time("the end", ending).await.unwrap();
     assert!(matches!(ended, Ok(None)), "{ended:?}");
+}
+
+/// 500 readers while facts happen, and one among them that never reads: each of the others gets every fact once and in
+/// order, and the one is gone at the end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn five_hundred_readers_get_every_fact_beside_one_that_never_reads() {
+    const READERS: usize = 500;
+    const FACTS: u64 = 120;
+    let stage = Stage::new(quick(), Duration::from_secs(2)).await;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let mut never = socket.connect(stage.address.parse().unwrap()).await.unwrap();
+    let asked = format!("GET /api/events/stream?after=0 HTTP/1.1\r\nHost: {}\r\n\r\n", stage.address);
+    never.write_all(asked.as_bytes()).await.unwrap();
+    let mut readers = JoinSet::new();
+    for _ in 0..READERS {
+        let mut reader = stage.reader("?after=0", "").await;
+        readers.spawn(async move {
+            for position in 1..=FACTS {
+                let fact = fact(&mut reader).await;
+                assert_eq!((fact.id, fact.event), (Some(position), None), "{}", fact.data);
+            }
+            reader
+        });
+    }
+    stage.readers(READERS + 1).await;
+    // Enough to fill the buffers of the one, and little enough for the others.
+    let text = "x".repeat(60_000);
+    for number in 0..FACTS {
+        stage.write(&format!("note-{}", number % 10), text.clone()).await;
+    }
+    let readers = readers.join_all().await;
+    assert_eq!(readers.len(), READERS);
+    // Its connection is ended: the place is free for somebody who reads.
+    stage.readers(READERS).await;
+    drop(readers);
+    stage.readers(0).await;
+    stage.stop().await;
+    drop(never);
+}
+
+/// An answer by its head and its body.
+async fn get(stage: &Stage, path: &str, headers: &str) -> (String, String) {
+    let answer = StreamClient::open(&stage.address, path, headers).await.unwrap();
+    (answer.head.clone(), in_time("an answer", answer.rest()).await.unwrap())
+}
+
+/// Nearly as large as a payload may be.
+const NEARLY_4_MIB: usize = 4 * 1024 * 1024 - 100;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn pages_of_large_facts_are_cut_by_their_bytes_and_nothing_is_missing() {
+    let stage = Stage::new(quick(), LONG).await;
+    for size in [NEARLY_4_MIB, NEARLY_4_MIB, NEARLY_4_MIB, 1_500_000, 1_500_000, 1_500_000, 10, 10] {
+        stage.write("note", "x".repeat(size)).await;
+    }
+    in_time("positions", async {
+        while stage.feed.log_head().await.unwrap() < 8 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    let read_all = async |path: &str| {
+        let (mut after, mut pages) = (0, Vec::new());
+        loop {
+            let (head, body) = get(&stage, &format!("{path}?after={after}&limit=1000"), "").await;
+            assert!(head.starts_with("HTTP/1.0 200"), "{head}");
+            assert!(body.len() < 5 << 20, "{} bytes", body.len());
+            let page: serde_json::Value = serde_json::from_str(&body).unwrap();
+            let versions: Vec<u64> = page["events"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|event| event["aggregateVersion"].as_u64().unwrap())
+                .collect();
+            let Some(last) = versions.last() else { return pages };
+            after = page["next"].as_u64().unwrap_or(*last);
+            pages.push(versions);
+        }
+    };
+    let expected = vec![vec![1], vec![2], vec![3], vec![4, 5], vec![6, 7, 8]];
+    assert_eq!(read_all("/api/events").await, expected);
+    assert_eq!(read_all("/api/aggregates/note/note/events").await, expected);
+    // The same facts on the stream, from the store, and each is whole.
+    let mut reader = stage.reader("?after=0", "").await;
+    for (position, size) in (1..=8).zip([NEARLY_4_MIB, NEARLY_4_MIB, NEARLY_4_MIB, 1_500_000]) {
+        let fact = fact(&mut reader).await;
+        assert_eq!(fact.id, Some(position));
+        assert!(fact.data.len() > size, "{}", fact.data.len());
+    }
+    drop(reader);
+    stage.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_page_that_is_sent_in_pieces_has_the_same_bytes_as_one_that_is_not() {
+    use sha2::{Digest as _, Sha256};
+    let stage = Stage::new(quick(), LONG).await;
+    // One page of 20, and one more that makes it archived: some facts are larger than a piece, some share one.
+    for number in 0..21_usize {
+        let size = [700_000, 10, NEARLY_4_MIB, 300_000][number % 4];
+        stage.write(&format!("note-{number}"), "é\n".repeat(size / 4)).await;
+    }
+    in_time("positions", async {
+        while stage.feed.log_head().await.unwrap() < 21 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    let (head, body) = get(&stage, "/notifications/1,20", "").await;
+    assert!(head.starts_with("HTTP/1.0 200"), "{head}");
+    assert!(head.contains(&format!("content-length: {}\r\n", body.len())), "{head} {}", body.len());
+    let digest: String = Sha256::digest(&body).iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    assert!(head.contains(&format!("etag: \"{digest}\"")), "the tag is that of the bytes: {head}");
+    // Written anew as a whole, it is the same to the letter.
+    let page: serde_json::Value = serde_json::from_str(&body).unwrap();
+    let positions: Vec<u64> = page["notifications"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|notification| notification["notificationId"].as_u64().unwrap())
+        .collect();
+    assert_eq!(positions, (1..=20).rev().collect::<Vec<_>>());
+    assert_eq!((page["id"].as_str(), page["archived"].as_bool()), (Some("1,20"), Some(true)));
+    assert_eq!(get(&stage, "/notifications/1,20", "").await.1, body, "twice the same");
+    let (known, nothing) =
+        get(&stage, "/notifications/1,20", &format!("If-None-Match: \"{digest}\"\r\n")).await;
+    assert!(known.starts_with("HTTP/1.0 304") && nothing.is_empty(), "{known}");
+    stage.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_flow_that_would_be_too_large_leaves_its_largest_payloads_out_and_says_so() {
+    let stage = Stage::new(quick(), LONG).await;
+    for (number, size) in [100, NEARLY_4_MIB, NEARLY_4_MIB, NEARLY_4_MIB, 200].into_iter().enumerate() {
+        let write = NoteCommand::Write { text: "x".repeat(size) };
+        stage.app.send::<Note>(format!("note-{number}"), write).in_flow("large").await.unwrap();
+    }
+    let (head, body) = get(&stage, "/api/flows/large", "").await;
+    assert!(head.starts_with("HTTP/1.0 200") && body.len() < 100_000, "{head} {}", body.len());
+    let flow: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(flow["whole"], true);
+    assert!(flow["payloadsUpTo"].as_u64().unwrap() < NEARLY_4_MIB as u64 + 100);
+    for list in ["commands", "events"] {
+        let there: Vec<bool> =
+            flow[list].as_array().unwrap().iter().map(|one| !one["payload"].is_null()).collect();
+        assert_eq!(there, [true, false, false, false, true], "{list}");
+    }
+    let write = NoteCommand::Write { text: "small".to_owned() };
+    stage.app.send::<Note>("note", write).in_flow("small").await.unwrap();
+    let (_, body) = get(&stage, "/api/flows/small", "").await;
+    let flow: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert!(flow["payloadsUpTo"].is_null() && flow["events"][0]["payload"]["text"] == "small", "{body}");
+    stage.stop().await;
 }

@@ -1,0 +1,63 @@
+//! Reading by size: a page that is only counted may have a thousand of the largest payloads.
+
+use towpath_core::envelope::RecordedEvent;
+use towpath_core::ids::{AggregateKey, Position, Version};
+use towpath_core::ports::store::StoreResult;
+
+use crate::ops;
+use crate::store::{Purpose, SqlStore, reading};
+
+impl SqlStore {
+    /// How large the payloads of the events between two positions are, both included, in order. Payloads are not read.
+    pub async fn sizes_between(&self, low: Position, high: Position) -> StoreResult<Vec<(Position, u64)>> {
+        reading!(self, ops::log::sizes_between, low, high)
+    }
+
+    /// The events between two positions, as many of the first ones as have so many bytes of payload together, and at
+    /// least one.
+    pub async fn events_within(
+        &self,
+        low: Position,
+        high: Position,
+        bytes: u64,
+    ) -> StoreResult<Vec<RecordedEvent>> {
+        reading!(self, ops::log::events_within, low, high, bytes)
+    }
+
+    /// The events of an aggregate behind a version, as many of the first ones as have so many bytes of payload together,
+    /// and at least one.
+    pub async fn events_of_within(
+        &self,
+        aggregate: &AggregateKey,
+        after: Version,
+        limit: u32,
+        bytes: u64,
+    ) -> StoreResult<Vec<RecordedEvent>> {
+        reading!(self, ops::reads::events_of_within, aggregate, after, limit, bytes)
+    }
+}
+
+/// How many of the first ones have so many bytes together; one, if there is any, however large it is.
+pub(crate) fn how_many_fit(sizes: impl IntoIterator<Item = u64>, bytes: u64) -> usize {
+    let mut total = 0_u64;
+    let fits = |(number, size): &(usize, u64)| {
+        total = total.saturating_add(*size);
+        *number == 0 || total <= bytes
+    };
+    sizes.into_iter().enumerate().take_while(fits).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::how_many_fit;
+
+    #[test]
+    fn as_many_as_fit_and_at_least_one() {
+        assert_eq!(how_many_fit([], 10), 0);
+        assert_eq!(how_many_fit([11, 1], 10), 1);
+        assert_eq!(how_many_fit([4, 6, 1], 10), 2);
+        assert_eq!(how_many_fit([4, 7, 1], 10), 1);
+        assert_eq!(how_many_fit([0, 0, 0], 0), 3);
+        assert_eq!(how_many_fit([u64::MAX, u64::MAX], u64::MAX), 2);
+    }
+}
