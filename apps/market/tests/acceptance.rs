@@ -236,14 +236,16 @@ async fn line_16_3_3_a_failed_publishing_is_retried_and_then_failed(stage: &Stag
     stage.unbind("order.fulfillment.queue", "order.paid").await;
     let order = shop.order().await;
     shop.market.pay(order.order_id, None).await.unwrap();
-    let row = format!(
-        "SELECT event_id, status, {}, {} FROM outbox_events WHERE event_type = 'ORDER_PAID'",
+    let sql = format!(
+        "SELECT {}, status, {}, {} FROM outbox_events WHERE event_type = 'ORDER_PAID'",
+        stage.as_text("event_id"),
         stage.as_text("retry_count"),
         stage.as_text("next_retry_time")
     );
+    let sql = sql.as_str();
     let until = |status: &'static str, failures: &'static str| {
-        eventually(status, || async {
-            let row = stage.plain(&row).await.pop()?;
+        eventually(status, move || async move {
+            let row = stage.plain(sql).await.pop()?;
             (row[1] == status && row[2] == failures).then_some(row)
         })
     };
