@@ -201,22 +201,27 @@ impl Market {
             return Err(MarketError::invalid("amount", why));
         }
         let step = self.step();
-        in_transaction!(&self.shared.app, |session| { orders::pay(session, order_id, step.clone()).await })
+        in_transaction!(&self.shared.app, |session| {
+            let change = orders::pay(session, &order, step.clone()).await?;
+            self.moved(session, order_id, change).await
+        })
     }
 
     /// Ships a paid order.
     pub async fn ship(&self, order_id: i64) -> Result<Order, MarketError> {
-        self.order(order_id).await?;
-        let step = self.step();
-        in_transaction!(&self.shared.app, |session| { orders::ship(session, order_id, step.clone()).await })
+        let (order, step) = (self.order(order_id).await?, self.step());
+        in_transaction!(&self.shared.app, |session| {
+            let change = orders::ship(session, &order, step.clone()).await?;
+            self.moved(session, order_id, change).await
+        })
     }
 
     /// Completes a shipped order.
     pub async fn complete(&self, order_id: i64) -> Result<Order, MarketError> {
-        self.order(order_id).await?;
-        let step = self.step();
+        let (order, step) = (self.order(order_id).await?, self.step());
         in_transaction!(&self.shared.app, |session| {
-            orders::complete(session, order_id, step.clone()).await
+            let change = orders::complete(session, &order, step.clone()).await?;
+            self.moved(session, order_id, change).await
         })
     }
 
@@ -231,10 +236,10 @@ impl Market {
         if reason == orders::TIMEOUT_REASON {
             return Err(MarketError::invalid("reason", "a timeout is not for people to say"));
         }
-        self.order(order_id).await?;
-        let step = self.step();
+        let (order, step) = (self.order(order_id).await?, self.step());
         in_transaction!(&self.shared.app, |session| {
-            orders::cancel(session, order_id, reason, step.clone()).await
+            let change = orders::cancel(session, &order, reason, step.clone()).await?;
+            self.moved(session, order_id, change).await
         })
     }
 
@@ -296,6 +301,18 @@ impl Market {
     /// What the inventory knows about a product.
     pub async fn inventory(&self, product_id: i64) -> Result<Option<Inventory>, MarketError> {
         Ok(reading!(self, find_inventory, product_id)?)
+    }
+
+    /// What an order is after a step, read in the step's own transaction: what is answered is what commits, and nothing
+    /// that can fail stands between the commit and the answer.
+    async fn moved(
+        &self,
+        session: &mut Session<'_>,
+        order_id: i64,
+        change: Change<()>,
+    ) -> Result<Change<Order>, MarketError> {
+        let order = orders::find(session, order_id).await?.ok_or(MarketError::UnknownOrder(order_id))?;
+        Ok(Change { answer: order, facts: change.facts })
     }
 
     fn now(&self) -> DateTime<Utc> {

@@ -92,49 +92,56 @@ pub(crate) async fn place(
 /// Pays an order.
 pub(crate) async fn pay(
     session: &mut Session<'_>,
-    order_id: i64,
+    order: &Order,
     step: Step,
-) -> Result<Change<Order>, MarketError> {
-    let (old, new) = (OrderStatus::Pending, OrderStatus::Paid);
-    let paid = advance(session, order_id, old, new, "pay_time", step.now, "be paid").await?;
-    let facts = events::paid(&paid, step.now, step.trace_id)?;
-    Ok(Change { answer: paid, facts: Some(facts) })
+) -> Result<Change<()>, MarketError> {
+    advance(
+        session,
+        order.order_id,
+        OrderStatus::Pending,
+        OrderStatus::Paid,
+        "pay_time",
+        step.now,
+        "be paid",
+    )
+    .await?;
+    Ok(Change { answer: (), facts: Some(events::paid(order, step.now, step.trace_id)?) })
 }
 
 /// Ships an order. Its shipment may not have been begun yet: the message about the payment may still be on its way.
 pub(crate) async fn ship(
     session: &mut Session<'_>,
-    order_id: i64,
+    order: &Order,
     step: Step,
-) -> Result<Change<Order>, MarketError> {
+) -> Result<Change<()>, MarketError> {
     let (old, new) = (OrderStatus::Paid, OrderStatus::Shipped);
-    let shipped = advance(session, order_id, old, new, "ship_time", step.now, "be shipped").await?;
-    set_shipment(session, order_id, ShipmentStatus::Shipped, step.now).await?;
-    let facts = events::moved(&shipped, old, step.now, step.trace_id)?;
-    Ok(Change { answer: shipped, facts: Some(facts) })
+    advance(session, order.order_id, old, new, "ship_time", step.now, "be shipped").await?;
+    set_shipment(session, order.order_id, ShipmentStatus::Shipped, step.now).await?;
+    let shipped = Order { status: new, ..order.clone() };
+    Ok(Change { answer: (), facts: Some(events::moved(&shipped, old, step.now, step.trace_id)?) })
 }
 
 /// Completes an order.
 pub(crate) async fn complete(
     session: &mut Session<'_>,
-    order_id: i64,
+    order: &Order,
     step: Step,
-) -> Result<Change<Order>, MarketError> {
+) -> Result<Change<()>, MarketError> {
     let (old, new) = (OrderStatus::Shipped, OrderStatus::Completed);
-    let completed = advance(session, order_id, old, new, "complete_time", step.now, "be completed").await?;
-    set_shipment(session, order_id, ShipmentStatus::Delivered, step.now).await?;
-    recalculate_credit(session, completed.buyer_id, step.now).await?;
-    let facts = events::moved(&completed, old, step.now, step.trace_id)?;
-    Ok(Change { answer: completed, facts: Some(facts) })
+    advance(session, order.order_id, old, new, "complete_time", step.now, "be completed").await?;
+    set_shipment(session, order.order_id, ShipmentStatus::Delivered, step.now).await?;
+    recalculate_credit(session, order.buyer_id, step.now).await?;
+    let completed = Order { status: new, ..order.clone() };
+    Ok(Change { answer: (), facts: Some(events::moved(&completed, old, step.now, step.trace_id)?) })
 }
 
 /// Cancels an order that was not paid.
 pub(crate) async fn cancel(
     session: &mut Session<'_>,
-    order_id: i64,
+    order: &Order,
     reason: &str,
     step: Step,
-) -> Result<Change<Order>, MarketError> {
+) -> Result<Change<()>, MarketError> {
     let sql = "UPDATE orders SET status = ?, status_changed_at = ?, cancel_reason = ?, cancel_time = ? \
         WHERE order_id = ? AND status = ?";
     let values = values![
@@ -142,15 +149,14 @@ pub(crate) async fn cancel(
         step.now,
         reason,
         step.now,
-        order_id,
+        order.order_id,
         OrderStatus::Pending.as_str(),
     ];
     if session.execute("market.cancel", sql, values).await? != 1 {
-        return Err(refused(session, order_id, "be cancelled").await);
+        return Err(refused(session, order.order_id, "be cancelled").await);
     }
-    let cancelled = find(session, order_id).await?.ok_or(MarketError::UnknownOrder(order_id))?;
-    let facts = closed(session, &cancelled, reason, step).await?;
-    Ok(Change { answer: cancelled, facts: Some(facts) })
+    let facts = closed(session, order, reason, step).await?;
+    Ok(Change { answer: (), facts: Some(facts) })
 }
 
 /// Closes an order whose time to pay is over: only if it is still pending and was placed at or before the deadline.
@@ -212,8 +218,7 @@ async fn closed(
     events::cancelled(order, reason, step.now, step.trace_id)
 }
 
-/// Moves an order on, or says where it is. Answers the order as it stands in this transaction: nobody else can change it
-/// before the end, and nothing has to be read after the commit.
+/// Moves an order on, or says where it is.
 async fn advance(
     session: &mut Session<'_>,
     order_id: i64,
@@ -222,13 +227,13 @@ async fn advance(
     time_column: &'static str,
     now: DateTime<Utc>,
     step: &'static str,
-) -> Result<Order, MarketError> {
+) -> Result<(), MarketError> {
     let sql = format!(
         "UPDATE orders SET status = ?, status_changed_at = ?, {time_column} = ? WHERE order_id = ? AND status = ?"
     );
     let values = values![to.as_str(), now, now, order_id, from.as_str()];
     match session.execute("market.order-step", &sql, values).await? {
-        1 => find(session, order_id).await?.ok_or(MarketError::UnknownOrder(order_id)),
+        1 => Ok(()),
         _ => Err(refused(session, order_id, step).await),
     }
 }
