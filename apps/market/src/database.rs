@@ -387,7 +387,7 @@ pub(crate) enum Ended<T> {
     /// As if it had never been.
     Not(MarketError),
     /// The answer to the commit was lost.
-    InDoubt(Change<T>, MarketError),
+    InDoubt(Box<Change<T>>, MarketError),
 }
 
 /// Ends a transaction: with its facts, or as if it had never been.
@@ -416,7 +416,7 @@ pub(crate) async fn end<T>(
             }
             Ended::Done(change.answer)
         }
-        Err(error @ StoreError::Unavailable(_)) => Ended::InDoubt(change, error.into()),
+        Err(error @ StoreError::Unavailable(_)) => Ended::InDoubt(Box::new(change), error.into()),
         Err(error) => Ended::Not(error.into()),
     }
 }
@@ -453,7 +453,7 @@ impl<T> Doubt<T> {
                     code = error.code(),
                     "the answer to a commit was lost; looking whether it was done"
                 );
-                self.lost.push(change);
+                self.lost.push(*change);
                 self.since.get_or_insert_with(Instant::now);
                 error
             }

@@ -1,6 +1,7 @@
 //! The broker goes away while people order: they go on, nothing is lost, and the backlog drains when it is back.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
+#![allow(clippy::print_stdout, reason = "who runs it by hand sees how it went")]
 
 mod support;
 

@@ -2,6 +2,7 @@
 //! when they were paid.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
+#![allow(clippy::print_stdout, reason = "who runs it by hand sees how it went")]
 
 #[macro_use]
 mod support;
