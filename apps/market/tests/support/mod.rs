@@ -203,6 +203,9 @@ impl Stage {
 
     async fn plain_sqlite(&self) -> sqlx::SqliteConnection {
         use sqlx::ConnectOptions as _;
+        // A test may come before the market.
+        let file = std::path::Path::new(self.store_url.trim_start_matches("sqlite://"));
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
         let options: sqlx::sqlite::SqliteConnectOptions = self.store_url.parse().unwrap();
         options.create_if_missing(true).busy_timeout(Duration::from_secs(30)).connect().await.unwrap()
     }
