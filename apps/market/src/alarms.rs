@@ -28,7 +28,7 @@ impl Watch for Alarms {
         };
         let event = publishing.event;
         let trace_id = event.trace_id.as_ref().map(ToString::to_string).unwrap_or_default();
-        let (event_id, queue) = (event.event_id, event_type.first_key());
+        let (event_id, queue) = (event.event_id, event_type.first_queue());
         match publishing.outcome {
             PublishingOutcome::Sent => {
                 tracing::debug!(eventId = %event_id, traceId = trace_id, queue, consumer = "", "sent");
@@ -78,6 +78,8 @@ impl Watch for Alarms {
                 code = DELIVERY_GIVEN_UP,
                 eventId = event_id,
                 traceId = trace_id,
+                // What cannot be read has no event id.
+                messageId = delivering.message.message_id.as_deref().unwrap_or_default(),
                 queue,
                 consumer,
                 reason,

@@ -54,6 +54,8 @@ async fn handle(queue: &'static str, delivery: Delivery, settings: Settings) -> 
     };
     handled.map_err(|trouble| match trouble {
         Trouble::Message(error) => error,
+        // It lost against others, and is run again without being counted.
+        Trouble::Store(error @ StoreError::Contention(_)) => error.into(),
         // The message cannot be blamed for what the database says: it comes again, up to the threshold.
         Trouble::Store(error) => {
             let cause =
@@ -90,7 +92,7 @@ impl From<WrongDatabase> for Trouble {
 }
 
 /// ORDER_CREATED: what is known about the product's availability follows its status. The product itself was taken when
-/// the order was placed.
+/// the order was placed. An order counts once, whatever the ids of the messages that tell of it.
 async fn update_inventory(mut delivery: Delivery, now: DateTime<Utc>) -> Result<Next, Trouble> {
     let created: Created = read(&delivery, EventType::OrderCreated)?;
     let session = &mut Session::of(&mut delivery.tx)?;
@@ -116,11 +118,16 @@ async fn update_inventory(mut delivery: Delivery, now: DateTime<Utc>) -> Result<
         "inventory (product_id, available, order_count, last_order_id, updated_at) VALUES (?, 0, 0, 0, ?)";
     let sql = session.kind().insert_unless_there(row);
     session.execute("market.inventory-row", &sql, values![order.product_id, now]).await?;
-    let sql = "UPDATE inventory SET available = ?, order_count = order_count + 1, \
+    let row = "inventory_orders (order_id, product_id, counted_at) VALUES (?, ?, ?)";
+    let sql = session.kind().insert_unless_there(row);
+    let values = values![order.order_id, order.product_id, now];
+    let counted = session.execute("market.inventory-order", &sql, values).await?;
+    let sql = "UPDATE inventory SET available = ?, order_count = order_count + ?, \
         last_order_id = CASE WHEN last_order_id < ? THEN ? ELSE last_order_id END, updated_at = ? \
         WHERE product_id = ?";
     let (available, order_id) = (i64::from(is_available), order.order_id);
-    let values = values![available, order_id, order_id, now, order.product_id];
+    let counted = i64::from(counted == 1);
+    let values = values![available, counted, order_id, order_id, now, order.product_id];
     session.execute("market.inventory", sql, values).await?;
     Ok(delivery.handled())
 }
@@ -153,12 +160,14 @@ async fn begin_shipment(mut delivery: Delivery, now: DateTime<Utc>) -> Result<Ne
     Ok(delivery.handled())
 }
 
-/// ORDER_STATUS_CHANGED: buyer and seller are told.
+/// ORDER_STATUS_CHANGED: buyer and seller are told, each once of each status, whatever the ids of the messages.
 async fn notify(mut delivery: Delivery, now: DateTime<Utc>) -> Result<Next, Trouble> {
     let changed: StatusChanged = read(&delivery, EventType::OrderStatusChanged)?;
     let event_id = delivery.event.event_id.to_string();
     let session = &mut Session::of(&mut delivery.tx)?;
-    let order = order_of(session, &changed).await?;
+    let order_id = order_of(session, &changed).await?.order_id;
+    // Held, so that of two messages about one step the second one sees what the first one told.
+    let order = orders::find_and_hold(session, order_id).await?.ok_or_else(|| unknown(order_id))?;
     let has_come_that_far = match (changed.old_status, changed.new_status) {
         (OrderStatus::Paid, OrderStatus::Shipped) => {
             matches!(order.status, OrderStatus::Shipped | OrderStatus::Completed)
@@ -176,12 +185,16 @@ async fn notify(mut delivery: Delivery, now: DateTime<Utc>) -> Result<Next, Trou
         OrderStatus::Completed => vec![order.buyer_id, order.seller_id],
         _ => vec![order.buyer_id],
     };
+    let status = changed.new_status.as_str();
     for recipient in recipients {
-        let row =
-            "notifications (event_id, recipient_id, order_id, status, created_at) VALUES (?, ?, ?, ?, ?)";
-        let sql = session.kind().insert_unless_there(row);
-        let values = values![event_id.as_str(), recipient, order.order_id, changed.new_status.as_str(), now];
-        session.execute("market.notify", &sql, values).await?;
+        let sql = "SELECT event_id FROM notifications WHERE order_id = ? AND recipient_id = ? AND status = ? LIMIT 1";
+        if session.row("market.told", sql, values![order.order_id, recipient, status]).await?.is_some() {
+            continue;
+        }
+        let sql = "INSERT INTO notifications (event_id, recipient_id, order_id, status, created_at) \
+            VALUES (?, ?, ?, ?, ?)";
+        let values = values![event_id.as_str(), recipient, order.order_id, status, now];
+        session.execute("market.notify", sql, values).await?;
     }
     Ok(delivery.handled())
 }

@@ -1,6 +1,6 @@
 //! Running the market's own SQL, written once for the three databases, in its own transactions or a handler's.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use towpath::ports::store::{Append, StoreError};
@@ -11,6 +11,12 @@ use crate::error::MarketError;
 
 /// How often a transaction that lost against others is run again.
 const MOST_ROUNDS: u32 = 30;
+
+/// How long it is asked whether a commit was done whose answer was lost.
+const LONGEST_DOUBT: Duration = Duration::from_secs(15);
+
+/// More facts than an order ever has.
+const MOST_EVENTS: u32 = 100;
 
 /// Which database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -343,17 +349,19 @@ pub(crate) struct Change<T> {
 
 /// Runs work and the facts that follow from it in one transaction, and once more when it lost against others.
 ///
-/// A refusal rolls everything back. After the commit the services are told, so that the facts go out at once. A macro,
-/// because the future of a closure that borrows a session cannot be told to be `Send`.
+/// A refusal rolls everything back. After the commit the services are told, so that the facts go out at once. A commit
+/// whose answer was lost is not taken for either: see [`Doubt`]. A macro, because the future of a closure that borrows a
+/// session cannot be told to be `Send`.
 macro_rules! in_transaction {
     ($app:expr, |$session:ident| $work:block) => {{
         let app: &towpath::Towpath = $app;
         let mut rounds = 0_u32;
+        let mut doubt = crate::database::Doubt::default();
         loop {
             rounds += 1;
             let begun = crate::database::Transaction::begin(app.store()).await;
             let ended = match begun {
-                Err(error) => Err(crate::error::MarketError::Store(error)),
+                Err(error) => crate::database::Ended::Not(crate::error::MarketError::Store(error)),
                 Ok(mut transaction) => {
                     let worked: Result<crate::database::Change<_>, crate::error::MarketError> = async {
                         let $session = &mut transaction.session();
@@ -363,51 +371,148 @@ macro_rules! in_transaction {
                     crate::database::end(app, transaction, worked).await
                 }
             };
-            match ended {
-                Err(error) if crate::database::may_try_again(&error, rounds) => {
-                    crate::database::pause(rounds).await;
-                }
-                answer => break answer,
+            match doubt.resolve(app, ended, rounds).await {
+                Some(answer) => break answer,
+                None => crate::database::pause(rounds).await,
             }
         }
     }};
 }
 pub(crate) use in_transaction;
 
+/// How a transaction ended.
+pub(crate) enum Ended<T> {
+    /// Committed.
+    Done(T),
+    /// As if it had never been.
+    Not(MarketError),
+    /// The answer to the commit was lost.
+    InDoubt(Box<Change<T>>, MarketError),
+}
+
 /// Ends a transaction: with its facts, or as if it had never been.
 pub(crate) async fn end<T>(
     app: &Towpath,
     mut transaction: Transaction,
     worked: Result<Change<T>, MarketError>,
-) -> Result<T, MarketError> {
-    let Change { answer, facts } = match worked {
+) -> Ended<T> {
+    let change = match worked {
         Ok(change) => change,
         Err(error) => {
             // What was refused stays refused, whatever the rollback says.
             let _ = transaction.rollback().await;
-            return Err(error);
+            return Ended::Not(error);
         }
     };
-    if let Some(facts) = &facts {
-        transaction.append(app.store(), facts).await?;
+    if let Some(facts) = &change.facts
+        && let Err(error) = transaction.append(app.store(), facts).await
+    {
+        return Ended::Not(error.into());
     }
-    transaction.commit().await?;
-    if let Some(facts) = &facts {
-        app.committed(facts);
+    match transaction.commit().await {
+        Ok(()) => {
+            if let Some(facts) = &change.facts {
+                app.committed(facts);
+            }
+            Ended::Done(change.answer)
+        }
+        Err(error @ StoreError::Unavailable(_)) => Ended::InDoubt(Box::new(change), error.into()),
+        Err(error) => Ended::Not(error.into()),
     }
-    Ok(answer)
+}
+
+/// Commits whose answers were lost.
+///
+/// The work is run again: its conditional update waits for the rows that the lost transaction holds, so by the time it is
+/// refused the lost one has ended, and the log says how. Its facts are there, and it was done; or they are not, and
+/// the refusal holds. Work without facts can be repeated as it is.
+pub(crate) struct Doubt<T> {
+    lost: Vec<Change<T>>,
+    since: Option<Instant>,
+}
+
+impl<T> Default for Doubt<T> {
+    fn default() -> Self {
+        Self { lost: Vec::new(), since: None }
+    }
+}
+
+impl<T> Doubt<T> {
+    /// The answer, or nothing: then it is to be run again.
+    pub(crate) async fn resolve(
+        &mut self,
+        app: &Towpath,
+        ended: Ended<T>,
+        rounds: u32,
+    ) -> Option<Result<T, MarketError>> {
+        let error = match ended {
+            Ended::Done(answer) => return Some(Ok(answer)),
+            Ended::Not(error) => error,
+            Ended::InDoubt(change, error) => {
+                tracing::warn!(
+                    code = error.code(),
+                    "the answer to a commit was lost; looking whether it was done"
+                );
+                self.lost.push(*change);
+                self.since.get_or_insert_with(Instant::now);
+                error
+            }
+        };
+        let Some(since) = self.since else {
+            return (!may_try_again(&error, rounds)).then_some(Err(error));
+        };
+        let is_known =
+            !matches!(&error, MarketError::Store(StoreError::Unavailable(_) | StoreError::Contention(_)));
+        match self.find_done(app).await {
+            Ok(Some(answer)) => return Some(Ok(answer)),
+            Ok(None) if is_known => return Some(Err(error)),
+            Ok(None) | Err(_) => {}
+        }
+        (since.elapsed() > LONGEST_DOUBT).then_some(Err(error))
+    }
+
+    /// The answer of one whose facts are in the log.
+    async fn find_done(&mut self, app: &Towpath) -> Result<Option<T>, StoreError> {
+        for index in 0..self.lost.len() {
+            let Some(facts) = self.lost.get(index).and_then(|change| change.facts.as_ref()) else { continue };
+            let Some(first) = facts.events.first() else { continue };
+            let recorded = app.events_of(&facts.aggregate, 0, MOST_EVENTS).await?;
+            if recorded.iter().any(|recorded| recorded.envelope.event_id == first.event_id) {
+                app.committed(facts);
+                return Ok(Some(self.lost.swap_remove(index).answer));
+            }
+        }
+        Ok(None)
+    }
 }
 
 /// Whether it was a deadlock, a lock timeout or a serialization failure (nothing was written then, and the next round may
-/// win), and there are rounds left.
+/// win), and there are rounds left. A version conflict is none of these: an order's number that is taken in the log stays
+/// taken, and what is appended to an order that is there asks for no version.
 pub(crate) fn may_try_again(error: &MarketError, rounds: u32) -> bool {
-    let lost =
-        matches!(error, MarketError::Store(StoreError::Contention(_) | StoreError::VersionConflict { .. }));
-    lost && rounds < MOST_ROUNDS
+    matches!(error, MarketError::Store(StoreError::Contention(_))) && rounds < MOST_ROUNDS
 }
 
 /// Waits a little, unevenly, so that those who collided do not collide again.
 pub(crate) async fn pause(rounds: u32) {
     let chance = u64::from(uuid::Uuid::new_v4().as_bytes()[0]);
     tokio::time::sleep(Duration::from_micros(chance * 20 * u64::from(rounds.min(20)))).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use towpath::ids::AggregateKey;
+    use towpath::ports::store::Expected;
+
+    use super::*;
+
+    #[test]
+    fn only_what_may_win_the_next_time_is_tried_again() {
+        let lost = MarketError::Store(StoreError::Contention("deadlock".into()));
+        assert!(may_try_again(&lost, 1) && !may_try_again(&lost, MOST_ROUNDS));
+        let aggregate = AggregateKey::new("Order", "900001").unwrap();
+        let taken = StoreError::VersionConflict { aggregate, expected: Expected::New };
+        assert!(!may_try_again(&MarketError::Store(taken), 1), "a number that is taken stays taken");
+        assert!(!may_try_again(&MarketError::NotOnSale(1), 1));
+    }
 }

@@ -3,54 +3,39 @@
 //! It needs no lease. Closing is one conditional update: whoever is second, another instance or the message from the
 //! delay queue, touches no row.
 
-use std::time::Duration;
-
-use tokio::sync::{Mutex, watch};
-use tokio::task::JoinHandle;
 use towpath::Towpath;
 
 use crate::consumers::deadline;
 use crate::database::{Change, in_transaction};
 use crate::error::MarketError;
+use crate::job::{Job, Stopping, uneven};
 use crate::market::new_trace;
 use crate::orders::{self, Step};
 use crate::settings::Settings;
 
 /// The job, while it runs.
-pub(crate) struct Deadlines {
-    stop: watch::Sender<bool>,
-    job: Mutex<Option<JoinHandle<()>>>,
-}
+pub(crate) struct Deadlines(Job);
 
 impl Deadlines {
     /// Begins to look, if the settings want it.
     pub(crate) fn watch(app: &Towpath, settings: &Settings) -> Self {
-        let (stop, stopping) = watch::channel(false);
         let (app, settings) = (app.clone(), settings.clone());
-        let job = settings.scan_enabled.then(|| tokio::spawn(run(app, settings, stopping)));
-        Self { stop, job: Mutex::new(job) }
+        Self(Job::start(|stopping| settings.scan_enabled.then(|| run(app, settings, stopping))))
     }
 
-    /// Ends after what it is at. Twice is fine.
+    /// Ends after the order that it is at. Twice is fine.
     pub(crate) async fn stop(&self) {
-        // Nobody listens if there is no job.
-        let _ = self.stop.send(true);
-        if let Some(job) = self.job.lock().await.take()
-            && let Err(error) = job.await
-        {
-            tracing::error!(%error, "the job for unpaid orders ended badly");
-        }
+        self.0.stop().await;
+    }
+
+    pub(crate) fn stopping(&self) -> Stopping {
+        self.0.stopping()
     }
 }
 
-async fn run(app: Towpath, settings: Settings, mut stopping: watch::Receiver<bool>) {
-    loop {
-        tokio::select! {
-            // Also when the market is gone without having been stopped.
-            _ = stopping.wait_for(|stop| *stop) => return,
-            () = tokio::time::sleep(uneven(settings.scan)) => {}
-        }
-        match close_overdue(&app, &settings).await {
+async fn run(app: Towpath, settings: Settings, mut stopping: Stopping) {
+    while stopping.rest(uneven(settings.scan)).await {
+        match close_overdue(&app, &settings, &stopping).await {
             Ok(0) => {}
             Ok(closed) => tracing::info!(closed, "unpaid orders were closed by the job"),
             Err(error) => {
@@ -61,14 +46,13 @@ async fn run(app: Towpath, settings: Settings, mut stopping: watch::Receiver<boo
     }
 }
 
-/// So that instances do not look in step.
-fn uneven(scan: Duration) -> Duration {
-    let chance = f64::from(uuid::Uuid::new_v4().as_bytes()[0]) / 255.0;
-    scan.mul_f64(0.9 + 0.1 * chance)
-}
-
-/// Closes all orders that are unpaid and whose time is over; answers how many.
-pub(crate) async fn close_overdue(app: &Towpath, settings: &Settings) -> Result<u64, MarketError> {
+/// Closes all orders that are unpaid and whose time is over; answers how many. Asked to stop, it ends after the order that
+/// it is at: there may be a day's worth of them after an outage.
+pub(crate) async fn close_overdue(
+    app: &Towpath,
+    settings: &Settings,
+    stopping: &Stopping,
+) -> Result<u64, MarketError> {
     let mut closed = 0;
     loop {
         let deadline = deadline(settings.clock.now(), settings.pending);
@@ -78,6 +62,9 @@ pub(crate) async fn close_overdue(app: &Towpath, settings: &Settings) -> Result<
         })?;
         let (mut closed_of_batch, mut failed) = (0, None);
         for order in &overdue {
+            if stopping.is_asked() {
+                return Ok(closed + closed_of_batch);
+            }
             let step = Step { now: settings.clock.now(), trace_id: new_trace() };
             let was_closed = in_transaction!(app, |session| {
                 let facts = orders::time_out(session, order, deadline, step.clone()).await?;

@@ -14,7 +14,10 @@ use uuid::Uuid;
 use crate::database::corrupt;
 use crate::model::{Order, OrderStatus};
 use crate::money::Money;
-use crate::topology::{CREATED_KEY, PAID_KEY, STATUS_CHANGED_KEY, TIMEOUT_DELAY_KEY};
+use crate::topology::{
+    CREATED_KEY, FULFILLMENT_QUEUE, INVENTORY_QUEUE, PAID_KEY, STATUS_CHANGED_KEY, STATUS_SYNC_QUEUE,
+    TIMEOUT_DELAY_KEY, TIMEOUT_DELAY_QUEUE,
+};
 
 /// What every event is about.
 pub(crate) const AGGREGATE_TYPE: &str = "Order";
@@ -67,6 +70,16 @@ impl EventType {
             Self::OrderPaid => PAID_KEY,
             Self::OrderStatusChanged => STATUS_CHANGED_KEY,
             Self::OrderTimeout => TIMEOUT_DELAY_KEY,
+        }
+    }
+
+    /// The queue that this key leads to.
+    pub fn first_queue(self) -> &'static str {
+        match self {
+            Self::OrderCreated => INVENTORY_QUEUE,
+            Self::OrderPaid => FULFILLMENT_QUEUE,
+            Self::OrderStatusChanged => STATUS_SYNC_QUEUE,
+            Self::OrderTimeout => TIMEOUT_DELAY_QUEUE,
         }
     }
 }

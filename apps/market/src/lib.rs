@@ -22,14 +22,16 @@
 //!
 //! Reading order: `topology` (names, queues and bindings), `events` (what messages say), `tables` (what is kept), `orders`
 //! (the steps of an order, each one conditional update), `market` (the handle), `consumers` and `deadlines` (what
-//! happens by itself), `alarms` (what people are told).
+//! happens by itself), `alarms` and `depth` (what people are told).
 
 mod alarms;
 mod consumers;
 mod database;
 mod deadlines;
+mod depth;
 mod error;
 mod events;
+mod job;
 mod market;
 mod model;
 mod money;

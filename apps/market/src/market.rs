@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use towpath::ids::TraceId;
+use towpath::ports::broker::BrokerError;
 use towpath::ports::operations::OperationAnswer;
 use towpath::ports::store::StoreError;
 use towpath::{Builder, Circumstances, Towpath};
@@ -13,6 +14,7 @@ use crate::alarms::Alarms;
 use crate::consumers;
 use crate::database::{Change, Session, corrupt, in_transaction, values};
 use crate::deadlines::Deadlines;
+use crate::depth::Depth;
 use crate::error::MarketError;
 use crate::model::{
     BuyerCredit, Inventory, Notification, Order, OrderFilter, OrderStatus, Product, ProductStatus, Shipment,
@@ -60,6 +62,7 @@ struct Shared {
     settings: Settings,
     numbers: Numbers,
     deadlines: Deadlines,
+    depth: Depth,
 }
 
 /// Which part of a listing.
@@ -91,10 +94,12 @@ impl Market {
             .prepare(|store| async move { tables::migrate(&store).await })
     }
 
-    /// Opens the market on a Towpath that it was installed into, and begins to look for orders whose time is over.
+    /// Opens the market on a Towpath that it was installed into, and begins to look for orders whose time is over and for
+    /// queues that are too deep.
     pub fn open(app: &Towpath, settings: Settings) -> Self {
         let deadlines = Deadlines::watch(app, &settings);
-        let shared = Shared { app: app.clone(), settings, numbers: Numbers::default(), deadlines };
+        let depth = Depth::watch(app, &settings);
+        let shared = Shared { app: app.clone(), settings, numbers: Numbers::default(), deadlines, depth };
         Self { shared: Arc::new(shared), trace_id: None, answers: None }
     }
 
@@ -114,9 +119,10 @@ impl Market {
         &self.shared.settings
     }
 
-    /// Stops looking for orders whose time is over. Stop it before Towpath.
+    /// Stops looking for orders whose time is over, and at the queues. Stop it before Towpath.
     pub async fn stop(&self) {
         self.shared.deadlines.stop().await;
+        self.shared.depth.stop().await;
     }
 
     /// Offers a product.
@@ -142,12 +148,17 @@ impl Market {
             status_changed_at: now,
             create_time: now,
         };
-        in_transaction!(app, |session| {
+        let offered = in_transaction!(app, |session| {
             products::insert(session, &product).await?;
             self.answer(session, Done::Offered(&product)).await?;
             Ok(Change { answer: (), facts: None })
-        })?;
-        Ok(product)
+        });
+        match offered {
+            Ok(()) => Ok(product),
+            // The number is ours alone: who has it is an attempt whose answer was lost.
+            Err(error) if is_taken(&error) => self.product(product_id).await,
+            Err(error) => Err(error),
+        }
     }
 
     /// Orders a product.
@@ -205,6 +216,10 @@ impl Market {
     }
 
     /// Pays an order. An amount that is given must be the order's.
+    ///
+    /// # Guarantees
+    /// For this and the other steps of an order: the answer is what the step's own transaction wrote. After the commit
+    /// nothing is read that could fail, and a commit whose answer was lost is looked for in the log.
     pub async fn pay(&self, order_id: i64, amount: Option<Money>) -> Result<Order, MarketError> {
         let order = self.order(order_id).await?;
         if let Some(amount) = amount.filter(|amount| *amount != order.total_amount) {
@@ -254,9 +269,18 @@ impl Market {
         })
     }
 
+    /// The queues that hold more than they should ([`Settings::queue_depth`]), with how much they hold. The job looks by
+    /// itself and raises an alarm.
+    ///
+    /// The delay queue is not among them: what waits there is no backlog.
+    pub async fn deep_queues(&self) -> Result<Vec<(&'static str, u64)>, BrokerError> {
+        crate::depth::deep_queues(&self.shared.app, self.shared.settings.queue_depth).await
+    }
+
     /// Closes all orders whose time to pay is over; answers how many. The job does this by itself.
     pub async fn close_overdue(&self) -> Result<u64, MarketError> {
-        crate::deadlines::close_overdue(&self.shared.app, &self.shared.settings).await
+        let Shared { app, settings, deadlines, .. } = &*self.shared;
+        crate::deadlines::close_overdue(app, settings, &deadlines.stopping()).await
     }
 
     /// A product.

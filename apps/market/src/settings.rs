@@ -28,6 +28,10 @@ pub struct Settings {
     pub concurrency: usize,
     /// The failure of a delivery that is the last.
     pub attempts: u32,
+    /// How much a queue may hold before an alarm is raised.
+    pub queue_depth: u64,
+    /// How often the queues are looked at.
+    pub queue_scan: Duration,
     /// What time it is.
     pub clock: Arc<dyn Clock>,
 }
@@ -43,6 +47,8 @@ impl Default for Settings {
             prefetch: 20,
             concurrency: 4,
             attempts: 5,
+            queue_depth: 1000,
+            queue_scan: Duration::from_secs(30),
             clock: Arc::new(SystemClock),
         }
     }
@@ -68,6 +74,8 @@ struct Written {
     outbox: WrittenOutbox,
     #[serde(default)]
     consumer: WrittenConsumer,
+    #[serde(default)]
+    alarm: WrittenAlarm,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -100,6 +108,13 @@ struct WrittenConsumer {
     prefetch: Option<u16>,
     concurrency: Option<usize>,
     attempts: Option<u32>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct WrittenAlarm {
+    queue_depth: Option<u64>,
+    queue_scan: Option<WrittenDuration>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -142,7 +157,7 @@ impl<'de> Deserialize<'de> for Minutes {
 
 impl<'de> Deserialize<'de> for Settings {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let Written { order: WrittenOrder { timeout }, outbox, consumer } =
+        let Written { order: WrittenOrder { timeout }, outbox, consumer, alarm } =
             Written::deserialize(deserializer)?;
         let usual = Self::default();
         let mut settings = Self {
@@ -153,6 +168,8 @@ impl<'de> Deserialize<'de> for Settings {
             prefetch: consumer.prefetch.unwrap_or(usual.prefetch),
             concurrency: consumer.concurrency.unwrap_or(usual.concurrency),
             attempts: consumer.attempts.unwrap_or(usual.attempts),
+            queue_depth: alarm.queue_depth.unwrap_or(usual.queue_depth),
+            queue_scan: alarm.queue_scan.map_or(usual.queue_scan, |scan| scan.0),
             ..usual
         };
         if let Some(batch) = outbox.batch {
@@ -188,6 +205,7 @@ impl Settings {
             ("consumer.prefetch", self.prefetch == 0),
             ("consumer.concurrency", self.concurrency == 0),
             ("consumer.attempts", self.attempts == 0),
+            ("alarm.queue-scan", self.queue_scan.is_zero()),
         ] {
             if is_zero {
                 return Err(format!("{key} is 0"));
@@ -210,6 +228,7 @@ mod tests {
         let settings = read("").unwrap();
         assert_eq!(settings.pending, Duration::from_secs(900));
         assert_eq!((settings.prefetch, settings.outbox), (20, ChannelPolicy::market()));
+        assert_eq!(settings.queue_depth, 1000);
     }
 
     #[test]
@@ -233,6 +252,7 @@ mod tests {
             ("order.timeout.pending-minuts = 1", "pending-minuts"),
             ("outbox.batch = 0", "outbox.batch"),
             ("consumer.prefetch = 0", "consumer.prefetch"),
+            ("alarm.queue-scan = \"0s\"", "alarm.queue-scan"),
             ("orders = 1", "orders"),
         ] {
             let error = read(text).unwrap_err();

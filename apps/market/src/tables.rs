@@ -1,7 +1,8 @@
 //! The market's own tables, and the views that the contract wants to read (O9).
 //!
 //! Written once: `{long}`, `{time}`, `{name}` and `{text}` become each database's own types. A version is applied as a
-//! whole, under a lock, and is recorded last.
+//! whole, under a lock, and is recorded last. The names of tables are frozen and common ones: what somebody else has under
+//! one of them is never touched, and stops the start.
 
 use chrono::{DateTime, Utc};
 use towpath::SqlStore;
@@ -77,6 +78,20 @@ const VERSION_1: &[Table] = &[
     },
 ];
 
+/// The tables of version 2.
+const VERSION_2: &[Table] = &[Table {
+    // Which orders the inventory has counted.
+    name: "inventory_orders",
+    columns: "order_id {long} NOT NULL PRIMARY KEY, product_id {long} NOT NULL, counted_at {time} NOT NULL",
+    indexes: &[],
+}];
+
+/// Indexes that version 2 adds to what was there: table, name and columns.
+const INDEXES_2: &[(&str, &str, &str)] = &[
+    // The orders in a status, page by page.
+    ("orders", "orders_status", "status, order_id"),
+];
+
 /// What numbers begin with. The contract's example is order 900001.
 const FIRST_NUMBERS: [(&str, i64); 2] = [("orders", 900_001), ("products", 1)];
 
@@ -119,26 +134,125 @@ async fn lock(session: &mut Session<'_>) -> Result<(), StoreError> {
 
 async fn make(session: &mut Session<'_>) -> Result<(), StoreError> {
     let kind = session.kind();
+    refuse_foreign_views(session).await?;
     let versions = "CREATE TABLE IF NOT EXISTS market_migrations (version {long} NOT NULL PRIMARY KEY, applied_at {time} NOT NULL)";
     session.plain("market.versions", &typed(kind, versions)).await?;
     let found =
         session.row("market.version", "SELECT MAX(version) AS version FROM market_migrations", &[]).await?;
-    if found.map(|row| row.long_or_null("version")).transpose()?.flatten().is_some() {
-        return Ok(());
+    let found = found.map(|row| row.long_or_null("version")).transpose()?.flatten().unwrap_or(0);
+    if found < 1 {
+        create(session, VERSION_1).await?;
+        for (number_of, first) in FIRST_NUMBERS {
+            let sql = kind.insert_unless_there("market_numbers (kind, next_number) VALUES (?, ?)");
+            session.execute("market.number", &sql, values![number_of, first]).await?;
+        }
+        record(session, 1).await?;
     }
-    for table in VERSION_1 {
+    if found < 2 {
+        create(session, VERSION_2).await?;
+        for (table, index, over) in INDEXES_2 {
+            // MySQL commits each statement and cannot say "if not exists" of an index.
+            if kind == Kind::MySql && has_index(session, table, index).await? {
+                continue;
+            }
+            session.plain("market.index", &format!("CREATE INDEX {index} ON {table} ({over})")).await?;
+        }
+        record(session, 2).await?;
+    }
+    Ok(())
+}
+
+async fn create(session: &mut Session<'_>, tables: &[Table]) -> Result<(), StoreError> {
+    let kind = session.kind();
+    for table in tables {
+        refuse_foreign(session, table).await?;
+    }
+    for table in tables {
         for statement in statements(kind, table) {
             session.plain("market.table", &statement).await?;
         }
     }
-    for (number_of, first) in FIRST_NUMBERS {
-        let sql = kind.insert_unless_there("market_numbers (kind, next_number) VALUES (?, ?)");
-        session.execute("market.number", &sql, values![number_of, first]).await?;
-    }
-    let now: DateTime<Utc> = Utc::now();
-    let sql = "INSERT INTO market_migrations (version, applied_at) VALUES (1, ?)";
-    session.execute("market.migrated", sql, values![now]).await?;
     Ok(())
+}
+
+async fn record(session: &mut Session<'_>, version: i64) -> Result<(), StoreError> {
+    let now: DateTime<Utc> = Utc::now();
+    let sql = "INSERT INTO market_migrations (version, applied_at) VALUES (?, ?)";
+    session.execute("market.migrated", sql, values![version, now]).await.map(|_| ())
+}
+
+/// Refuses to share a table with somebody else. One that is there before the market has recorded its version is either
+/// left from a start that was cut short, and has our columns, or it is not ours.
+async fn refuse_foreign(session: &mut Session<'_>, table: &Table) -> Result<(), StoreError> {
+    let found = columns_of(session, table.name).await?;
+    let ours = column_names(table.columns);
+    if found.is_empty() || found == ours {
+        return Ok(());
+    }
+    let why = format!("it has the columns {}; the market's own has {}", found.join(", "), ours.join(", "));
+    Err(StoreError::ForeignTable { table: table.name.to_owned(), why })
+}
+
+/// The same for the frozen views: a table of that name is somebody's own outbox.
+async fn refuse_foreign_views(session: &mut Session<'_>) -> Result<(), StoreError> {
+    let sql = match session.kind() {
+        Kind::Sqlite => "SELECT 1 AS one FROM sqlite_master WHERE type = 'table' AND name = ?",
+        Kind::Postgres => {
+            "SELECT 1 AS one FROM information_schema.tables WHERE table_schema = current_schema() \
+             AND table_type = 'BASE TABLE' AND table_name = ?"
+        }
+        Kind::MySql => {
+            "SELECT 1 AS one FROM information_schema.tables WHERE table_schema = DATABASE() \
+             AND table_type = 'BASE TABLE' AND table_name = ?"
+        }
+    };
+    for view in ["outbox_events", "event_consume_log"] {
+        if session.row("market.look-for-table", sql, values![view]).await?.is_some() {
+            let why = "the market shows its own rows in a view of that name".to_owned();
+            return Err(StoreError::ForeignTable { table: view.to_owned(), why });
+        }
+    }
+    Ok(())
+}
+
+/// The columns of a table, in the order of their names; none, if there is no such table.
+async fn columns_of(session: &mut Session<'_>, table: &str) -> Result<Vec<String>, StoreError> {
+    let sql = match session.kind() {
+        Kind::Sqlite => "SELECT name AS column_name FROM pragma_table_info(?)",
+        Kind::Postgres => {
+            "SELECT CAST(column_name AS text) AS column_name FROM information_schema.columns \
+             WHERE table_schema = current_schema() AND table_name = ?"
+        }
+        Kind::MySql => {
+            "SELECT column_name AS column_name FROM information_schema.columns \
+             WHERE table_schema = DATABASE() AND table_name = ?"
+        }
+    };
+    let rows = session.rows("market.look-for-columns", sql, values![table]).await?;
+    let mut columns: Vec<String> = rows
+        .iter()
+        .map(|row| row.text("column_name").map(|name| name.to_lowercase()))
+        .collect::<Result<_, _>>()?;
+    columns.sort_unstable();
+    Ok(columns)
+}
+
+/// The names in a list of columns, in the order of their names.
+fn column_names(columns: &str) -> Vec<String> {
+    let parts = columns.split(", ").map(|column| column.split_whitespace().next().unwrap_or_default());
+    // What is left is a key over several columns: it begins in upper case, and goes on with a name that was there.
+    let mut names: Vec<String> = parts
+        .filter(|name| name.starts_with(|first: char| first.is_lowercase()) && !name.ends_with(')'))
+        .map(str::to_owned)
+        .collect();
+    names.sort_unstable();
+    names
+}
+
+async fn has_index(session: &mut Session<'_>, table: &str, index: &str) -> Result<bool, StoreError> {
+    let sql = "SELECT 1 AS one FROM information_schema.statistics WHERE table_schema = DATABASE() \
+        AND table_name = ? AND index_name = ? LIMIT 1";
+    Ok(session.row("market.look-for-index", sql, values![table, index]).await?.is_some())
 }
 
 fn statements(kind: Kind, table: &Table) -> Vec<String> {
@@ -173,4 +287,19 @@ fn typed(kind: Kind, sql: &str) -> String {
         Kind::MySql => ("BIGINT", "DATETIME(6)", "VARCHAR(64)", "TEXT"),
     };
     sql.replace("{long}", long).replace("{time}", time).replace("{name}", name).replace("{text}", text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_columns_of_a_declaration_are_found_by_their_names() {
+        let notifications = VERSION_1.iter().find(|table| table.name == "notifications").unwrap();
+        assert_eq!(
+            column_names(notifications.columns),
+            ["created_at", "event_id", "order_id", "recipient_id", "status"]
+        );
+        assert_eq!(column_names(VERSION_1[0].columns), ["kind", "next_number"]);
+    }
 }

@@ -153,6 +153,16 @@ binding   order.events.exchange  --order.dlq-->  order.dlq.queue";
     }
 
     #[test]
+    fn each_type_is_said_to_go_to_the_queue_that_its_key_leads_to() {
+        let bindings = topology(Duration::from_secs(1)).bindings;
+        for event_type in EventType::ALL {
+            let bound =
+                bindings.iter().find(|binding| binding.routing_key == event_type.first_key()).unwrap();
+            assert_eq!(event_type.first_queue(), bound.queue);
+        }
+    }
+
+    #[test]
     fn each_event_type_has_a_channel_of_its_own() {
         let channels: Vec<Channel> =
             channels(&ChannelPolicy::market()).into_iter().map(Result::unwrap).collect();

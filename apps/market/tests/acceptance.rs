@@ -5,14 +5,18 @@
 #[macro_use]
 mod support;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use support::{Pair, Stage, eventually, settings};
+use support::log::Log;
+use support::{Stage, eventually, settings};
 use towpath::ids::{AggregateKey, CorrelationId, EventId};
 use towpath::name::EventName;
+use towpath::ports::clock::Clock as _;
 use towpath::ports::store::{Append, Expected, NewEvent};
 use towpath::{ChangeContext, Payload};
 use towpath_market::{MarketError, OrderStatus, ProductStatus, Settings, ShipmentStatus};
+use towpath_testkit::VirtualClock;
 
 on_every_pair!(
     line_16_1_1_the_broker_is_there_and_has_the_exchange_and_the_queues,
@@ -102,6 +106,8 @@ async fn line_16_1_2_a_placed_order_is_in_the_outbox_and_goes_out_as_order_creat
     let shop = stage.open().await;
     let tap = stage.tap().await;
     let order = shop.order().await;
+    let written = stage.outbox().await;
+    assert!(written.iter().any(|(event_type, ..)| event_type == "ORDER_CREATED"), "{written:?}");
     let message = tap.next_of("ORDER_CREATED").await;
     assert_eq!(message.destination.exchange, "order.events.exchange");
     assert_eq!(message.destination.routing_key, "order.created");
@@ -171,6 +177,7 @@ async fn line_16_2_3_a_timeout_message_cancels_the_order(stage: &Stage) {
 
 async fn line_16_3_1_a_failed_transaction_sends_nothing(stage: &Stage) {
     let shop = stage.open().await;
+    let tap = stage.tap().await;
     let product = shop.product().await;
     // The first order's number is known; that its aggregate is taken is only found after the product was taken and the
     // order was written, in the same transaction.
@@ -198,10 +205,14 @@ async fn line_16_3_1_a_failed_transaction_sends_nothing(stage: &Stage) {
     assert_eq!(shop.market.product(product.product_id).await.unwrap().status, ProductStatus::OnSale);
     assert!(shop.market.orders(&Default::default(), Default::default()).await.unwrap().is_empty());
     assert!(stage.outbox().await.is_empty());
-    // The next number is free, and one order is one order.
+    // The next number is free, and one order is one order. Its message is the first one.
     let order = shop.market.place(product.product_id, 10001).await.unwrap();
+    let first: serde_json::Value = serde_json::from_slice(&tap.next_of("ORDER_CREATED").await.body).unwrap();
+    assert_eq!(first["aggregateId"], order.order_id);
     shop.seen.until("inventory.update", "handled", 1).await;
     assert_eq!(shop.market.inventory(order.product_id).await.unwrap().unwrap().order_count, 1);
+    assert_eq!(stage.outbox_of("ORDER_CREATED").await.len(), 1);
+    tap.close().await;
     shop.stop().await;
 }
 
@@ -219,20 +230,61 @@ async fn line_16_3_2_a_committed_transaction_is_in_the_outbox(stage: &Stage) {
 }
 
 async fn line_16_3_3_a_failed_publishing_is_retried_and_then_failed(stage: &Stage) {
-    let shop = stage.open().await;
+    let log = Log::of_this_process();
+    let clock = Arc::new(VirtualClock::at(chrono::Utc::now()));
+    let shop = stage.open_at(&clock).await;
     stage.unbind("order.fulfillment.queue", "order.paid").await;
     let order = shop.order().await;
     shop.market.pay(order.order_id, None).await.unwrap();
-    // Returned by the broker, retried three times, then given up.
-    eventually("FAILED", || async { (stage.outbox_of("ORDER_PAID").await == ["FAILED"]).then_some(()) })
-        .await;
-    let failed =
-        stage.outbox().await.into_iter().find(|(event_type, ..)| event_type == "ORDER_PAID").unwrap();
-    assert_eq!(failed.2, 4, "the first attempt and three more");
+    let sql = format!(
+        "SELECT {}, status, {}, {} FROM outbox_events WHERE event_type = 'ORDER_PAID'",
+        stage.as_text("event_id"),
+        stage.as_text("retry_count"),
+        stage.as_text("next_retry_time")
+    );
+    let sql = sql.as_str();
+    let until = |status: &'static str, failures: &'static str| {
+        eventually(status, move || async move {
+            let row = stage.plain(sql).await.pop()?;
+            (row[1] == status && row[2] == failures).then_some(row)
+        })
+    };
+    // Returned by the broker, and tried again after 5 seconds, 30 seconds and 2 minutes: nothing moves before its time.
+    let mut event_id = String::new();
+    for (failures, seconds) in [("1", 5), ("2", 30), ("3", 120)] {
+        let row = until("RETRY", failures).await;
+        let next = clock.now() + Duration::from_secs(seconds);
+        assert_eq!(row[3], next.format("%Y-%m-%d %H:%M:%S").to_string(), "after failure {failures}");
+        event_id.clone_from(&row[0]);
+        clock.advance(Duration::from_secs(seconds));
+    }
+    let failed = until("FAILED", "4").await;
+    assert_eq!(failed[0], event_id, "the first attempt and three more, of the same event");
     let filter = towpath::ports::store::FailedFilter::default();
     let rows = shop.app.outbox().failed(&filter, 0, 10).await.unwrap();
     assert_eq!(rows.len(), 1);
-    assert_eq!(stage.outbox_of("ORDER_CREATED").await, ["SENT"], "the others go on");
+    assert_eq!(rows[0].row.status_reason.as_deref(), Some("unroutable"), "with its reason");
+    eventually("the others go on", || async {
+        (stage.outbox_of("ORDER_CREATED").await == ["SENT"]).then_some(())
+    })
+    .await;
+    // Told in the frozen words each time, and the last time as an alarm.
+    let alarms = eventually("the alarm", || async {
+        let alarms = log.lines(Some("market-publishing-failed"), &event_id);
+        (!alarms.is_empty()).then_some(alarms)
+    })
+    .await;
+    assert_eq!(alarms.len(), 1, "{alarms:?}");
+    let told = log.lines(None, &event_id);
+    let told: Vec<_> = told.iter().filter(|line| line["message"] == "消息发送失败").collect();
+    assert_eq!(told.len(), 3, "{told:?}");
+    for (line, level) in told.into_iter().map(|line| (line, "WARN")).chain([(&alarms[0], "ERROR")]) {
+        let said =
+            ["level", "message", "queue", "consumer", "reason"].map(|field| line[field].as_str().unwrap());
+        assert_eq!(said, [level, "消息发送失败", "order.fulfillment.queue", "", "unroutable"]);
+        assert_eq!(line["eventId"], event_id.as_str());
+        assert!(!line["traceId"].as_str().unwrap().is_empty(), "{line}");
+    }
     shop.stop().await;
 }
 
@@ -263,6 +315,7 @@ fn message(event_type: &str, order_id: i64, payload: &str) -> (String, String) {
 }
 
 async fn line_16_4_2_a_message_that_fails_goes_to_the_dead_letter_queue(stage: &Stage) {
+    let log = Log::of_this_process();
     let shop = stage.open().await;
     let payload = r#"{"orderId":1,"orderNo":"x","payTime":"2026-02-04T10:30:00Z","amount":1.00}"#;
     let (event_id, body) = message("ORDER_PAID", 1, payload);
@@ -271,11 +324,19 @@ async fn line_16_4_2_a_message_that_fails_goes_to_the_dead_letter_queue(stage: &
     assert_eq!(dead.letter.message.body, body.as_bytes());
     let from = dead.letter.message.headers.iter().find(|(name, _)| name == "x-first-death-queue");
     assert_eq!(from.unwrap().1, "order.fulfillment.queue");
+    assert_eq!(dead.letter.message.queue, "order.dlq.queue");
     assert!(stage.consumed().await.is_empty());
+    let told = log.lines(Some("market-delivery-given-up"), &event_id);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert_eq!(
+        (told[0]["message"].as_str(), told[0]["reason"].as_str()),
+        (Some("消息消费失败"), Some("order-unknown"))
+    );
     shop.stop().await;
 }
 
 async fn line_16_4_3_a_dead_letter_raises_an_alarm_and_is_replayed_by_hand(stage: &Stage) {
+    let log = Log::of_this_process();
     let shop = stage.open().await;
     let order = shop.order().await;
     // The message is about an order that is not paid: wrong now, and right once it is.
@@ -287,6 +348,10 @@ async fn line_16_4_3_a_dead_letter_raises_an_alarm_and_is_replayed_by_hand(stage
     stage.publish("order.fulfillment.queue", &event_id, &body).await;
     let dead = eventually("a dead letter", || async { shop.dead().await.pop() }).await;
     eventually("the alarm", || async { (shop.seen.deaths() == 1).then_some(()) }).await;
+    let alarms = log.lines(Some("market-dead-letter"), &event_id);
+    assert_eq!(alarms.len(), 1, "{alarms:?}");
+    let said = ["level", "message", "queue"].map(|field| alarms[0][field].as_str().unwrap());
+    assert_eq!(said, ["ERROR", "消息消费失败", "order.dlq.queue"]);
     shop.market.pay(order.order_id, None).await.unwrap();
     shop.seen.until("order.fulfillment", "handled", 1).await;
     shop.app.dead_letters().replay(dead.letter_id, false).await.unwrap();
@@ -332,15 +397,14 @@ async fn datum_17_3_a_fixed_event_with_the_same_id_has_one_effect(stage: &Stage)
         order.order_id, order.order_no, order.product_id
     );
     let (event_id, body) = message("ORDER_CREATED", order.order_id, &payload);
-    for _ in 0..2 {
+    for _ in 0..3 {
         stage.publish("inventory.update.queue", &event_id, &body).await;
     }
-    shop.seen.until("inventory.update", "handled", 2).await;
-    shop.seen.until("inventory.update", "duplicate", 1).await;
-    assert_eq!(shop.market.inventory(order.product_id).await.unwrap().unwrap().order_count, 2);
-    if stage.pair == Pair::MariaDbRabbitMq {
-        let rows = stage.plain("SELECT event_id FROM event_consume_log").await;
-        assert_eq!(rows.iter().filter(|row| row[0] == event_id).count(), 1);
-    }
+    shop.seen.until("inventory.update", "duplicate", 2).await;
+    assert_eq!(shop.seen.count("inventory.update", "handled"), 2, "its own message, and the fixed one once");
+    let inventory = shop.market.inventory(order.product_id).await.unwrap().unwrap();
+    assert_eq!(inventory.order_count, 1, "and an order is counted once, whatever the ids of its messages");
+    let lines = stage.plain(&format!("SELECT {} FROM event_consume_log", stage.as_text("event_id"))).await;
+    assert_eq!(lines.iter().filter(|line| line[0] == event_id).count(), 1);
     shop.stop().await;
 }

@@ -6,9 +6,7 @@
 #[macro_use]
 mod support;
 
-use std::io::Write;
-use std::sync::{Arc, Mutex};
-
+use support::log::Log;
 use support::{Shop, Stage, eventually};
 use towpath_market::Order;
 
@@ -21,51 +19,6 @@ on_every_pair!(
     a_failure_that_may_pass_comes_again_up_to_the_threshold,
     a_message_that_comes_again_is_told_in_the_frozen_words,
 );
-
-/// Everything that is logged in this process, as JSON lines.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Log {
-    /// The one log of this process: tests of one binary may share it, and look for their own event ids.
-    fn of_this_process() -> Self {
-        static LOG: std::sync::OnceLock<Log> = std::sync::OnceLock::new();
-        LOG.get_or_init(|| {
-            let log = Self::default();
-            let writer = log.clone();
-            tracing_subscriber::fmt()
-                .json()
-                .flatten_event(true)
-                .with_env_filter("info,lapin=error,sqlx=error")
-                .with_writer(move || writer.clone())
-                .init();
-            log
-        })
-        .clone()
-    }
-
-    /// The lines with a code (or none) about a message.
-    fn lines(&self, code: Option<&str>, mentions: &str) -> Vec<serde_json::Value> {
-        let bytes = self.0.lock().unwrap().clone();
-        String::from_utf8(bytes)
-            .unwrap()
-            .lines()
-            .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-            .filter(|line| line["code"].as_str() == code && line.to_string().contains(mentions))
-            .collect()
-    }
-}
 
 /// The payload of a message about a paid order.
 fn payload(order: &Order) -> String {
@@ -102,10 +55,13 @@ async fn dies_and_is_mended(stage: &Stage, broken: impl Fn(&str, &Order) -> Stri
     shop.seen.until("order.fulfillment", "given up", 1).await;
 
     // The line of the contract: four fields and the frozen text. A body that cannot be read has no event id.
-    let told = log.lines(Some("market-delivery-given-up"), "order.fulfillment");
-    let told: Vec<_> = told.iter().filter(|line| line["reason"] == reason).collect();
+    let told = log.lines(Some("market-delivery-given-up"), &event_id);
     assert_eq!(told.len(), 1, "{told:?}");
-    let line = told[0];
+    let line = &told[0];
+    assert_eq!(
+        (line["reason"].as_str(), line["messageId"].as_str()),
+        (Some(reason), Some(event_id.as_str()))
+    );
     assert_eq!((line["level"].as_str(), line["message"].as_str()), (Some("ERROR"), Some("消息消费失败")));
     assert_eq!(line["queue"], "order.fulfillment.queue");
     assert_eq!(line["consumer"], "order.fulfillment");

@@ -1,29 +1,32 @@
 //! The broker goes away while people order: they go on, nothing is lost, and the backlog drains when it is back.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
+#![allow(clippy::print_stdout, reason = "who runs it by hand sees how it went")]
 
 mod support;
 
 use std::time::{Duration, Instant};
 
 use support::{Pair, Shop, Stage, eventually, settings};
-use towpath_market::{Order, OrderStatus, Settings};
+use towpath_market::topology::CONSUMERS;
+use towpath_market::{EventType, Order, OrderStatus, Settings, ShipmentStatus};
 use towpath_testkit::broker::TcpProxy;
 
-/// How long the broker is away, in seconds; TOWPATH_TEST_BROKER_AWAY makes it longer.
-fn away() -> Duration {
+/// How long the broker is away, in seconds: a minute where it is stopped and on MariaDB, the contract's home, and less on
+/// the other database. TOWPATH_TEST_BROKER_AWAY is for all of them.
+fn away(unless_told: u64) -> Duration {
     let seconds = std::env::var("TOWPATH_TEST_BROKER_AWAY").ok().and_then(|text| text.parse().ok());
-    Duration::from_secs(seconds.unwrap_or(10))
+    Duration::from_secs(seconds.unwrap_or(unless_told))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn orders_go_on_while_rabbitmq_is_away_on_mariadb() {
-    orders_go_on(Pair::MariaDbRabbitMq).await;
+    orders_go_on(Pair::MariaDbRabbitMq, away(60)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn orders_go_on_while_rabbitmq_is_away_on_postgres() {
-    orders_go_on(Pair::PostgresRabbitMq).await;
+    orders_go_on(Pair::PostgresRabbitMq, away(10)).await;
 }
 
 /// The broker's own server is stopped and started again. Without a server of the tests' own there is nothing to stop.
@@ -37,10 +40,8 @@ async fn orders_go_on_while_rabbitmq_is_stopped() {
     let mut orders = vec![shop.order().await];
     sent(&stage).await;
     services("down").await;
-    orders.extend(order_meanwhile(&shop, away()).await);
-    let waiting = stage.outbox().await;
-    assert!(waiting.iter().any(|(_, status, _)| status == "NEW"), "what was not tried is NEW");
-    assert!(waiting.iter().all(|(_, status, _)| status != "FAILED"), "an absence gives nothing up");
+    orders.extend(order_meanwhile(&shop, away(60)).await);
+    nothing_is_given_up(&stage).await;
     services("up").await;
     all_arrived(&stage, &shop, &orders, 1).await;
     shop.stop().await;
@@ -64,10 +65,14 @@ async fn services(action: &'static str) {
 fn with_the_contracts_delays() -> Settings {
     let outbox =
         towpath::ChannelPolicy { patience: Duration::from_secs(2), ..towpath::ChannelPolicy::market() };
-    Settings { outbox, ..settings() }
+    // So short that the message about an order that nobody pays comes while the test looks.
+    Settings { outbox, pending: PENDING, ..settings() }
 }
 
-async fn orders_go_on(pair: Pair) {
+/// How long an order may stay unpaid.
+const PENDING: Duration = Duration::from_secs(5);
+
+async fn orders_go_on(pair: Pair, away: Duration) {
     let stage = Stage::new(pair).await;
     let (before, rest) = stage.broker_url.split_once('@').unwrap();
     let (server, vhost) = rest.split_once('/').unwrap();
@@ -91,10 +96,8 @@ async fn orders_go_on(pair: Pair) {
     .await;
     proxy.hold_everything();
     proxy.cut();
-    orders.extend(order_meanwhile(&shop, away()).await);
-    let waiting = stage.outbox().await;
-    assert!(waiting.iter().any(|(_, status, _)| status == "NEW"), "what was not tried is NEW");
-    assert!(waiting.iter().all(|(_, status, _)| status != "FAILED"), "an absence gives nothing up");
+    orders.extend(order_meanwhile(&shop, away).await);
+    nothing_is_given_up(&stage).await;
 
     proxy.heal();
     proxy.cut();
@@ -116,30 +119,68 @@ async fn sent(stage: &Stage) -> usize {
     tokio::time::timeout(Duration::from_secs(180), waiting).await.expect("the backlog drains")
 }
 
-/// People order, pay and ship, for so long.
+/// What waits for the broker is NEW, or RETRY if it was on its way; whatever its type.
+async fn nothing_is_given_up(stage: &Stage) {
+    let rows = stage.outbox().await;
+    for event_type in EventType::ALL {
+        let waiting =
+            rows.iter().filter(|(of, status, _)| of == event_type.as_str() && status == "NEW").count();
+        assert!(waiting > 0, "what was not tried is NEW: {}", event_type.as_str());
+    }
+    assert!(rows.iter().all(|(_, status, _)| status != "FAILED"), "an absence gives nothing up");
+}
+
+/// People order, pay, get it shipped and complete it, for so long; every third order is never paid.
 async fn order_meanwhile(shop: &Shop, long: Duration) -> Vec<Order> {
     let (begun, mut orders) = (Instant::now(), Vec::new());
     while begun.elapsed() < long {
         let order = shop.order().await;
-        shop.market.pay(order.order_id, None).await.unwrap();
-        shop.market.ship(order.order_id).await.unwrap();
+        if orders.len() % 3 != 2 {
+            shop.market.pay(order.order_id, None).await.unwrap();
+            shop.market.ship(order.order_id).await.unwrap();
+            shop.market.complete(order.order_id).await.unwrap();
+        }
         orders.push(order);
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     orders
 }
 
-/// Everything about these orders arrives, once. The first few of them were only placed; the others were paid and shipped.
+/// Everything about these orders arrives and has its effect, once, whatever its type. The first few of them were only
+/// placed.
 async fn all_arrived(stage: &Stage, shop: &Shop, orders: &[Order], only_placed: usize) {
-    let (count, moved) = (orders.len(), orders.len() - only_placed);
-    assert_eq!(sent(stage).await, count * 2 + moved * 2);
-    shop.seen.until("inventory.update", "handled", count).await;
-    shop.seen.until("order.status.sync", "handled", moved).await;
-    assert_eq!(shop.seen.count("inventory.update", "handled"), count, "each once");
-    for order in &orders[only_placed..] {
-        assert_eq!(shop.market.order(order.order_id).await.unwrap().status, OrderStatus::Shipped);
-        assert_eq!(shop.market.notifications(order.order_id).await.unwrap().len(), 1);
-        assert_eq!(shop.market.inventory(order.product_id).await.unwrap().unwrap().order_count, 1);
+    let (meanwhile, all) = (orders.len() - only_placed, orders.len());
+    let unpaid = meanwhile / 3;
+    let completed = meanwhile - unpaid;
+    assert_eq!(sent(stage).await, all * 2 + completed * 3);
+    let by_type = |event_type: EventType| match event_type {
+        EventType::OrderCreated | EventType::OrderTimeout => all,
+        EventType::OrderPaid => completed,
+        EventType::OrderStatusChanged => completed * 2,
+    };
+    for (handler, _, event_type) in CONSUMERS {
+        shop.seen.until(handler, "handled", by_type(event_type)).await;
+        assert_eq!(shop.seen.count(handler, "handled"), by_type(event_type), "{handler}: each once");
+        assert_eq!(stage.outbox_of(event_type.as_str()).await.len(), by_type(event_type));
     }
+    for (index, order) in orders.iter().enumerate() {
+        let now = shop.market.order(order.order_id).await.unwrap();
+        assert_eq!(shop.market.inventory(order.product_id).await.unwrap().unwrap().order_count, 1);
+        let told = shop.market.notifications(order.order_id).await.unwrap().len();
+        if index < only_placed || (index - only_placed) % 3 == 2 {
+            assert_eq!((now.status, now.cancel_reason.as_deref()), (OrderStatus::Cancelled, Some("timeout")));
+            assert_eq!(told, 0);
+        } else {
+            assert_eq!(now.status, OrderStatus::Completed);
+            assert_eq!(told, 3, "shipped: the buyer; completed: both");
+            let shipment = shop.market.shipment(order.order_id).await.unwrap().unwrap();
+            assert_eq!(shipment.status, ShipmentStatus::Delivered);
+        }
+    }
+    println!(
+        "{:?}: {all} orders, {completed} completed, {} unpaid, all arrived",
+        stage.pair,
+        all - completed
+    );
     assert!(shop.dead().await.is_empty());
 }

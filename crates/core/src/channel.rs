@@ -109,9 +109,15 @@ impl Default for ChannelPolicy {
 }
 
 impl ChannelPolicy {
-    /// The market's (O4): 200 at a time, every 5 s, again after 5 s, 30 s and 2 minutes, then given up.
+    /// The market's (O4): 200 at a time, every 5 s, again after 5 s, 30 s and 2 minutes, then given up. Each row for itself:
+    /// its contract says which rows are due by their own status and time, and a failed one holds none back.
     pub fn market() -> Self {
-        Self { scan: Duration::from_secs(5), retries: RetryPolicy::market_outbox(), ..Self::default() }
+        Self {
+            scan: Duration::from_secs(5),
+            retries: RetryPolicy::market_outbox(),
+            in_order: false,
+            ..Self::default()
+        }
     }
 
     /// Genesis' (G7): five retries, then given up.
@@ -230,6 +236,7 @@ mod tests {
     fn the_markets_and_genesis_policies_are_their_sources() {
         let market = ChannelPolicy::market();
         assert_eq!((market.batch, market.scan), (200, Duration::from_secs(5)));
+        assert!(!market.in_order, "a row is due by its own status and time");
         let delays: Vec<_> = (1..=4).map(|failures| market.retries.next_delay(failures, 0.0)).collect();
         assert_eq!(
             delays,

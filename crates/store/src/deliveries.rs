@@ -270,6 +270,11 @@ impl SqlStore {
         writing_once!(self, ops::letters::republished, letter_id, by, now)
     }
 
+    /// Ends a letter that went back to the queue it came from. `false` when it was set aside anew meanwhile.
+    pub async fn letter_given_back(&self, letter: &Letter, now: DateTime<Utc>) -> StoreResult<bool> {
+        writing_once!(self, ops::letters::given_back, letter, now)
+    }
+
     /// Replaces the body of a dead letter. `false` when it is not dead any more.
     pub async fn edit_letter(
         &self,

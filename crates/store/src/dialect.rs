@@ -14,6 +14,38 @@ pub(crate) enum Dialect {
     MySql,
 }
 
+/// The types that an older contract has frozen for the columns of a view.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FrozenType {
+    /// BIGINT
+    Number,
+    /// VARCHAR(64)
+    Varchar64,
+    /// TEXT
+    Text,
+    /// DATETIME
+    Moment,
+}
+
+impl FrozenType {
+    /// An expression of this type on MySQL, NOT NULL as its declaration says. What a cast gives could be null, and columns
+    /// of ours may be wider. TEXT is at most 65535 bytes, of which a character can take four.
+    #[cfg(feature = "mysql")]
+    fn on_mysql(self, expression: &str) -> String {
+        let text = |length: u32| {
+            format!(
+                "COALESCE(CAST({expression} AS CHAR({length}) CHARACTER SET utf8mb4) COLLATE utf8mb4_bin, '')"
+            )
+        };
+        match self {
+            Self::Number => format!("COALESCE({expression}, 0)"),
+            Self::Varchar64 => text(64),
+            Self::Text => text(16_383),
+            Self::Moment => format!("COALESCE({expression}, TIMESTAMP'1970-01-01 00:00:00')"),
+        }
+    }
+}
+
 /// What stands in the SQL for each database, in the order SQLite, PostgreSQL, MySQL.
 macro_rules! say {
     ($dialect:expr, $sqlite:expr, $postgres:expr, $mysql:expr) => {
@@ -208,6 +240,13 @@ impl Dialect {
             // A cast would round up into the future.
             format!("CAST(DATE_FORMAT({column}, '%Y-%m-%d %H:%i:%s') AS DATETIME)")
         )
+    }
+
+    /// A column of a view in a frozen type. The contract is about MySQL; the others keep their own nearest types, which
+    /// PostgreSQL would not let a new version of a view change.
+    pub(crate) fn frozen(self, kind: FrozenType, expression: &str) -> String {
+        let _ = kind;
+        say!(self, expression.to_owned(), expression.to_owned(), kind.on_mysql(expression))
     }
 
     /// Whether tables can be made inside a transaction.

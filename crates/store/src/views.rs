@@ -7,7 +7,7 @@ use towpath_core::ids::{ChannelName, HandlerName};
 use towpath_core::name::EventName;
 use towpath_core::ports::store::StoreResult;
 
-use crate::dialect::Dialect;
+use crate::dialect::{Dialect, FrozenType};
 use crate::store::{Purpose, SqlStore};
 
 /// The view over outbox rows.
@@ -68,16 +68,24 @@ fn create(dialect: Dialect, name: &str, query: &str) -> Vec<String> {
 
 fn outbox_events(dialect: Dialect, channels: &[&str]) -> String {
     format!(
-        "SELECT o.outbox_id AS id, {event_id} AS event_id, e.event_type AS event_type, \
-         e.aggregate_kind AS aggregate_type, CAST(e.aggregate_id AS {integer}) AS aggregate_id, e.payload AS payload, \
+        "SELECT o.outbox_id AS id, {event_id} AS event_id, {event_type} AS event_type, \
+         e.aggregate_kind AS aggregate_type, {aggregate_id} AS aggregate_id, {payload} AS payload, \
          o.status AS status, o.retry_count AS retry_count, {next_retry} AS next_retry_time, \
          {created} AS create_time, {updated} AS update_time \
          FROM event_outbox o JOIN domain_events e ON e.event_id = o.event_id WHERE o.channel IN ({channels})",
-        event_id = dialect.uuid_text("o.event_id"),
-        integer = dialect.integer_cast(),
-        next_retry = dialect.date_time("o.next_retry_at"),
-        created = dialect.date_time("e.occurred_at"),
-        updated = dialect.date_time("o.status_changed_at"),
+        event_id = dialect.frozen(FrozenType::Varchar64, &dialect.uuid_text("o.event_id")),
+        event_type = dialect.frozen(FrozenType::Varchar64, "e.event_type"),
+        aggregate_id = dialect.frozen(
+            FrozenType::Number,
+            &format!("CAST(e.aggregate_id AS {})", dialect.integer_cast())
+        ),
+        payload = dialect.frozen(FrozenType::Text, "e.payload"),
+        // A row that was never tried may be tried since it is there: the contract's own condition finds it by this.
+        next_retry = dialect.date_time(
+            "(CASE WHEN o.status = 'NEW' THEN COALESCE(o.next_retry_at, e.occurred_at) ELSE o.next_retry_at END)"
+        ),
+        created = dialect.frozen(FrozenType::Moment, &dialect.date_time("e.occurred_at")),
+        updated = dialect.frozen(FrozenType::Moment, &dialect.date_time("o.status_changed_at")),
         channels = list(dialect, channels),
     )
 }
@@ -95,9 +103,10 @@ fn consume_log(dialect: Dialect, handlers: &[(&str, &str)]) -> String {
         "SELECT {id} AS id, {event_id} AS event_id, {event_type} AS event_type, \
          i.handler AS consumer, {consumed} AS consume_time \
          FROM inbox i WHERE i.handler IN ({names}) AND i.status = 'HANDLED'",
-        id = dialect.number_of_uuid("i.event_id"),
-        event_id = dialect.uuid_text("i.event_id"),
-        consumed = dialect.date_time("i.status_changed_at"),
+        id = dialect.frozen(FrozenType::Number, &dialect.number_of_uuid("i.event_id")),
+        event_id = dialect.frozen(FrozenType::Varchar64, &dialect.uuid_text("i.event_id")),
+        event_type = dialect.frozen(FrozenType::Varchar64, &event_type),
+        consumed = dialect.frozen(FrozenType::Moment, &dialect.date_time("i.status_changed_at")),
         names = list(dialect, &names),
     )
 }

@@ -15,6 +15,7 @@ use support::{Order, OrderCommand, OrderEvent, eventually};
 use towpath::letters::LetterFilter;
 use towpath::lifecycle::LetterStatus;
 use towpath::ports::broker::{Destination, Message};
+use towpath::ports::store::StoreError;
 use towpath::retry::RetryPolicy;
 use towpath::{
     Afterwards, Batch, Consumer, ConsumerPolicy, DeadTo, Delivery, HandlerError, LettersError, Next, Towpath,
@@ -33,6 +34,7 @@ on_every_pair!(
     a_dead_letter_is_edited_and_replayed_or_discarded,
     bulk_actions_touch_what_their_preview_counted,
     a_handler_can_ask_to_be_called_later,
+    a_transaction_that_gives_way_is_run_again_and_not_counted,
     an_sql_error_that_a_handler_swallows_is_not_taken_for_success,
     a_panic_before_the_future_is_a_failure_like_any_other,
     an_unreadable_letter_that_is_replayed_is_dead_again_and_one,
@@ -446,6 +448,32 @@ async fn a_handler_can_ask_to_be_called_later(stage: &Stage) {
     assert_eq!(calls.load(Ordering::SeqCst), 7);
     let all = app.dead_letters().list(&LetterFilter::default(), 0, 10).await.unwrap();
     assert_eq!(all, [], "it leaves no letter behind");
+    app.stop().await;
+}
+
+async fn a_transaction_that_gives_way_is_run_again_and_not_counted(stage: &Stage) {
+    let calls = Arc::new(AtomicU32::new(0));
+    let handler = {
+        let calls = Arc::clone(&calls);
+        move |mut delivery: Delivery| {
+            let call = calls.fetch_add(1, Ordering::SeqCst);
+            async move {
+                assert_eq!(delivery.attempt, 1, "giving way is no failure");
+                if call < 12 {
+                    // What it has written before is rolled back.
+                    let sql = "INSERT INTO effects (event_id, handler) VALUES (?, ?)";
+                    delivery.tx.execute(sql, &["half", "half"]).await?;
+                    return Err(StoreError::Contention("a deadlock".into()).into());
+                }
+                record(delivery).await
+            }
+        }
+    };
+    let app = stage.app([Consumer::of(stage.channel()).with(quick()).each("record", handler)]).await;
+    place(&app, "order-1").await;
+    eventually("the effect", || async { (effects_of(&app, "record").await == 1).then_some(()) }).await;
+    assert_eq!(calls.load(Ordering::SeqCst), 13);
+    assert_eq!(effects(&app).await.len(), 1, "every attempt before was rolled back");
     app.stop().await;
 }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
 #![allow(dead_code, unreachable_pub, reason = "not every test file uses all of it")]
 
+pub mod log;
 pub mod management;
 
 use std::sync::{Arc, Mutex};
@@ -17,11 +18,12 @@ use towpath::ports::broker::{
 use towpath::retry::RetryPolicy;
 use towpath::sqlx::{self, Row as _};
 use towpath::{
-    BrokerUrl, Delivering, DeliveringOutcome, LocalBroker, LocalOptions, RabbitMq, Scratch, SqlStore,
-    Towpath, Watch,
+    BrokerUrl, ChannelPolicy, Delivering, DeliveringOutcome, LocalBroker, LocalOptions, RabbitMq, Scratch,
+    SqlStore, Towpath, Watch,
 };
 use towpath_market::topology::EXCHANGE;
 use towpath_market::{Market, Order, Product, Settings};
+use towpath_testkit::VirtualClock;
 
 use management::VirtualHost;
 
@@ -85,8 +87,17 @@ impl Stage {
     }
 
     pub async fn try_open(&self, broker_url: &str, settings: Settings) -> Result<Shop, towpath::StartError> {
+        self.start(Towpath::builder(), broker_url, settings).await
+    }
+
+    async fn start(
+        &self,
+        builder: towpath::Builder,
+        broker_url: &str,
+        settings: Settings,
+    ) -> Result<Shop, towpath::StartError> {
         let seen = Arc::new(Seen::default());
-        let builder = Towpath::builder()
+        let builder = builder
             .store(&self.store_url)
             .broker(broker_url)
             .scan(Duration::from_millis(50))
@@ -96,6 +107,15 @@ impl Stage {
         let app = builder.start().await?;
         let market = Market::open(&app, settings);
         Ok(Shop { app, market, seen })
+    }
+
+    /// A market with the contract's own delays between attempts, on a clock that only the test moves.
+    pub async fn open_at(&self, clock: &Arc<VirtualClock>) -> Shop {
+        let usual = settings();
+        let outbox = ChannelPolicy { scan: usual.outbox.scan, ..ChannelPolicy::market() };
+        let settings = Settings { outbox, clock: clock.clone(), ..usual };
+        let builder = Towpath::builder().clock(clock.clone());
+        self.start(builder, &self.broker_url, settings).await.expect("start")
     }
 
     /// A market that publishes and handles nothing.
@@ -139,6 +159,11 @@ impl Stage {
 
     /// Publishes a body by hand, straight to a queue.
     pub async fn publish(&self, queue: &str, message_id: &str, body: &str) {
+        self.publish_often(queue, message_id, body, 1).await;
+    }
+
+    /// The same, so many times.
+    pub async fn publish_often(&self, queue: &str, message_id: &str, body: &str, count: usize) {
         let message = Message {
             destination: Destination { exchange: String::new(), routing_key: queue.to_owned() },
             message_id: message_id.to_owned(),
@@ -150,8 +175,10 @@ impl Stage {
             body: body.as_bytes().to_vec(),
         };
         let broker = self.broker().await;
-        let outcomes = broker.publish(&[message], Duration::from_secs(10)).await;
-        assert_eq!(outcomes, [Published::Confirmed]);
+        for some in vec![message; count].chunks(100) {
+            let outcomes = broker.publish(some, Duration::from_secs(30)).await;
+            assert!(outcomes.iter().all(|outcome| *outcome == Published::Confirmed), "{outcomes:?}");
+        }
         broker.close().await;
     }
 
@@ -175,13 +202,33 @@ impl Stage {
     }
 
     async fn plain_sqlite(&self) -> sqlx::SqliteConnection {
+        use sqlx::ConnectOptions as _;
+        // A test may come before the market.
+        let file = std::path::Path::new(self.store_url.trim_start_matches("sqlite://"));
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        let options: sqlx::sqlite::SqliteConnectOptions = self.store_url.parse().unwrap();
+        options.create_if_missing(true).busy_timeout(Duration::from_secs(30)).connect().await.unwrap()
+    }
+
+    /// Runs statements by a plain client, as they stand.
+    pub async fn command(&self, sql: &str) {
         use sqlx::Connection as _;
-        sqlx::SqliteConnection::connect(&self.store_url).await.unwrap()
+        let command = sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned()));
+        if self.store_url.starts_with("mysql") {
+            let mut connection = sqlx::MySqlConnection::connect(&self.store_url).await.unwrap();
+            command.execute(&mut connection).await.unwrap();
+        } else if self.store_url.starts_with("postgres") {
+            let mut connection = sqlx::PgConnection::connect(&self.store_url).await.unwrap();
+            command.execute(&mut connection).await.unwrap();
+        } else {
+            command.execute(&mut self.plain_sqlite().await).await.unwrap();
+        }
     }
 
     /// Reads texts by a plain client: a connection of the driver's own, without anything of ours.
-    pub async fn plain(&self, sql: &'static str) -> Vec<Vec<String>> {
+    pub async fn plain(&self, sql: &str) -> Vec<Vec<String>> {
         use sqlx::Connection as _;
+        let sql = sqlx::AssertSqlSafe(sql.to_owned());
         macro_rules! texts {
             ($rows:expr) => {
                 $rows
@@ -203,6 +250,12 @@ impl Stage {
         } else {
             texts!(sqlx::query(sql).fetch_all(&mut self.plain_sqlite().await).await.unwrap())
         }
+    }
+
+    /// An expression as a text, in SQL.
+    pub fn as_text(&self, expression: &str) -> String {
+        let text = if self.pair == Pair::MariaDbRabbitMq { "CHAR" } else { "text" };
+        format!("CAST({expression} AS {text})")
     }
 
     /// The frozen outbox: type, status and failures of each row, in the order they were written.

@@ -132,6 +132,14 @@ pub enum StoreError {
         /// In the configuration.
         configured: u64,
     },
+    /// A table that is needed is there, and is somebody else's. It was not touched.
+    #[error("there is a table {table} that belongs to somebody else: {why}")]
+    ForeignTable {
+        /// Which.
+        table: String,
+        /// By what that is known.
+        why: String,
+    },
     /// Writers got in each other's way (deadlock, serialization failure, busy). The whole transaction was rolled
     /// back and may be run again.
     #[error("the database gave way to another transaction")]
@@ -187,6 +195,7 @@ impl StoreError {
             | Self::NewerSchema { .. }
             | Self::NotMigrated { .. }
             | Self::OtherPageSize { .. }
+            | Self::ForeignTable { .. }
             | Self::Corrupt { .. }
             | Self::Refused { .. } => ErrorClass::Unrecoverable,
         }
@@ -208,6 +217,7 @@ impl StoreError {
             Self::NewerSchema { .. } => "newer-schema",
             Self::NotMigrated { .. } => "not-migrated",
             Self::OtherPageSize { .. } => "log-page-size",
+            Self::ForeignTable { .. } => "foreign-table",
             Self::Contention(_) => "contention",
             Self::Unavailable(_) => "store-unavailable",
             Self::Full(_) => "store-full",
@@ -246,6 +256,9 @@ impl StoreError {
             Self::NotMigrated { .. } => "Run `towpath migrate`, or start Towpath with migrations on.",
             Self::OtherPageSize { .. } => {
                 "Configure the size the log has, or leave it out: pages that others have kept would change."
+            }
+            Self::ForeignTable { .. } => {
+                "Give Towpath a schema or database of its own, or rename the other table; names of the market are frozen."
             }
             Self::Unavailable(_) => {
                 "Check that the database runs and the URL is right; commands may be sent again with the same id."

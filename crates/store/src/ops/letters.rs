@@ -208,6 +208,26 @@ pub(crate) async fn handled(
     advance(session, letter.letter.handler.as_ref(), letter.letter.lane, now).await
 }
 
+/// Ends a letter that went back to its queue, unless it was set aside anew since it was taken: its message may have been
+/// delivered again by then. Answers whether it ended.
+pub(crate) async fn given_back(
+    session: &mut Session<'_>,
+    letter: &Letter,
+    now: DateTime<Utc>,
+) -> StoreResult<bool> {
+    let (letter_id, taken_at) = (letter.letter_id, letter.status_changed_at);
+    let ended = if letter.replayed_at.is_some() {
+        let status = step(LetterStatus::Retry, LetterStep::Handle)?;
+        let sql = "UPDATE dead_letters SET status = ?, status_changed_at = ?, due_at = NULL \
+             WHERE dead_letter_id = ? AND status = 'RETRY' AND status_changed_at = ?";
+        session.execute("letters.given_back", sql, values![status.as_str(), now, letter_id, taken_at]).await?
+    } else {
+        let sql = "DELETE FROM dead_letters WHERE dead_letter_id = ? AND status = 'RETRY' AND status_changed_at = ?";
+        session.execute("letters.given_back", sql, values![letter_id, taken_at]).await?
+    };
+    Ok(ended == 1)
+}
+
 /// Lets every lane of a handler go on whose first letter only waits: the one it waited for ended while it was set aside.
 /// Runs in a transaction; answers how many.
 pub(crate) async fn advance_all(

@@ -123,6 +123,18 @@ pub(super) struct Failure {
     message: String,
     /// The handler said when to come again; then it is not counted.
     after: Option<Duration>,
+    /// Its transaction gave way to another one (a deadlock, a lock that was not to be had): it is run again, and not
+    /// counted unless that happens too often in a row.
+    pub(super) gave_way: bool,
+}
+
+/// So often in a row a transaction gives way before it counts as a failure.
+pub(super) const GIVES_WAY_AT_MOST: u32 = 30;
+
+/// How long to wait before a transaction is run again that gave way: unevenly, so that those who collided do not collide
+/// again.
+pub(super) fn way_clear(times: u32) -> Duration {
+    Duration::from_millis(5).saturating_mul(times.min(20)).mul_f64(random_unit())
 }
 
 impl Failure {
@@ -133,6 +145,7 @@ impl Failure {
             reason: error.code().to_owned(),
             message: with_causes(error),
             after: None,
+            gave_way: matches!(error, StoreError::Contention(_)),
         }
     }
 }
@@ -421,6 +434,7 @@ impl Job {
     /// Handles one delivery until it is settled.
     async fn handle_one(&self, ready: &mut Ready, spare: &mut Spare, stopping: &mut Stopping) {
         let mut backoff = Backoff::default();
+        let mut gave_way = 0;
         loop {
             let settlement = match self.attempt(std::slice::from_mut(ready), spare).await {
                 Attempt::Done(next) => {
@@ -429,6 +443,15 @@ impl Job {
                 }
                 Attempt::Waits(_) => {
                     self.set_behind(ready).await.map(|set| set.then_some(Settlement::Acknowledge))
+                }
+                Attempt::Failed(failure) if failure.gave_way && gave_way < GIVES_WAY_AT_MOST => {
+                    gave_way += 1;
+                    tokio::select! {
+                        // Unsettled, so delivered again.
+                        () = stopping.asked() => return,
+                        () = tokio::time::sleep(way_clear(gave_way)) => {}
+                    }
+                    continue;
                 }
                 Attempt::Failed(failure) => match ready.take_event() {
                     Ok(event) => {
@@ -581,18 +604,20 @@ impl Job {
                 reason: "transaction-lost".to_owned(),
                 message: "the handler answered without its transaction".to_owned(),
                 after: None,
+                gave_way: false,
             },
             Ok(Next(Step::RetryAfter { delay, reason, message })) => {
-                Failure { class: ErrorClass::Transient, reason, message, after: Some(delay) }
+                Failure { class: ErrorClass::Transient, reason, message, after: Some(delay), gave_way: false }
             }
             Ok(Next(Step::Dead { reason, message })) => {
-                Failure { class: ErrorClass::Unrecoverable, reason, message, after: None }
+                Failure { class: ErrorClass::Unrecoverable, reason, message, after: None, gave_way: false }
             }
             Err(error) => Failure {
                 class: error.class(),
                 reason: error.code().to_owned(),
                 message: error.message(),
                 after: None,
+                gave_way: error.gave_way(),
             },
         };
         Attempt::Failed(failure)
@@ -622,7 +647,7 @@ impl Job {
         failure: Failure,
     ) -> Result<Option<Settlement>, StoreError> {
         let now = self.running.bus.clock.now();
-        let Failure { class, reason, message, after } = failure;
+        let Failure { class, reason, message, after, gave_way: _ } = failure;
         let (event_id, handler, queue) = (event.event_id, &self.handler, &received.queue);
         let trace_id = event.trace_id.as_ref().map(ToString::to_string).unwrap_or_default();
         let failed = InboxFailure {

@@ -231,34 +231,11 @@ impl Letters<'_> {
         let received = &letter.letter.message;
         let header = |wanted: &str| received.headers.iter().find(|(name, _)| name == wanted);
         let destination = match DEATH_QUEUES.into_iter().find_map(header).map(|(_, queue)| queue) {
-            // Every queue is bound to the exchange without a name under its own name.
-            Some(queue) => Destination { exchange: String::new(), routing_key: queue.clone() },
+            Some(queue) => queue_itself(queue.clone()),
             None => received.destination.clone(),
         };
-        let is_brokers_own =
-            |name: &str| ["x-death", "x-first-death", "x-last-death"].iter().any(|own| name.starts_with(own));
-        let headers = received.headers.iter().filter(|(name, _)| !is_brokers_own(name)).cloned().collect();
-        let message = Message {
-            destination,
-            message_id: received.message_id.clone().unwrap_or_default(),
-            message_type: received.message_type.clone().unwrap_or_default(),
-            key: received.key.clone().unwrap_or_default(),
-            occurred_at: received.occurred_at.unwrap_or(letter.letter.received_at),
-            content_type: received.content_type.clone().unwrap_or_default(),
-            headers,
-            body: received.body.clone(),
-        };
-        let reason = match self.broker.publish(&[message], PATIENCE).await.into_iter().next() {
-            Some(Published::Confirmed) => return Ok(()),
-            Some(
-                Published::Unroutable { reason }
-                | Published::Refused { reason }
-                | Published::NotSent { reason }
-                | Published::Unknown { reason },
-            ) => reason,
-            None => "it gave no answer".to_owned(),
-        };
-        Err(LettersError::NotTaken { letter_id: letter.letter_id, reason })
+        let published = publish_again(self.broker.as_ref(), letter, destination).await;
+        published.map_err(|reason| LettersError::NotTaken { letter_id: letter.letter_id, reason })
     }
 
     /// Replaces the body of a dead letter; the first one is kept beside it.
@@ -296,5 +273,42 @@ impl Letters<'_> {
                 }
             }
         }
+    }
+}
+
+/// Publishes a letter to a queue, with all its properties; what the broker said if it did not take it.
+pub(super) async fn republish(broker: &dyn Broker, letter: &Letter, queue: String) -> Result<(), String> {
+    publish_again(broker, letter, queue_itself(queue)).await
+}
+
+/// Every queue is bound to the exchange without a name under its own name.
+fn queue_itself(queue: String) -> Destination {
+    Destination { exchange: String::new(), routing_key: queue }
+}
+
+async fn publish_again(broker: &dyn Broker, letter: &Letter, destination: Destination) -> Result<(), String> {
+    let received = &letter.letter.message;
+    let is_brokers_own =
+        |name: &str| ["x-death", "x-first-death", "x-last-death"].iter().any(|own| name.starts_with(own));
+    let headers = received.headers.iter().filter(|(name, _)| !is_brokers_own(name)).cloned().collect();
+    let message = Message {
+        destination,
+        message_id: received.message_id.clone().unwrap_or_default(),
+        message_type: received.message_type.clone().unwrap_or_default(),
+        key: received.key.clone().unwrap_or_default(),
+        occurred_at: received.occurred_at.unwrap_or(letter.letter.received_at),
+        content_type: received.content_type.clone().unwrap_or_default(),
+        headers,
+        body: received.body.clone(),
+    };
+    match broker.publish(&[message], PATIENCE).await.into_iter().next() {
+        Some(Published::Confirmed) => Ok(()),
+        Some(
+            Published::Unroutable { reason }
+            | Published::Refused { reason }
+            | Published::NotSent { reason }
+            | Published::Unknown { reason },
+        ) => Err(reason),
+        None => Err("it gave no answer".to_owned()),
     }
 }

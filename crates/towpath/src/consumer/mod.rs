@@ -342,7 +342,8 @@ pub(crate) fn read_event<A: Aggregate>(event: &IncomingEvent) -> Result<A::Event
 
 /// Why a handler failed. Any error becomes one by `?`; its class decides whether it is tried again.
 ///
-/// Errors of Towpath itself, and of reading a payload, are classified by their type. Any other error, those of the database
+/// Errors of Towpath itself, and of reading a payload, are classified by their type. A [`StoreError::Contention`] is no
+/// failure of the delivery: it is handled again at once, and not counted. Any other error, those of the database
 /// among them, counts as passing: use [`HandlerError::unrecoverable`] for what will be no better the next time.
 pub struct HandlerError {
     class: ErrorClass,
@@ -377,6 +378,11 @@ impl HandlerError {
     /// A stable code.
     pub fn code(&self) -> &str {
         &self.code
+    }
+
+    /// Whether the handler's transaction gave way to another one. It is run again then, and that does not count.
+    pub(crate) fn gave_way(&self) -> bool {
+        matches!(self.source.downcast_ref::<StoreError>(), Some(StoreError::Contention(_)))
     }
 
     /// What happened, with its causes.

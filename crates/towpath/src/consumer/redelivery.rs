@@ -10,10 +10,12 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 
-use towpath_core::letters::SetAside;
+use towpath_core::letters::{Letter, SetAside};
 use towpath_core::ports::store::StoreError;
 
-use super::engine::{Attempt, Backoff, Job, lane_of};
+use super::DeadTo;
+use super::engine::{Attempt, Backoff, GIVES_WAY_AT_MOST, Job, lane_of, way_clear};
+use super::letters::republish;
 use crate::bus::with_causes;
 use crate::service::{Stopping, rest};
 
@@ -44,8 +46,9 @@ pub(super) async fn run(job: Arc<Job>, stopping: Stopping) {
 
 async fn redeliver(job: Arc<Job>, mut stopping: Stopping) {
     let mut backoff = Backoff::default();
+    let mut gave_way = 0;
     while !stopping.is_asked() {
-        let pause = match job.redeliver_one().await {
+        let pause = match job.redeliver_one(&mut gave_way).await {
             Ok(Round::Worked) => {
                 backoff.reset();
                 continue;
@@ -66,7 +69,7 @@ async fn redeliver(job: Arc<Job>, mut stopping: Stopping) {
 }
 
 impl Job {
-    async fn redeliver_one(&self) -> Result<Round, StoreError> {
+    async fn redeliver_one(&self, gave_way: &mut u32) -> Result<Round, StoreError> {
         let now = self.running.bus.clock.now();
         if self.set_behind.swap(false, Ordering::SeqCst)
             && let Err(error) = self.running.store.advance_letters(&self.handler, now).await
@@ -92,6 +95,12 @@ impl Job {
         let Some(_in_hand) = InHand::take(&self.in_hand, letter.letter_id) else {
             return Ok(Round::Nothing(Duration::from_millis(10)));
         };
+        // What is given up must be given up to the broker, and that is only possible for what is in its hands.
+        if self.consumer.policy.dead == DeadTo::Broker {
+            // Not while the letter is held: the broker may live in the same database.
+            drop(tx);
+            return self.hand_back(&letter).await;
+        }
         let received = &letter.letter.message;
         let event = match towpath_broker::read(received) {
             Ok(event) => event,
@@ -114,6 +123,10 @@ impl Job {
         let lane = lane_of(received, &event);
         match self.attempt_events(vec![(event.clone(), received, lane)], Some(&letter), tx).await {
             Attempt::Done(_) => {}
+            Attempt::Failed(failure) if failure.gave_way && *gave_way < GIVES_WAY_AT_MOST => {
+                *gave_way += 1;
+                return Ok(Round::Nothing(way_clear(*gave_way)));
+            }
             Attempt::Failed(failure) => {
                 // At once again, set aside, or dead: the letter is still there and says which.
                 self.failed(received, &event, lane, Some(letter.letter_id), failure).await?;
@@ -122,6 +135,23 @@ impl Job {
             Attempt::Waits(_) => {}
             Attempt::NoStore(error) => return Err(error),
         }
+        *gave_way = 0;
+        Ok(Round::Worked)
+    }
+
+    /// Puts a letter back into the queue that it came from; with that the store is done with it.
+    ///
+    /// Should this process end in between, the message is in the queue and the letter is still due: it goes back twice, and
+    /// is handled once.
+    async fn hand_back(&self, letter: &Letter) -> Result<Round, StoreError> {
+        if let Err(reason) = republish(self.running.broker.as_ref(), letter, self.queue.clone()).await {
+            tracing::warn!(
+                queue = self.queue, consumer = %self.handler, cause = reason,
+                "a delivery that was set aside could not go back to its queue"
+            );
+            return Ok(Round::Nothing(LOOK));
+        }
+        self.running.store.letter_given_back(letter, self.running.bus.clock.now()).await?;
         Ok(Round::Worked)
     }
 }

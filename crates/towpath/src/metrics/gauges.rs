@@ -9,7 +9,7 @@ use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
 use towpath_core::ids::ChannelName;
 use towpath_core::lifecycle::LetterStatus;
-use towpath_core::ports::broker::Broker;
+use towpath_core::ports::broker::{Broker, BrokerResult, QueueStanding};
 use towpath_core::ports::clock::Clock;
 use towpath_core::ports::store::{Store, StoreResult};
 use towpath_store::SqlStore;
@@ -57,6 +57,14 @@ impl Towpath {
     /// they were. Call it before the recorder is read.
     pub async fn measure(&self) {
         self.gauges.measure().await;
+    }
+
+    /// How much each of these queues holds, as the broker tells it; `None` for one that is not there.
+    pub async fn standing_of(&self, queues: &[&str]) -> BrokerResult<Vec<Option<QueueStanding>>> {
+        if !self.gauges.broker.promises().tells_standing {
+            return Ok(vec![None; queues.len()]);
+        }
+        self.gauges.broker.standing_of(queues).await
     }
 }
 
@@ -202,7 +210,7 @@ impl Gauges {
         Ok(())
     }
 
-    async fn measure_broker(&self) -> towpath_core::ports::broker::BrokerResult<()> {
+    async fn measure_broker(&self) -> BrokerResult<()> {
         if self.queues.is_empty() || !self.broker.promises().tells_standing {
             return Ok(());
         }
