@@ -14,7 +14,7 @@
 mod facade;
 mod gauges;
 mod meters;
-mod table;
+pub(crate) mod table;
 
 pub use facade::{Counter, Gauge, Histogram};
 pub(crate) use gauges::Gauges;
