@@ -5,6 +5,7 @@ mod channels;
 mod commands;
 mod dead;
 mod events;
+mod hive;
 mod machines;
 mod outbox;
 mod shown;
@@ -18,6 +19,8 @@ use reqwest::{Method, Url};
 use serde_json::Value;
 
 use super::{Failure, output};
+
+pub(crate) use hive::HiveAlerts;
 
 /// Where the server is, and how to show what it says.
 #[derive(Args, Clone)]
