@@ -48,12 +48,17 @@ async fn take_into_views(
 ) -> Result<Next, HandlerError> {
     let events: Vec<&IncomingEvent> = batch.deliveries.iter().map(|delivered| &delivered.event).collect();
     let ids = Pages::services_of(events.iter().copied());
-    let mut tables = batch.tx.own_tables();
-    let mut pages = Pages::knowing(known(&mut tables, &ids).await?);
+    let mut pages = Pages::knowing(known(&mut batch.tx.own_tables(), &ids).await?);
     for event in events {
+        // A fact that comes before those that it follows, or whose row is gone, would make a service of nothing.
+        if let Some(gap) = pages.gap_before(event) {
+            for missed in batch.tx.events_of(&gap.aggregate, gap.after, gap.count).await? {
+                pages.take(&IncomingEvent::from(missed.envelope))?;
+            }
+        }
         pages.take(event)?;
     }
-    write(&mut tables, &pages, stale).await?;
+    write(&mut batch.tx.own_tables(), &pages, stale).await?;
     if !pages.urgent.is_empty() {
         batch.tx.wake_after_commit(&wake);
     }

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use towpath::ids::AggregateKey;
 use towpath::tables::{Record, Value};
 use towpath::{Aggregate, HandlerError, IncomingEvent, Payload};
 
@@ -63,6 +64,17 @@ pub struct ServiceRow {
     pub cause: Option<Cause>,
 }
 
+/// Facts that are missing.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Gap {
+    /// Of which service.
+    pub(crate) aggregate: AggregateKey,
+    /// Behind which version.
+    pub(crate) after: u64,
+    /// How many.
+    pub(crate) count: u32,
+}
+
 /// What is to be done on the platform.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
@@ -116,6 +128,14 @@ impl Pages {
         let ids: BTreeSet<String> =
             keys.filter(|key| key.kind.as_str() == Service::KIND).map(|key| key.id.to_string()).collect();
         ids.into_iter().collect()
+    }
+
+    /// The facts of a service that are not known and come before this one.
+    pub(crate) fn gap_before(&self, event: &IncomingEvent) -> Option<Gap> {
+        let aggregate = event.aggregate.as_ref().filter(|key| key.kind.as_str() == Service::KIND)?.clone();
+        let after = self.services.get(aggregate.id.as_str()).map_or(0, |row| row.version);
+        let missing = event.aggregate_version?.checked_sub(after + 1).filter(|missing| *missing > 0)?;
+        Some(Gap { aggregate, after, count: u32::try_from(missing).unwrap_or(u32::MAX) })
     }
 
     /// Takes in a fact.

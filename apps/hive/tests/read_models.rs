@@ -172,6 +172,25 @@ async fn an_older_fact_does_not_undo_a_newer_one() {
     }
 }
 
+/// A fact that comes before those that it follows, or whose row was lost, brings the others with it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fact_is_never_folded_onto_nothing() {
+    let running = Running::on("sqlite", "local").await;
+    let store = running.app.store().clone();
+    let id = running.create("cart").await;
+    running.reaches(&id, ServiceStatus::Ready).await;
+    running.quiet().await;
+    for table in ["hive_services", "hive_targets"] {
+        store.own_execute("test.lose", &format!("DELETE FROM {table}"), Vec::new()).await.unwrap();
+    }
+    running.send(&id, ServiceCommand::Refresh {}).await.unwrap();
+    running.quiet().await;
+    let rows = rows_of(&store, &SERVICES).await;
+    assert!(rows.len() == 1 && rows[0].contains("status Some(\"READY\")"), "{rows:?}");
+    assert!(rows[0].contains("version 8"), "{rows:?}");
+    running.app.stop().await;
+}
+
 /// What another transaction has committed since this one first read is what a handler must begin with.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_are_locked_as_they_are_now() {
