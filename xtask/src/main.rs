@@ -34,6 +34,7 @@ cargo xtask TASK
                                 services up, then the documentation tests, then all other tests;
                                 ARGS go to nextest (or to `cargo test` where nextest is missing)
   test --kube [-- ARGS]         only the tests that need a Kubernetes API server, after `services up kube`
+  test --soak [-- ARGS]         only the long soaks of hive: 1,000 services and a server that is killed, some minutes each
   bench [NAME [ARGS]]           services up, then `towpath bench` in release: write (on all three databases), drain,
                                 consume, latency and stream, each short; or only NAME, as long as it takes, with ARGS
   arrows                        prove that dependencies between our crates only point down

@@ -7,7 +7,7 @@ use crate::cargo::{cargo, succeeds};
 use crate::failure::Failure;
 use crate::services;
 
-/// `cargo xtask test [--no-services | --kube] [-- ARGS]`
+/// `cargo xtask test [--no-services | --kube | --soak] [-- ARGS]`
 pub(crate) fn test(arguments: &[String]) -> Result<ExitCode, Failure> {
     let options = TestOptions::parse(arguments)?;
     services::install_build_tools()?;
@@ -15,6 +15,10 @@ pub(crate) fn test(arguments: &[String]) -> Result<ExitCode, Failure> {
         return test_on_kubernetes(&options);
     }
     let variables = if options.with_services { services::bring_up_for_tests()? } else { Vec::new() };
+    if options.soak {
+        const TESTS: [&str; 5] = ["--package", "towpath-hive", "--all-features", "--test", "soak"];
+        return run_ignored(&TESTS, Some("long_soak"), variables, &options);
+    }
 
     // The runner goes last, so that the last lines on the terminal are its summary. Both always run:
     // a broken example in the documentation must not hide what the tests say.
@@ -59,13 +63,23 @@ fn test_on_kubernetes(options: &TestOptions) -> Result<ExitCode, Failure> {
     let variables = if options.with_services { services::bring_up_kubernetes()? } else { Vec::new() };
     const TESTS: [&str; 6] =
         ["--package", "towpath-hive", "--features", "kubernetes", "--test", "kubernetes_server"];
+    run_ignored(&TESTS, None, variables, options)
+}
+
+/// Runs tests that the default run leaves out: those that are named, of these packages.
+fn run_ignored(
+    tests: &[&str],
+    named: Option<&str>,
+    variables: Vec<(String, String)>,
+    options: &TestOptions,
+) -> Result<ExitCode, Failure> {
     let mut runner = if nextest_is_installed() {
         let mut runner = cargo(&["nextest", "run", "--no-fail-fast", "--run-ignored", "only"]);
-        runner.args(TESTS).args(&options.runner_arguments);
+        runner.args(tests).args(named).args(&options.runner_arguments);
         runner
     } else {
         let mut runner = cargo(&["test", "--no-fail-fast"]);
-        runner.args(TESTS).args(["--", "--ignored"]).args(&options.runner_arguments);
+        runner.args(tests).args(["--", "--ignored"]).args(named).args(&options.runner_arguments);
         runner
     };
     runner.envs(variables);
@@ -151,17 +165,20 @@ pub(crate) fn ci() -> Result<ExitCode, Failure> {
 struct TestOptions {
     with_services: bool,
     on_kubernetes: bool,
+    soak: bool,
     runner_arguments: Vec<String>,
 }
 
 impl TestOptions {
     fn parse(arguments: &[String]) -> Result<Self, Failure> {
-        let mut options = Self { with_services: true, on_kubernetes: false, runner_arguments: Vec::new() };
+        let mut options =
+            Self { with_services: true, on_kubernetes: false, soak: false, runner_arguments: Vec::new() };
         let mut remaining = arguments.iter();
         while let Some(argument) = remaining.next() {
             match argument.as_str() {
                 "--no-services" => options.with_services = false,
                 "--kube" => options.on_kubernetes = true,
+                "--soak" => options.soak = true,
                 "--" => options.runner_arguments.extend(remaining.by_ref().cloned()),
                 unknown => {
                     return Err(Failure::new(format!("`test` does not know `{unknown}`")).next_step(
@@ -196,6 +213,7 @@ mod tests {
         assert_eq!(options.runner_arguments, ["--no-services", "--", "x"]);
         assert!(parse(&[]).unwrap().with_services);
         assert!(!parse(&[]).unwrap().on_kubernetes && parse(&["--kube"]).unwrap().on_kubernetes);
+        assert!(!parse(&[]).unwrap().soak && parse(&["--soak"]).unwrap().soak);
     }
 
     #[test]

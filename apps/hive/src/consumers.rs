@@ -1,5 +1,6 @@
 //! Who takes hive's facts, and what follows (H10, H11, H13). `docs/hive.md` has the whole table.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use towpath::ids::AggregateId;
@@ -16,7 +17,7 @@ use crate::service::{
 use crate::tables::{AUDIT, NAMESPACES, REVISIONS, ROUTES, SERVICES, SPECS, TARGETS};
 use crate::views::{Pages, ServiceRow};
 
-/// How many facts are taken into the read models together.
+/// How many facts are taken into the read models together, and how many rows a statement names.
 const TOGETHER: usize = 64;
 
 /// Keeps the read models, and what is to be looked at.
@@ -47,12 +48,17 @@ async fn take_into_views(
 ) -> Result<Next, HandlerError> {
     let events: Vec<&IncomingEvent> = batch.deliveries.iter().map(|delivered| &delivered.event).collect();
     let ids = Pages::services_of(events.iter().copied());
-    let mut tables = batch.tx.own_tables();
-    let mut pages = Pages::knowing(known(&mut tables, &ids).await?);
+    let mut pages = Pages::knowing(known(&mut batch.tx.own_tables(), &ids).await?);
     for event in events {
+        // A fact that comes before those that it follows, or whose row is gone, would make a service of nothing.
+        if let Some(gap) = pages.gap_before(event) {
+            for missed in batch.tx.events_of(&gap.aggregate, gap.after, gap.count).await? {
+                pages.take(&IncomingEvent::from(missed.envelope))?;
+            }
+        }
         pages.take(event)?;
     }
-    write(&mut tables, &pages, stale).await?;
+    write(&mut batch.tx.own_tables(), &pages, stale).await?;
     if !pages.urgent.is_empty() {
         batch.tx.wake_after_commit(&wake);
     }
@@ -63,25 +69,31 @@ async fn take_into_views(
 async fn known(
     tables: &mut OwnTables<'_>,
     ids: &[String],
-) -> Result<std::collections::BTreeMap<String, ServiceRow>, HandlerError> {
+) -> Result<BTreeMap<String, ServiceRow>, HandlerError> {
     if ids.is_empty() {
         return Ok(Default::default());
     }
-    // A rebuild does the same: who comes second sees what the first has written.
-    let mut values = Vec::new();
-    let chosen = OwnTables::one_of("service_id", ids, &mut values);
-    let lock = format!("UPDATE hive_services SET version = version WHERE {chosen}");
-    tables.execute("hive.lock", &lock, values).await?;
+    // A rebuild locks the same: who comes second sees what the first has written.
     let mut values: Vec<Value<'_>> = Vec::new();
-    let chosen = OwnTables::one_of("s.service_id", ids, &mut values);
+    let chosen = OwnTables::one_of("service_id", ids, &mut values);
     let sql = format!(
-        "SELECT s.service_id, s.version, s.service, s.created_at, s.updated_at, s.status_changed_at, \
-         t.wanted, t.cause_id, t.flow_id \
-         FROM hive_services s LEFT JOIN hive_targets t ON t.service_id = s.service_id WHERE {chosen}"
+        "SELECT service_id, version, service, created_at, updated_at, status_changed_at \
+         FROM hive_services WHERE {chosen}"
     );
-    let records = tables.rows("hive.known", &sql, values).await?;
-    let rows = records.iter().map(|record| ServiceRow::read(record).map(|row| (row.service_id.clone(), row)));
-    rows.collect()
+    let mut rows = BTreeMap::new();
+    for record in tables.locked_rows("hive.known", &sql, values).await? {
+        let row = ServiceRow::read(&record)?;
+        rows.insert(row.service_id.clone(), row);
+    }
+    let mut values: Vec<Value<'_>> = Vec::new();
+    let chosen = OwnTables::one_of("service_id", ids, &mut values);
+    let sql = format!("SELECT service_id, wanted, cause_id, flow_id FROM hive_targets WHERE {chosen}");
+    for record in tables.locked_rows("hive.known.targets", &sql, values).await? {
+        if let Some(row) = rows.get_mut(&record.text("service_id")?) {
+            row.read_target(&record)?;
+        }
+    }
+    Ok(rows)
 }
 
 /// Writes rows, a statement per table.
@@ -94,9 +106,12 @@ pub(crate) async fn write(
         ("hive.put.services", &SERVICES, pages.service_rows()?),
         ("hive.put.targets", &TARGETS, pages.target_rows(stale)?),
         ("hive.put.revisions", &REVISIONS, pages.revision_rows()),
-        ("hive.put.routes", &ROUTES, pages.route_rows()?),
         ("hive.put.specs", &SPECS, pages.spec_rows()?),
         ("hive.put.audit", &AUDIT, pages.audit_rows()),
+    ];
+    // A fact that is taken in late, from the dead letters or by a rebuild, must not undo a newer one.
+    let newest = [
+        ("hive.put.routes", &ROUTES, pages.route_rows()?),
         ("hive.put.namespaces", &NAMESPACES, pages.namespace_rows()),
     ];
     for (name, table, rows) in everything {
@@ -104,10 +119,14 @@ pub(crate) async fn write(
             tables.put(name, table, rows).await?;
         }
     }
-    let gone = pages.gone();
-    if !gone.is_empty() {
+    for (name, table, rows) in newest {
+        if !rows.is_empty() {
+            tables.put_newer(name, table, "version", rows).await?;
+        }
+    }
+    for gone in pages.gone().chunks(TOGETHER) {
         let mut values = Vec::new();
-        let chosen = OwnTables::one_of("service_id", &gone, &mut values);
+        let chosen = OwnTables::one_of("service_id", gone, &mut values);
         let sql = format!("DELETE FROM hive_targets WHERE {chosen}");
         tables.execute("hive.forget.targets", &sql, values).await?;
     }
@@ -117,9 +136,10 @@ pub(crate) async fn write(
 async fn take_observation(mut delivery: Delivery) -> Result<Next, HandlerError> {
     match delivery.event.event_type.as_str() {
         "KnativeServiceObserved" => {
-            let KnativeServiceObserved { service_id, snapshot, failure_threshold, .. } =
+            let KnativeServiceObserved { service_id, snapshot, spec_version, failure_threshold, .. } =
                 delivery.payload()?;
-            let taken = TakeObservation { snapshot, failure_threshold };
+            let observation = delivery.event.aggregate_version.unwrap_or_default();
+            let taken = TakeObservation { snapshot, observation, spec_version, failure_threshold };
             delivery.send::<Service>(service_id, ServiceCommand::TakeObservation(taken)).await?;
         }
         "KnativeServiceDeletedObserved" => {
@@ -173,4 +193,50 @@ async fn send_record(
     command: RecordCommand,
 ) -> Result<(), HandlerError> {
     delivery.send::<ServiceRecord>(service_id.as_str(), command).await
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a panic is a test's verdict")]
+
+    use chrono::Utc;
+    use towpath::{Scratch, SqlStore};
+
+    use super::*;
+    use crate::service::ServiceStatus;
+    use crate::tables::TABLES;
+
+    /// More than a statement may have parameters on SQLite, the smallest: as a rebuild has them.
+    #[tokio::test]
+    async fn as_many_services_as_there_are_can_be_gone() {
+        let folder = std::env::temp_dir().join("towpath.db");
+        let scratch = Scratch::make(&format!("sqlite://{}", folder.display())).await.unwrap();
+        let store = SqlStore::connect(scratch.url()).await.unwrap();
+        store.create_tables(&TABLES).await.unwrap();
+        let now = Utc::now();
+        let mut pages = Pages::default();
+        for number in 0..33_000 {
+            let service = Service { status: Some(ServiceStatus::Deleted), ..Service::default() };
+            let service_id = format!("shop.cart-{number}");
+            let row = ServiceRow {
+                service_id: service_id.clone(),
+                version: 1,
+                service,
+                created_at: now,
+                updated_at: now,
+                status_changed_at: now,
+                wanted: None,
+                cause: None,
+            };
+            pages.services.insert(service_id, row);
+        }
+        let mut transaction = store.open_transaction().await.unwrap();
+        write(&mut transaction.own_tables(), &pages, Duration::from_secs(900)).await.unwrap();
+        transaction.finish().await.unwrap();
+        let sql = "SELECT COUNT(*) AS rows_there FROM hive_services";
+        let rows = store.own_rows("test.count", sql, Vec::new()).await.unwrap();
+        assert_eq!(rows[0].count("rows_there").unwrap(), 33_000);
+        store.close().await;
+        scratch.remove().await.unwrap();
+    }
 }

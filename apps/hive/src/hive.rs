@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sha2::{Digest as _, Sha256};
 use towpath::ids::{AggregateKey, Version};
 use towpath::observer::{Observer, ObserverPolicy, ObserverWake};
 use towpath::ports::store::{StateEvent, Store as _, StoreError};
 use towpath::tables::{Record, Value};
 use towpath::{Builder, Channel, HandlerError, IncomingEvent, SendError, SqlStore, Towpath};
 
+use crate::alerts::{self, Alert};
 use crate::consumers;
 use crate::gateway::ServingGateway;
 use crate::knative::KnativeService;
@@ -34,6 +36,8 @@ const WAIT_TICK: Duration = Duration::from_millis(100);
 pub struct HiveSettings {
     /// How often the platform is looked at (H14).
     pub interval: Duration,
+    /// How often the instance that looks asks what has become due: so late does it learn of what another one was asked for.
+    pub poll: Duration,
     /// For how long a READY service needs no look (H14).
     pub ready_stale: Duration,
     /// How many looks in a row must find a service not ready before it is FAILED (H6).
@@ -53,6 +57,7 @@ impl Default for HiveSettings {
     fn default() -> Self {
         Self {
             interval: Duration::from_secs(60),
+            poll: Duration::from_secs(1),
             ready_stale: Duration::from_secs(15 * 60),
             failure_threshold: 1,
             concurrency: 16,
@@ -107,7 +112,8 @@ impl Hive {
         let (stale, interval) = (settings.ready_stale, settings.interval);
         let targets = Targets::new(self.gateway.clone(), settings.failure_threshold, interval, stale);
         let policy = ObserverPolicy {
-            interval,
+            poll: settings.poll.min(interval),
+            longest_pause: interval,
             concurrency: settings.concurrency,
             timeout: settings.timeout,
             ..ObserverPolicy::default()
@@ -163,12 +169,16 @@ impl Hive {
         }
     }
 
+    /// The alerts about the platform, the last raised first.
+    pub async fn alerts(&self, store: &SqlStore, limit: u32) -> Result<Vec<Alert>, StoreError> {
+        alerts::list(store, limit).await
+    }
+
     /// The id for a new service of this name. Names can be used again once a service is DELETED, ids cannot.
     pub async fn free_id(&self, app: &Towpath, namespace: &str, name: &str) -> Result<String, SendError> {
-        let first = format!("{namespace}.{name}");
         let mut number = 1_u32;
         loop {
-            let id = if number == 1 { first.clone() } else { format!("{first}.{number}") };
+            let id = numbered_id(namespace, name, number);
             match self.service(app, &id).await? {
                 Some(view) if view.service.status == Some(ServiceStatus::Deleted) => number += 1,
                 _ => return Ok(id),
@@ -191,8 +201,7 @@ impl Hive {
             values.push(status.into());
         }
         let sql = format!(
-            "SELECT service_id, version, service, created_at, updated_at, status_changed_at, \
-             status_reason AS wanted, status_reason AS cause_id, status_reason AS flow_id \
+            "SELECT service_id, version, service, created_at, updated_at, status_changed_at \
              FROM hive_services WHERE service_id > ? {only}ORDER BY service_id LIMIT {limit}"
         );
         store.own_rows("hive.services", &sql, values).await?.iter().map(ServiceRow::read).collect()
@@ -224,6 +233,27 @@ impl Hive {
     }
 }
 
+/// The longest id that an aggregate can have.
+const LONGEST_ID: usize = 128;
+
+/// The id of the how-manieth service of a name. A name that leaves no room for the number is cut, and its hash tells it
+/// from others that begin alike.
+fn numbered_id(namespace: &str, name: &str, number: u32) -> String {
+    let first = format!("{namespace}.{name}");
+    if number == 1 {
+        return first;
+    }
+    let end = format!(".{number}");
+    if first.len() + end.len() <= LONGEST_ID {
+        return format!("{first}{end}");
+    }
+    let digest = Sha256::digest(first.as_bytes());
+    let hash: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    // DNS labels: a character is a byte.
+    let kept: String = first.chars().take(LONGEST_ID - end.len() - hash.len() - 1).collect();
+    format!("{kept}-{hash}{end}")
+}
+
 /// What a rebuild did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rebuilt {
@@ -244,10 +274,12 @@ pub async fn rebuild(store: &SqlStore, ready_stale: Duration) -> Result<Rebuilt,
         <ServiceRecord as towpath::Aggregate>::KIND,
         <Namespace as towpath::Aggregate>::KIND,
     ];
-    // Rows that are younger may stem from facts without a position, which the log does not show yet.
+    // Rows that are younger may stem from facts that are committed while the log is read.
     let older = chrono::Utc::now() - chrono::TimeDelta::seconds(60);
     let mut pages = Pages::default();
-    let (mut facts, mut low, head) = (0, 1, store.head().await?);
+    // Facts that nobody has given a position yet are facts: who has handled them does not get them again.
+    let head = towpath::complete_head(store).await?;
+    let (mut facts, mut low) = (0, 1);
     while low <= head {
         let high = (low + PAGE - 1).min(head);
         for recorded in store.events_between(low, high).await? {
@@ -274,17 +306,35 @@ pub async fn rebuild(store: &SqlStore, ready_stale: Duration) -> Result<Rebuilt,
         let sql = format!("DELETE FROM {table} WHERE {column} < ?");
         tables.execute("hive.rebuild.clear", &sql, vec![older.into()]).await?;
     }
-    tables.execute("hive.rebuild.lock", "UPDATE hive_services SET version = version", Vec::new()).await?;
-    let mut younger = [BTreeMap::new(), BTreeMap::new()];
-    for (table, known) in ["hive_services", "hive_routes"].into_iter().zip(&mut younger) {
-        let sql = format!("SELECT service_id, version FROM {table}");
-        for record in tables.rows("hive.rebuild.known", &sql, Vec::new()).await? {
-            known.insert(record.text("service_id")?, record.count("version")?);
-        }
+    let mut known = BTreeMap::new();
+    let sql = "SELECT service_id, version FROM hive_services";
+    for record in tables.locked_rows("hive.rebuild.known", sql, Vec::new()).await? {
+        known.insert(record.text("service_id")?, record.count("version")?);
     }
-    let [known_services, known_routes] = younger;
-    pages.without_older(&known_services, &known_routes);
+    pages.without_older(&known);
     consumers::write(&mut tables, &pages, ready_stale).await?;
     transaction.finish().await?;
     Ok(Rebuilt { facts, services })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_allowed_name_can_be_used_again() {
+        assert_eq!(numbered_id("shop", "cart", 1), "shop.cart");
+        assert_eq!(numbered_id("shop", "cart", 12), "shop.cart.12");
+        let (namespace, name) = ("n".repeat(63), "c".repeat(63));
+        let other = format!("{}d", "c".repeat(62));
+        let mut ids = std::collections::BTreeSet::new();
+        for number in [1, 2, 10, u32::MAX] {
+            for name in [&name, &other] {
+                let id = numbered_id(&namespace, name, number);
+                assert!(AggregateKey::new(<Service as towpath::Aggregate>::KIND, &id).is_ok(), "{id}");
+                assert_eq!(id, numbered_id(&namespace, name, number), "the same each time");
+                assert!(ids.insert(id), "each has its own");
+            }
+        }
+    }
 }

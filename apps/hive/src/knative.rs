@@ -58,6 +58,9 @@ pub struct Look {
     pub spec_version: u64,
     /// The state of the service.
     pub status: ServiceStatus,
+    /// Whether the service knows already what was seen.
+    #[serde(default)]
+    pub known: bool,
     /// How many looks in a row must find it not ready before it counts as failed.
     pub failure_threshold: u32,
 }
@@ -181,6 +184,10 @@ impl Aggregate for KnativeService {
         }
         self
     }
+
+    fn internal_commands() -> &'static [&'static str] {
+        &["Command.Hive.KnativeService.Observe"]
+    }
 }
 
 impl KnativeService {
@@ -193,7 +200,8 @@ impl KnativeService {
             0,
             look.observed_at,
         );
-        if snapshot.ready == Some(false) {
+        // What is not what was asked for says nothing about what was.
+        if snapshot.ready == Some(false) && snapshot.hash_match {
             let before = earlier.map_or(0, |told| told.snapshot.consecutive_failures);
             // Beyond the threshold one more says nothing new.
             snapshot.consecutive_failures = (before + 1).min(look.failure_threshold.max(1));
@@ -217,11 +225,11 @@ impl KnativeService {
         if look.spec_version < told.spec_version {
             return false;
         }
-        let awaited = look.status.is_converging()
-            && observed.hash_match
-            && observed.ready.is_some()
-            && is_due(Some(told.snapshot.observed_at), look.observed_at);
-        awaited
+        // It was told, and a service that does not know it, or waits for it still, did not get it.
+        let awaited = look.status.is_converging() && observed.hash_match && observed.ready.is_some();
+        let told_in_vain =
+            (awaited || !look.known) && is_due(Some(told.snapshot.observed_at), look.observed_at);
+        told_in_vain
             || told.spec_version != observed.spec_version
             || !told.snapshot.says_the_same(&observed.snapshot)
     }
@@ -257,4 +265,80 @@ impl KnativeService {
 
 fn is_due(told_at: Option<DateTime<Utc>>, now: DateTime<Utc>) -> bool {
     told_at.is_none_or(|told_at| now - told_at >= TOLD_AGAIN_AFTER)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a panic is a test's verdict")]
+
+    use super::*;
+    use crate::gateway::{Condition, ConditionStatus, Conditions, FoundService};
+
+    const WANTED: &str = "wanted";
+
+    fn look(hash: &str, ready: ConditionStatus, seconds: i64) -> Look {
+        let found = FoundService {
+            service_id: Some("shop.cart".to_owned()),
+            spec_hash: Some(SpecHash::from_stored(hash)),
+            conditions: Conditions { ready: Condition::of(ready), ..Conditions::default() },
+            ..FoundService::default()
+        };
+        Look {
+            service_id: "shop.cart".to_owned(),
+            resource: ResourceName::new("shop", "cart"),
+            observed: Observed::Found(Box::new(found)),
+            observed_at: DateTime::UNIX_EPOCH + TimeDelta::seconds(seconds),
+            desired_spec_hash: SpecHash::from_stored(WANTED),
+            spec_version: 2,
+            status: ServiceStatus::Updating,
+            known: true,
+            failure_threshold: 3,
+        }
+    }
+
+    /// What follows from looks, one after the other.
+    fn told(looks: Vec<Look>) -> Vec<Option<KnativeServiceObserved>> {
+        let mut state = KnativeService::default();
+        let context = Context { now: Utc::now(), version: 0, actor_id: None, tenant_id: None };
+        let mut told = Vec::new();
+        for look in looks {
+            let events = state.decide(KnativeServiceCommand::Observe(look), &context).unwrap();
+            state = events.iter().fold(state, |state, event| state.evolve(event));
+            told.push(events.into_iter().find_map(|event| match event {
+                KnativeServiceEvent::Observed(observed) => Some(observed),
+                _ => None,
+            }));
+        }
+        told
+    }
+
+    #[test]
+    fn only_failures_of_what_is_wanted_count() {
+        let failing = |hash, seconds| look(hash, ConditionStatus::False, seconds);
+        let looks =
+            vec![failing("earlier", 0), failing("earlier", 1), failing(WANTED, 2), failing(WANTED, 3)];
+        let counts: Vec<_> =
+            told(looks).into_iter().map(|told| Some(told?.snapshot.consecutive_failures)).collect();
+        assert_eq!(counts, [Some(0), None, Some(1), Some(2)]);
+    }
+
+    #[test]
+    fn what_a_service_does_not_know_is_told_again_after_a_while() {
+        let ready = |known, seconds| Look {
+            known,
+            status: ServiceStatus::Ready,
+            ..look(WANTED, ConditionStatus::True, seconds)
+        };
+        let looks = vec![ready(false, 0), ready(false, 30), ready(false, 60), ready(true, 3600)];
+        let told: Vec<bool> = told(looks).iter().map(Option::is_some).collect();
+        assert_eq!(told, [true, false, true, false]);
+    }
+
+    #[test]
+    fn a_look_for_an_earlier_specification_tells_nothing() {
+        let late = Look { spec_version: 1, ..look("earlier", ConditionStatus::True, 9) };
+        let first = look(WANTED, ConditionStatus::Unknown, 1);
+        let told = told(vec![first, late]);
+        assert!(told[0].is_some() && told[1].is_none());
+    }
 }

@@ -4,6 +4,7 @@
 //! [`knative`] (what was seen of it), `targets` (looking), `consumers` (what facts lead to), [`views`] (the read models),
 //! and [`Hive`], which puts them together. `docs/hive.md` says what each event means.
 
+pub mod alerts;
 mod consumers;
 pub mod gateway;
 mod hive;

@@ -61,4 +61,8 @@ impl Aggregate for Namespace {
         let NamespaceEvent::Validated(validated) = event;
         Namespace { exists: Some(validated.exists) }
     }
+
+    fn internal_commands() -> &'static [&'static str] {
+        &["Command.Hive.Namespace.Validate"]
+    }
 }

@@ -95,6 +95,10 @@ impl Aggregate for ServiceRecord {
         self
     }
 
+    fn internal_commands() -> &'static [&'static str] {
+        &["Command.Hive.Record.Persist", "Command.Hive.Record.Audit"]
+    }
+
     fn irregular_pairings() -> &'static [(&'static str, &'static str)] {
         &[
             ("Command.Hive.Record.Persist", "service.persisted"),

@@ -105,6 +105,20 @@ pub const NAMESPACES: Table = Table::new(
     &[],
 );
 
+/// What an operator should know of: a row per outage of the platform.
+pub const ALERTS: Table = Table::new(
+    "hive_alerts",
+    &[
+        column("alert", Name(64)),
+        column("raised_at", Time),
+        column("code", Name(64)),
+        column("message", Text),
+        nullable("cleared_at", Time),
+    ],
+    &["alert", "raised_at"],
+    &[],
+);
+
 /// What is to be looked at, and when: a row per service that is not DELETED. The observer writes here when it has looked.
 pub const TARGETS: Table = Table::new(
     "hive_targets",
@@ -134,4 +148,4 @@ pub const TARGETS: Table = Table::new(
 );
 
 /// All of them.
-pub const TABLES: [Table; 7] = [SERVICES, REVISIONS, ROUTES, SPECS, AUDIT, NAMESPACES, TARGETS];
+pub const TABLES: [Table; 8] = [SERVICES, REVISIONS, ROUTES, SPECS, AUDIT, NAMESPACES, TARGETS, ALERTS];

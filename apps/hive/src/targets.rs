@@ -5,16 +5,18 @@
 //! handler leaves a row with what is wanted, and wakes the observer; the row is there until the service says that it was
 //! done. What was done and is undone by somebody else is done again as long as the service waits for it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use futures_util::StreamExt as _;
-use towpath::observer::{Decision, ExternalResources, Hints, Looked, ObserveError};
+use towpath::observer::{Decision, ExternalResources, Hints, Looked, ObserveError, Platform};
 use towpath::ports::store::StoreResult;
 use towpath::tables::{OwnTables, Record, Value};
 use towpath::{InvalidPayload, Payload, SqlStore};
 
+use crate::alerts;
 use crate::gateway::{Apply, GatewayError, Observed, ServingGateway};
 use crate::knative::{KnativeService, KnativeServiceCommand, Look};
 use crate::namespace::{Namespace, NamespaceCommand, NamespaceValidated};
@@ -57,7 +59,8 @@ pub struct Target {
 pub struct Evidence {
     namespace_exists: Option<bool>,
     applied: Option<ApplyResult>,
-    observed: Observed,
+    /// What is there; none when it was not looked at, because of what came before.
+    observed: Option<Result<Observed, ObserveError>>,
 }
 
 impl Targets {
@@ -98,13 +101,14 @@ impl Targets {
         &self,
         target: &Target,
         evidence: Evidence,
-        now: DateTime<Utc>,
+        began_at: DateTime<Utc>,
     ) -> Result<Vec<Decision>, InvalidPayload> {
         let Evidence { namespace_exists, applied, observed } = evidence;
         let mut decisions = Vec::new();
         if let Some(exists) = namespace_exists {
             let namespace = target.resource.namespace.clone();
-            let validated = NamespaceValidated { namespace: namespace.clone(), exists, validated_at: now };
+            let validated =
+                NamespaceValidated { namespace: namespace.clone(), exists, validated_at: began_at };
             let command = NamespaceCommand::Validate(validated);
             decisions.push(target.in_flow(Decision::of::<Namespace>(namespace, &command)?));
         }
@@ -113,15 +117,20 @@ impl Targets {
             let command = ServiceCommand::RecordApply(ApplyOutcome { spec_hash, spec_version, result });
             decisions.push(target.in_flow(Decision::of::<Service>(&target.service_id, &command)?));
         }
-        if target.is_news(&observed, now) {
+        let Some(Ok(observed)) = observed else { return Ok(decisions) };
+        let known = target.knows(&observed, began_at);
+        // What a service waits for is told also when it should know it.
+        let waits = target.status.is_converging() || target.status == ServiceStatus::Deleting;
+        if waits || !known {
             let command = KnativeServiceCommand::Observe(Look {
                 service_id: target.service_id.clone(),
                 resource: target.resource.clone(),
                 observed,
-                observed_at: now,
+                observed_at: began_at,
                 desired_spec_hash: target.spec_hash.clone(),
                 spec_version: target.spec_version,
                 status: target.status,
+                known,
                 failure_threshold: self.failure_threshold,
             });
             decisions.push(target.in_flow(Decision::of::<KnativeService>(&target.service_id, &command)?));
@@ -166,6 +175,27 @@ impl ExternalResources for Targets {
         store.own_rows("hive.named", &sql, values).await?.iter().map(Target::read).collect()
     }
 
+    async fn current(&self, store: &SqlStore, listed: &Target) -> StoreResult<Option<Target>> {
+        let sql = format!("SELECT {COLUMNS} FROM hive_targets WHERE service_id = ?");
+        let rows = store.own_rows("hive.current", &sql, vec![listed.service_id.as_str().into()]).await?;
+        let current = rows.first().map(Target::read).transpose()?;
+        // Half of a change has been taken in since it was listed: it is due again with the other half.
+        let half = |target: &Target| target.wanted == Some(Wanted::Facts);
+        Ok(current.filter(|current| !half(current) || half(listed)))
+    }
+
+    async fn reachable(&self) -> Result<(), ObserveError> {
+        self.gateway.reachable().await.map_err(not_seen)
+    }
+
+    fn missing(&self, evidence: &Evidence) -> Option<ObserveError> {
+        evidence.observed.as_ref().and_then(|observed| observed.as_ref().err().cloned())
+    }
+
+    async fn platform_is(&self, store: &SqlStore, platform: &Platform) -> StoreResult<()> {
+        alerts::platform_is(store, platform, Utc::now()).await
+    }
+
     async fn observe(&self, target: &Target) -> Result<Evidence, ObserveError> {
         let (mut namespace_exists, mut applied) = (None, None);
         match target.wanted {
@@ -175,12 +205,29 @@ impl ExternalResources for Targets {
                     namespace_exists =
                         Some(self.gateway.namespace_exists(namespace).await.map_err(not_seen)?);
                 }
-                applied = Some(self.apply(target).await?);
+                let outcome = self.apply(target).await?;
+                // A no for good is told at once: whatever else could not be seen would keep it back.
+                if matches!(outcome, ApplyResult::Refused { .. }) {
+                    return Ok(Evidence { namespace_exists, applied: Some(outcome), observed: None });
+                }
+                applied = Some(outcome);
             }
             Some(Wanted::Delete) if target.status == ServiceStatus::Deleting => self.delete(target).await?,
             _ => {}
         }
-        let observed = self.gateway.observe(&target.resource).await.map_err(not_seen)?;
+        let observed = match self.gateway.observe(&target.resource).await.map_err(not_seen) {
+            // What nobody has labelled is not ours to delete, so it does not keep a service from being gone.
+            Ok(Observed::Found(found))
+                if target.status == ServiceStatus::Deleting && found.service_id.is_none() =>
+            {
+                Observed::NotFound
+            }
+            Ok(observed) => observed,
+            Err(error) if applied.is_some() => {
+                return Ok(Evidence { namespace_exists, applied, observed: Some(Err(error)) });
+            }
+            Err(error) => return Err(error),
+        };
         let own = match &observed {
             Observed::Found(found)
                 if found.service_id.as_ref().is_none_or(|owner| *owner == target.service_id) =>
@@ -195,16 +242,16 @@ impl ExternalResources for Targets {
             applied = Some(self.apply(target).await?);
         }
         if target.status == ServiceStatus::Deleting
-            && target.wanted.is_none()
+            && target.wanted != Some(Wanted::Delete)
             && own.is_some_and(|found| !found.deleting)
         {
             self.delete(target).await?;
         }
-        Ok(Evidence { namespace_exists, applied, observed })
+        Ok(Evidence { namespace_exists, applied, observed: Some(Ok(observed)) })
     }
 
-    fn decide(&self, target: &Target, evidence: Evidence, now: DateTime<Utc>) -> Vec<Decision> {
-        self.decisions(target, evidence, now).unwrap_or_else(|error| {
+    fn decide(&self, target: &Target, evidence: Evidence, began_at: DateTime<Utc>) -> Vec<Decision> {
+        self.decisions(target, evidence, began_at).unwrap_or_else(|error| {
             // What was read as JSON can be written as JSON.
             tracing::error!(service = target.service_id, %error, "what was seen cannot be written");
             Vec::new()
@@ -212,22 +259,29 @@ impl ExternalResources for Targets {
     }
 
     async fn note(&self, store: &SqlStore, looked: &[Looked<Target>]) -> StoreResult<()> {
-        // What could not be seen is due as before.
-        let seen: Vec<_> = looked.iter().filter(|look| look.failure.is_none()).collect();
-        let Some(at) = seen.iter().map(|look| look.at).max() else { return Ok(()) };
-        // A little sooner than the next scan, so that it is due by then.
-        let next_scan = later(at, self.interval.mul_f64(0.9));
-        let mut values: Vec<Value<'_>> = vec![at.into(), later(at, self.stale).into(), next_scan.into()];
-        // Only as they were listed: one of which something new is wanted stays due.
-        let chosen = vec!["(service_id = ? AND version = ?)"; seen.len()].join(" OR ");
-        for look in &seen {
-            values.extend([Value::from(look.resource.service_id.as_str()), look.resource.version.into()]);
+        let (seen, failed): (Vec<_>, Vec<_>) = looked.iter().partition(|look| look.failure.is_none());
+        if let Some(at) = seen.iter().map(|look| look.at).max() {
+            let mut values: Vec<Value<'_>> =
+                vec![at.into(), later(at, self.stale).into(), later(at, self.interval).into()];
+            let chosen = as_listed(&seen, &mut values);
+            let sql = format!(
+                "UPDATE hive_targets SET observed_at = ?, wanted = CASE WHEN wanted <> 'look' THEN wanted END, \
+                 due_at = CASE WHEN status = 'READY' AND missing = 0 THEN ? ELSE ? END WHERE {chosen}"
+            );
+            store.own_execute("hive.noted", &sql, values).await?;
         }
-        let sql = format!(
-            "UPDATE hive_targets SET observed_at = ?, \
-             due_at = CASE WHEN status = 'READY' AND missing = 0 THEN ? ELSE ? END WHERE {chosen}"
-        );
-        store.own_execute("hive.noted", &sql, values).await.map(|_| ())
+        let mut paused: BTreeMap<Duration, Vec<_>> = BTreeMap::new();
+        for look in failed {
+            paused.entry(look.pause).or_default().push(look);
+        }
+        for (pause, looks) in paused {
+            let Some(at) = looks.iter().map(|look| look.at).max() else { continue };
+            let mut values: Vec<Value<'_>> = vec![later(at, pause).into()];
+            let chosen = as_listed(&looks, &mut values);
+            let sql = format!("UPDATE hive_targets SET due_at = ? WHERE {chosen}");
+            store.own_execute("hive.paused", &sql, values).await?;
+        }
+        Ok(())
     }
 
     async fn watch(&self) -> Result<Option<Hints>, ObserveError> {
@@ -271,12 +325,11 @@ impl Target {
         })
     }
 
-    /// Whether a look shows something new, or something is waited for.
-    fn is_news(&self, observed: &Observed, now: DateTime<Utc>) -> bool {
-        let waits = self.status.is_converging() || self.status == ServiceStatus::Deleting;
+    /// Whether the service knows already what a look shows.
+    fn knows(&self, observed: &Observed, began_at: DateTime<Utc>) -> bool {
         let failures = self.snapshot.as_ref().map_or(0, |snapshot| snapshot.consecutive_failures);
-        let seen = Snapshot::of(Some(&self.service_id), observed, &self.spec_hash, failures, now);
-        waits || self.snapshot.as_ref().is_none_or(|known| !known.says_the_same(&seen))
+        let seen = Snapshot::of(Some(&self.service_id), observed, &self.spec_hash, failures, began_at);
+        self.snapshot.as_ref().is_some_and(|known| known.says_the_same(&seen))
     }
 
     /// What follows from what a user asked for belongs to the flow of that, until it is done.
@@ -289,15 +342,22 @@ impl Target {
     }
 }
 
+/// Only as they were listed: one of which something new is wanted stays due.
+fn as_listed<'l>(looks: &[&'l Looked<Target>], values: &mut Vec<Value<'l>>) -> String {
+    for look in looks {
+        values.extend([Value::from(look.resource.service_id.as_str()), look.resource.version.into()]);
+    }
+    vec!["(service_id = ? AND version = ?)"; looks.len()].join(" OR ")
+}
+
 fn stored<T: serde::de::DeserializeOwned>(text: String) -> Option<T> {
     Payload::from_text(text).ok()?.read("a stored row").ok()
 }
 
 /// The platform did not say anything about the resource.
 fn not_seen(error: GatewayError) -> ObserveError {
-    match error {
-        GatewayError::Timeout { after } => ObserveError::timed_out(after),
-        GatewayError::Unavailable { .. } => ObserveError::of_platform(error.code(), error.to_string()),
-        other => ObserveError::of_resource(other.code(), other.to_string()),
+    match error.is_passing() {
+        true => ObserveError::unanswered(error.code(), error.to_string()),
+        false => ObserveError::of_resource(error.code(), error.to_string()),
     }
 }

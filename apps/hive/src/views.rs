@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use towpath::ids::AggregateKey;
 use towpath::tables::{Record, Value};
 use towpath::{Aggregate, HandlerError, IncomingEvent, Payload};
 
@@ -17,6 +18,13 @@ use crate::spec::ResourceName;
 
 /// The longest that a look is put off: nobody means longer, and not every database can write a far moment down.
 const LONGEST: Duration = Duration::from_secs(3600 * 24 * 365);
+
+/// When something is due that is to be looked at now. Not the moment at which that was found: an instance whose clock is
+/// behind would wait until it has come.
+pub(crate) const AT_ONCE: DateTime<Utc> = DateTime::UNIX_EPOCH;
+
+/// The code of a fact that comes before those that it follows.
+const OUT_OF_ORDER: &str = "fact-out-of-order";
 
 /// For how long a service is left alone of which more facts are on their way.
 const UNFINISHED: Duration = Duration::from_secs(3600);
@@ -56,6 +64,17 @@ pub struct ServiceRow {
     pub cause: Option<Cause>,
 }
 
+/// Facts that are missing.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Gap {
+    /// Of which service.
+    pub(crate) aggregate: AggregateKey,
+    /// Behind which version.
+    pub(crate) after: u64,
+    /// How many.
+    pub(crate) count: u32,
+}
+
 /// What is to be done on the platform.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
@@ -65,6 +84,8 @@ pub enum Wanted {
     Apply,
     /// The resource is to be deleted.
     Delete,
+    /// It is to be looked at, whatever is known: somebody has asked.
+    Look,
 }
 
 /// The fact that started something, and its flow.
@@ -83,12 +104,15 @@ impl Wanted {
             Self::Facts => "facts",
             Self::Apply => "apply",
             Self::Delete => "delete",
+            Self::Look => "look",
         }
     }
 
     /// From what is stored.
     pub fn from_stored(text: &str) -> Option<Self> {
-        [Self::Facts, Self::Apply, Self::Delete].into_iter().find(|wanted| wanted.as_str() == text)
+        [Self::Facts, Self::Apply, Self::Delete, Self::Look]
+            .into_iter()
+            .find(|wanted| wanted.as_str() == text)
     }
 }
 
@@ -104,6 +128,14 @@ impl Pages {
         let ids: BTreeSet<String> =
             keys.filter(|key| key.kind.as_str() == Service::KIND).map(|key| key.id.to_string()).collect();
         ids.into_iter().collect()
+    }
+
+    /// The facts of a service that are not known and come before this one.
+    pub(crate) fn gap_before(&self, event: &IncomingEvent) -> Option<Gap> {
+        let aggregate = event.aggregate.as_ref().filter(|key| key.kind.as_str() == Service::KIND)?.clone();
+        let after = self.services.get(aggregate.id.as_str()).map_or(0, |row| row.version);
+        let missing = event.aggregate_version?.checked_sub(after + 1).filter(|missing| *missing > 0)?;
+        Some(Gap { aggregate, after, count: u32::try_from(missing).unwrap_or(u32::MAX) })
     }
 
     /// Takes in a fact.
@@ -162,6 +194,11 @@ impl Pages {
         if version <= row.version {
             return Ok(());
         }
+        // Without the facts before it, a fact would make a service of nothing.
+        if version != row.version + 1 {
+            let message = format!("{id} is known up to its fact {}, and this is {version}", row.version);
+            return Err(HandlerError::transient(OUT_OF_ORDER, message));
+        }
         let fact: ServiceEvent = towpath::from_variant(event.event_type.as_str(), &event.payload)?;
         let before = row.service.status;
         let cause = || Cause {
@@ -181,6 +218,7 @@ impl Pages {
                 self.urgent.insert(id);
             }
             ServiceEvent::SnapshotUpdated(updated) if updated.refresh_requested => {
+                row.wanted = row.wanted.or(Some(Wanted::Look));
                 self.urgent.insert(id);
             }
             ServiceEvent::SpecApplied(_)
@@ -285,20 +323,15 @@ impl Pages {
     }
 
     /// Drops what is older than what is there.
-    pub fn without_older(&mut self, services: &BTreeMap<String, u64>, routes: &BTreeMap<String, u64>) {
-        let is_older = |known: Option<&u64>, version: u64| known.is_some_and(|known| *known > version);
-        self.services.retain(|id, row| !is_older(services.get(id), row.version));
-        self.routes.retain(|id, (version, ..)| !is_older(routes.get(id), *version));
+    pub fn without_older(&mut self, services: &BTreeMap<String, u64>) {
+        self.services.retain(|id, row| services.get(id).is_none_or(|known| *known <= row.version));
     }
 }
 
 impl ServiceRow {
-    /// What is read back: [`SELECT_SERVICES`] and what is kept with the target.
+    /// What is read back.
     pub fn read(record: &Record) -> Result<Self, HandlerError> {
         let service: Service = json(record.text("service")?)?;
-        let wanted = record.text_or_null("wanted")?.as_deref().and_then(Wanted::from_stored);
-        let cause = record.text_or_null("cause_id")?;
-        let flow_id = record.text_or_null("flow_id")?;
         Ok(Self {
             service_id: record.text("service_id")?,
             version: record.count("version")?,
@@ -306,9 +339,17 @@ impl ServiceRow {
             created_at: record.time("created_at")?,
             updated_at: record.time("updated_at")?,
             status_changed_at: record.time("status_changed_at")?,
-            wanted,
-            cause: cause.map(|event_id| Cause { event_id, flow_id }),
+            wanted: None,
+            cause: None,
         })
+    }
+
+    /// Adds what is kept with the target.
+    pub(crate) fn read_target(&mut self, record: &Record) -> Result<(), HandlerError> {
+        self.wanted = record.text_or_null("wanted")?.as_deref().and_then(Wanted::from_stored);
+        let flow_id = record.text_or_null("flow_id")?;
+        self.cause = record.text_or_null("cause_id")?.map(|event_id| Cause { event_id, flow_id });
+        Ok(())
     }
 
     /// Whether it is ready.
@@ -375,12 +416,11 @@ impl ServiceRow {
         let now = self.updated_at;
         match self.service.status {
             _ if self.wanted == Some(Wanted::Facts) => later(now, UNFINISHED),
-            _ if urgent => now,
-            Some(ServiceStatus::Ready) if !missing => {
+            Some(ServiceStatus::Ready) if !missing && !urgent && self.wanted.is_none() => {
                 let seen_at = self.service.snapshot.as_ref().map_or(now, |snapshot| snapshot.observed_at);
                 later(seen_at, stale)
             }
-            _ => now,
+            _ => AT_ONCE,
         }
     }
 }
@@ -411,4 +451,35 @@ pub(crate) fn json<T: serde::de::DeserializeOwned>(text: String) -> Result<T, Ha
 /// A platform's code, cut to what the column holds.
 fn cut(code: &str) -> String {
     code.chars().take(128).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_to_be_looked_at_now_is_due_whatever_a_clock_says() {
+        // An instance whose clock is an hour ahead has taken this in.
+        let ahead = Utc::now() + chrono::TimeDelta::hours(1);
+        let row = |status| ServiceRow {
+            service_id: "shop.cart".to_owned(),
+            version: 1,
+            service: Service { status: Some(status), ..Service::default() },
+            created_at: ahead,
+            updated_at: ahead,
+            status_changed_at: ahead,
+            wanted: None,
+            cause: None,
+        };
+        let stale = Duration::from_secs(900);
+        for status in ServiceStatus::ALL.into_iter().filter(|status| *status != ServiceStatus::Ready) {
+            assert_eq!(row(status).due_at(false, false, stale), AT_ONCE, "{status:?}");
+        }
+        let ready = row(ServiceStatus::Ready);
+        assert_eq!(ready.due_at(true, false, stale), AT_ONCE, "somebody has just asked");
+        let asked = ServiceRow { wanted: Some(Wanted::Look), ..ready.clone() };
+        assert_eq!(asked.due_at(false, false, stale), AT_ONCE, "somebody has asked, and nobody has looked");
+        assert_eq!(ready.due_at(false, true, stale), AT_ONCE, "something is missing");
+        assert_eq!(ready.due_at(false, false, stale), ahead + chrono::TimeDelta::minutes(15));
+    }
 }

@@ -84,12 +84,17 @@ enum Trigger {
     SeenReady,
     SeenFailing,
     SeenOther,
+    SeenVanished,
+    SeenOverdue,
+    SeenForEarlier,
     SeenGone,
     Applied,
+    AppliedEarlier,
     Refused,
+    RefusedEarlier,
 }
 
-const TRIGGERS: [Trigger; 10] = [
+const TRIGGERS: [Trigger; 15] = [
     Trigger::Create,
     Trigger::Update,
     Trigger::Delete,
@@ -97,9 +102,14 @@ const TRIGGERS: [Trigger; 10] = [
     Trigger::SeenReady,
     Trigger::SeenFailing,
     Trigger::SeenOther,
+    Trigger::SeenVanished,
+    Trigger::SeenOverdue,
+    Trigger::SeenForEarlier,
     Trigger::SeenGone,
     Trigger::Applied,
+    Trigger::AppliedEarlier,
     Trigger::Refused,
+    Trigger::RefusedEarlier,
 ];
 
 /// What must follow.
@@ -122,6 +132,7 @@ const CONFIRMED_UPDATE: &[&str] =
     &["service.snapshot.updated", "service.convergence.confirmed", "service.ready", "service.updated"];
 const NOT_CONFIRMED: &[&str] = &["service.snapshot.updated", "service.convergence.failed", "service.failed"];
 const REFRESHED: &[&str] = &["service.snapshot.updated"];
+const PURGED: &[&str] = &["service.snapshot.updated", "service.external.purged"];
 const GONE: &[&str] = &["service.snapshot.updated", "service.deleted"];
 const APPLIED: &[&str] = &["service.spec.applied"];
 const REFUSED: &[&str] = &["service.creation.failed", "service.failed"];
@@ -144,11 +155,28 @@ fn expected(state: Option<ServiceStatus>, trigger: Trigger) -> Outcome {
         (Trigger::Delete, _) => ILLEGAL,
         (Trigger::Refresh, state) => Events(REFRESHED, state),
         // What is seen of a service that is gone is of no interest.
-        (Trigger::SeenReady | Trigger::SeenFailing | Trigger::SeenOther, Deleted) => Nothing,
+        // Before the first observation none is overdue.
+        (Trigger::SeenOverdue, Creating) => Events(CONFIRMED, Ready),
+        (Trigger::SeenOverdue | Trigger::AppliedEarlier | Trigger::RefusedEarlier, _) => Nothing,
+        (
+            Trigger::SeenReady
+            | Trigger::SeenFailing
+            | Trigger::SeenOther
+            | Trigger::SeenVanished
+            | Trigger::SeenForEarlier,
+            Deleted,
+        ) => Nothing,
+        // Of a service that is to be gone, that is told otherwise.
+        (Trigger::SeenVanished, Deleting) => Nothing,
+        // Before the first look nothing was there that could vanish.
+        (Trigger::SeenVanished, Creating) => Events(REFRESHED, Creating),
+        (Trigger::SeenVanished, state) => Events(PURGED, state),
         (Trigger::SeenReady, Creating) => Events(CONFIRMED, Ready),
         (Trigger::SeenReady, Updating) => Events(CONFIRMED_UPDATE, Ready),
         (Trigger::SeenFailing, Creating | Updating) => Events(NOT_CONFIRMED, Failed),
-        (Trigger::SeenReady | Trigger::SeenFailing | Trigger::SeenOther, state) => Events(REFRESHED, state),
+        (Trigger::SeenReady | Trigger::SeenFailing | Trigger::SeenOther | Trigger::SeenForEarlier, state) => {
+            Events(REFRESHED, state)
+        }
         (Trigger::SeenGone, Deleting) => Events(GONE, Deleted),
         (Trigger::SeenGone, _) => ILLEGAL,
         (Trigger::Applied, state @ (Creating | Updating)) => Events(APPLIED, state),
@@ -195,24 +223,46 @@ fn snapshot(ready: Option<bool>, present: bool, hash: Option<SpecHash>) -> Snaps
 async fn pull(running: &Running, id: &str, trigger: Trigger) -> Result<towpath::Receipt, SendError> {
     let known = running.app.load::<Service>(id).await?.map(|view| view.value).unwrap_or_default();
     let hash = known.desired_spec_hash.clone();
-    let take = |snapshot| ServiceCommand::TakeObservation(TakeObservation { snapshot, failure_threshold: 1 });
-    let outcome = |result| {
-        let (spec_hash, spec_version) = (hash.clone(), known.spec_version);
+    let take = |snapshot| {
+        let (observation, spec_version) = (known.observation + 1, known.spec_version);
+        let taken = TakeObservation { snapshot, observation, spec_version, failure_threshold: 1 };
+        ServiceCommand::TakeObservation(taken)
+    };
+    let outcome = |result, behind| {
+        let (spec_hash, spec_version) = (hash.clone(), known.spec_version.saturating_sub(behind));
         ServiceCommand::RecordApply(ApplyOutcome { spec_hash, spec_version, result })
     };
+    let applied = ApplyResult::Applied { generation: 1, changed: true };
+    let refused = ApplyResult::Refused { reason: "no".to_owned(), message: "no".to_owned() };
+    let ready = || snapshot(Some(true), true, Some(hash.clone()));
     let command = match trigger {
         Trigger::Create => ServiceCommand::Create(asked(id)),
         Trigger::Update => update("registry.example/cart:2"),
         Trigger::Delete => ServiceCommand::Delete {},
         Trigger::Refresh => ServiceCommand::Refresh {},
-        Trigger::SeenReady => take(snapshot(Some(true), true, Some(hash.clone()))),
+        Trigger::SeenReady => take(ready()),
+        Trigger::SeenVanished => take(snapshot(None, false, None)),
+        // Seen before what is known, and taken in after it.
+        Trigger::SeenOverdue => ServiceCommand::TakeObservation(TakeObservation {
+            snapshot: ready(),
+            observation: known.observation,
+            spec_version: known.spec_version,
+            failure_threshold: 1,
+        }),
+        // The same hash may have been asked for before: what was seen then says nothing about this time.
+        Trigger::SeenForEarlier => ServiceCommand::TakeObservation(TakeObservation {
+            snapshot: ready(),
+            observation: known.observation + 1,
+            spec_version: known.spec_version.saturating_sub(1),
+            failure_threshold: 1,
+        }),
         Trigger::SeenFailing => take(snapshot(Some(false), true, Some(hash.clone()))),
         Trigger::SeenOther => take(snapshot(Some(true), true, Some(SpecHash::from_stored("other")))),
         Trigger::SeenGone => ServiceCommand::ConfirmDeletion { snapshot: snapshot(None, false, None) },
-        Trigger::Applied => outcome(ApplyResult::Applied { generation: 1, changed: true }),
-        Trigger::Refused => {
-            outcome(ApplyResult::Refused { reason: "no".to_owned(), message: "no".to_owned() })
-        }
+        Trigger::Applied => outcome(applied, 0),
+        Trigger::AppliedEarlier => outcome(applied, 1),
+        Trigger::Refused => outcome(refused, 0),
+        Trigger::RefusedEarlier => outcome(refused, 1),
     };
     running.send(id, command).await
 }

@@ -5,18 +5,22 @@
 mod support;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use towpath::observer::Platform;
 use towpath::tables::Value;
-use towpath::{SqlStore, StoreOptions};
-use towpath_hive::gateway::simulated::{Fates, SimulatedSettings};
-use towpath_hive::service::{Service, ServiceCommand, ServiceStatus};
+use towpath::{SqlStore, StoreOptions, Towpath};
+use towpath_hive::gateway::simulated::{Fates, SimulatedCluster, SimulatedSettings};
+use towpath_hive::gateway::{Applied, Apply, Deletion, GatewayError, Observed, ServingGateway};
+use towpath_hive::service::{Service, ServiceCommand, ServiceStatus, TakeObservation};
+use towpath_hive::spec::ResourceName;
 use towpath_hive::tables::{SERVICES, TARGETS};
-use towpath_hive::{HiveSettings, OBSERVER};
+use towpath_hive::{Hive, HiveSettings, OBSERVER};
 use towpath_testkit::CountingProbe;
 
-use support::{Running, at_once, eventually, resource, settings, update};
+use support::{Fresh, Running, asked, at_once, eventually, resource, settings, update};
 
 /// Makes copies of a service's rows under other ids.
 async fn copies(store: &SqlStore, of: &str, count: usize) {
@@ -45,7 +49,8 @@ async fn a_pass_over_ready_services_that_need_none_costs_one_query(database: &st
     let probe = Arc::new(CountingProbe::new());
     let options = StoreOptions { probe: probe.clone(), ..StoreOptions::default() };
     // The first scan is at the start, the others are asked for.
-    let settings = HiveSettings { interval: Duration::from_secs(3600), ..settings() };
+    let settings =
+        HiveSettings { interval: Duration::from_secs(3600), poll: Duration::from_secs(3600), ..settings() };
     let cluster = SimulatedSettings { watched: false, ..at_once() };
     let running =
         Running::with(database, "local", settings, cluster, |builder| builder.store_options(options)).await;
@@ -102,7 +107,10 @@ async fn a_gateway_that_is_down_is_one_alert_and_changes_nobodys_status() {
         running.reaches(&id, ServiceStatus::Ready).await;
         ids.push(id);
     }
+    running.quiet().await;
     let before: Vec<_> = futures_util::future::join_all(ids.iter().map(|id| running.names(id))).await;
+    let alerts = || async { running.hive.alerts(running.app.store(), 10).await.unwrap() };
+    assert!(alerts().await.is_empty());
     running.cluster.set_down(true);
     // Everybody is to be looked at, and one is to be changed.
     running.send(&ids[0], update("registry.example/cart:2")).await.unwrap();
@@ -110,23 +118,175 @@ async fn a_gateway_that_is_down_is_one_alert_and_changes_nobodys_status() {
         running.send(id, ServiceCommand::Refresh {}).await.unwrap();
     }
     let platform = || running.app.observers().into_iter().find(|one| one.name == OBSERVER).unwrap().platform;
-    let Platform::Down { code, .. } = eventually("the alert", || async {
-        Some(platform()).filter(|platform| matches!(platform, Platform::Down { .. }))
-    })
-    .await
-    else {
-        panic!("it is down");
-    };
-    assert_eq!(code, "gateway-unavailable");
-    assert_eq!(running.service(&ids[0]).await.status, Some(ServiceStatus::Updating));
+    eventually("it is told", || async { matches!(platform(), Platform::Down { .. }).then_some(()) }).await;
+    let raised = eventually("the alert", || async { alerts().await.pop() }).await;
+    assert_eq!((raised.alert.as_str(), raised.cleared_at), ("gateway-down", None));
+    assert_eq!(raised.code, "gateway-unavailable");
+    // It is asked again and again, and is one alert.
+    let calls = running.cluster.calls();
+    eventually("it is asked again", || async { (running.cluster.calls() > calls + 2).then_some(()) }).await;
+    assert_eq!(alerts().await, std::slice::from_ref(&raised));
     for (id, before) in ids[1..].iter().zip(&before[1..]) {
         let now = running.names(id).await;
         assert_eq!(now.len(), before.len() + 1, "only the refresh that was asked for: {now:?}");
         assert_eq!(running.service(id).await.status, Some(ServiceStatus::Ready));
     }
+    assert_eq!(running.service(&ids[0]).await.status, Some(ServiceStatus::Updating));
+
+    // Another life of the same instance finds the alert that is raised, and raises no other.
+    let Running { app, hive, cluster, fresh } = running;
+    app.stop().await;
+    let url = fresh.as_ref().unwrap().url().to_owned();
+    let builder = towpath::Towpath::builder().store(&url).scan(Duration::from_millis(50));
+    let running = Running { app: hive.install(builder).start().await.unwrap(), hive, cluster, fresh };
+    let alerts = || async { running.hive.alerts(running.app.store(), 10).await.unwrap() };
+    let platform = || Some(running.app.observers().into_iter().find(|one| one.name == OBSERVER)?.platform);
+    eventually("it is told", || async { matches!(platform()?, Platform::Down { .. }).then_some(()) }).await;
+    assert_eq!(alerts().await, std::slice::from_ref(&raised));
+
     running.cluster.set_down(false);
     running.reaches(&ids[0], ServiceStatus::Ready).await;
-    eventually("it is up", || async { (platform() == Platform::Up).then_some(()) }).await;
+    eventually("it is up", || async { (platform()? == Platform::Up).then_some(()) }).await;
+    let cleared = eventually("the end of the alert", || async {
+        alerts().await.pop().filter(|alert| alert.cleared_at.is_some())
+    })
+    .await;
+    running.quiet().await;
+    assert_eq!(alerts().await, [cleared], "cleared once");
+    running.app.stop().await;
+}
+
+/// A gateway of which one call fails.
+struct Half {
+    cluster: SimulatedCluster,
+    refuses: bool,
+    blind: AtomicBool,
+}
+
+#[async_trait]
+impl ServingGateway for Half {
+    async fn apply(&self, apply: &Apply) -> Result<Applied, GatewayError> {
+        match self.refuses {
+            true => {
+                let (reason, message) = ("Invalid".to_owned(), "never".to_owned());
+                Err(GatewayError::Refused { reason, message })
+            }
+            false => self.cluster.apply(apply).await,
+        }
+    }
+
+    async fn observe(&self, resource: &ResourceName) -> Result<Observed, GatewayError> {
+        match self.blind.load(Ordering::SeqCst) {
+            true => Err(GatewayError::Unavailable { message: "not now".to_owned() }),
+            false => self.cluster.observe(resource).await,
+        }
+    }
+
+    async fn delete(&self, service_id: &str, resource: &ResourceName) -> Result<Deletion, GatewayError> {
+        self.cluster.delete(service_id, resource).await
+    }
+
+    async fn namespace_exists(&self, namespace: &str) -> Result<bool, GatewayError> {
+        self.cluster.namespace_exists(namespace).await
+    }
+
+    async fn reachable(&self) -> Result<(), GatewayError> {
+        self.cluster.reachable().await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_came_of_an_apply_is_told_although_nothing_can_be_seen() {
+    for refuses in [true, false] {
+        let fresh = Fresh::on("sqlite").await;
+        let cluster = SimulatedCluster::new(at_once()).unwrap();
+        let half = Arc::new(Half { cluster: cluster.clone(), refuses, blind: AtomicBool::new(true) });
+        let hive = Hive::new(settings(), half.clone());
+        let builder = towpath::Towpath::builder().store(fresh.url()).scan(Duration::from_millis(50));
+        let app = hive.install(builder).start().await.unwrap();
+        let running = Running { app, hive, cluster, fresh: Some(fresh) };
+        let id = running.create("cart").await;
+        if refuses {
+            let failed = running.reaches(&id, ServiceStatus::Failed).await;
+            assert_eq!(failed.failure.unwrap().reason, "gateway-refused");
+        } else {
+            eventually("the apply is recorded", || async {
+                (running.service(&id).await.applied_spec_version == 1).then_some(())
+            })
+            .await;
+            half.blind.store(false, Ordering::SeqCst);
+            running.reaches(&id, ServiceStatus::Ready).await;
+        }
+        running.app.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_service_that_fails_delays_nobody() {
+    let settings = HiveSettings { concurrency: 2, ..settings() };
+    let running = Running::with("sqlite", "local", settings, at_once(), |builder| builder).await;
+    // More of them than look at a time.
+    let mut broken = Vec::new();
+    for number in 0..6 {
+        running.cluster.set_broken(resource(&format!("broken-{number}")), true);
+        broken.push(running.create(&format!("broken-{number}")).await);
+    }
+    let begun = std::time::Instant::now();
+    for number in 0..20 {
+        let id = running.create(&format!("cart-{number}")).await;
+        running.reaches(&id, ServiceStatus::Ready).await;
+    }
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(20), "{took:?}: a second each would be much");
+    let standing = || running.app.observers().into_iter().find(|one| one.name == OBSERVER).unwrap();
+    assert_eq!(standing().platform, Platform::Up, "they are no platform that is down");
+    assert!(running.hive.alerts(running.app.store(), 10).await.unwrap().is_empty());
+    for id in &broken {
+        assert_eq!(running.service(id).await.status, Some(ServiceStatus::Creating));
+    }
+    for (number, id) in broken.iter().enumerate() {
+        running.cluster.set_broken(resource(&format!("broken-{number}")), false);
+        running.reaches(id, ServiceStatus::Ready).await;
+    }
+    running.app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refresh_is_not_lost_when_other_facts_follow() {
+    let settings = HiveSettings {
+        interval: Duration::from_secs(3600),
+        poll: Duration::from_millis(100),
+        ready_stale: Duration::from_secs(3600),
+        ..settings()
+    };
+    let cluster = SimulatedSettings { watched: false, ..at_once() };
+    let running = Running::with("sqlite", "local", settings, cluster, |builder| builder).await;
+    let id = running.create("cart").await;
+    running.reaches(&id, ServiceStatus::Ready).await;
+    running.quiet().await;
+    running.cluster.set_down(true);
+    // Both are taken in before anybody can look.
+    running.send(&id, ServiceCommand::Refresh {}).await.unwrap();
+    let known = running.service(&id).await;
+    let taken = TakeObservation {
+        snapshot: known.snapshot.clone().unwrap(),
+        observation: known.observation + 100,
+        spec_version: known.spec_version,
+        failure_threshold: 1,
+    };
+    running.send(&id, ServiceCommand::TakeObservation(taken)).await.unwrap();
+    let version = running.app.load::<Service>(&id).await.unwrap().unwrap().version;
+    let store = running.app.store();
+    eventually("both are taken in", || async {
+        let sql = "SELECT version FROM hive_targets WHERE service_id = ?";
+        let rows = store.own_rows("test.version", sql, vec![Value::from(id.as_str())]).await.unwrap();
+        (rows[0].count("version").unwrap() == version).then_some(())
+    })
+    .await;
+    let looks = || running.app.observers().into_iter().find(|one| one.name == OBSERVER).unwrap().looks;
+    let before = looks();
+    running.cluster.set_down(false);
+    eventually("it is looked at", || async { (looks() > before).then_some(()) }).await;
     running.app.stop().await;
 }
 
@@ -179,27 +339,60 @@ async fn without_hints_a_scan_finds_everything() {
     running.app.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_instances_look_once() {
-    let one = Running::on("postgres", "local").await;
-    let hive = towpath_hive::Hive::new(one.hive.settings().clone(), Arc::new(one.cluster.clone()));
-    let url = one.fresh.as_ref().unwrap().url().to_owned();
-    let builder = towpath::Towpath::builder().store(&url).scan(Duration::from_millis(50));
-    let other = hive.install(builder).start().await.unwrap();
-    let id = one.create("cart").await;
-    one.reaches(&id, ServiceStatus::Ready).await;
-    let looking = |app: &towpath::Towpath| {
+/// Two instances: one looks, and what the other is asked for is done within a moment, although neither is told.
+async fn two_instances_look_once(database: &str) {
+    let settings = HiveSettings { interval: Duration::from_secs(3600), ..settings() };
+    let cluster = SimulatedSettings { watched: false, ..at_once() };
+    let one = Running::with(database, "local", settings, cluster, |builder| builder).await;
+    let looking = |app: &Towpath| {
         app.observers().into_iter().find(|standing| standing.name == OBSERVER).is_some_and(|it| it.looking)
     };
+    eventually("the first looks", || async { looking(&one.app).then_some(()) }).await;
+    let hive = Hive::new(one.hive.settings().clone(), Arc::new(one.cluster.clone()));
+    let url = one.fresh.as_ref().unwrap().url().to_owned();
+    let builder = Towpath::builder().store(&url).scan(Duration::from_millis(50));
+    let other = hive.install(builder).start().await.unwrap();
+    let looks = |app: &Towpath| {
+        app.observers().into_iter().find(|standing| standing.name == OBSERVER).map_or(0, |it| it.looks)
+    };
+    let begun = std::time::Instant::now();
+    for number in 0..10 {
+        // Each is asked for at another instance; who takes the facts in is chance.
+        let asks = if number % 2 == 0 { &other } else { &one.app };
+        let (name, id) = (format!("cart-{number}"), format!("shop.cart-{number}"));
+        asks.send::<Service>(&id, ServiceCommand::Create(asked(&name))).await.unwrap();
+        one.reaches(&id, ServiceStatus::Ready).await;
+    }
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(30), "{took:?} for ten, and the next scan is in an hour");
     assert!(looking(&one.app) && !looking(&other));
+    assert!(looks(&one.app) >= 10);
+    assert_eq!(looks(&other), 0, "who has not the lease looks at nothing");
+    // Every resource was applied once: the generation counts that.
+    for number in 0..10 {
+        let service = one.service(&format!("shop.cart-{number}")).await;
+        assert_eq!(service.snapshot.unwrap().generation, Some(1));
+    }
     // The other takes over when the first stops.
     one.app.stop().await;
     eventually("the other looks", || async { looking(&other).then_some(()) }).await;
-    other.send::<Service>(&id, update("registry.example/cart:2")).await.unwrap();
+    let id = "shop.cart-0";
+    other.send::<Service>(id, update("registry.example/cart:2")).await.unwrap();
     eventually("it is updated", || async {
-        let view = other.load::<Service>(&id).await.unwrap().unwrap();
+        let view = other.load::<Service>(id).await.unwrap().unwrap();
         (view.value.status == Some(ServiceStatus::Ready)).then_some(())
     })
     .await;
+    assert!(looks(&other) > 0);
     other.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_instances_look_once_on_postgres() {
+    two_instances_look_once("postgres").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_instances_look_once_on_mysql() {
+    two_instances_look_once("mysql").await;
 }

@@ -91,6 +91,12 @@ pub trait Aggregate: Default + Serialize + DeserializeOwned + Send + Sync + 'sta
         &[]
     }
 
+    /// Commands that only the application's own parts send, by their stored names: who comes from outside with the name of a
+    /// command is refused.
+    fn internal_commands() -> &'static [&'static str] {
+        &[]
+    }
+
     /// Why a fact changed the state: a stable code and a text for people, kept with the state.
     fn reason(_event: &Self::Event) -> Option<Reason> {
         None

@@ -26,6 +26,9 @@ pub trait Decider: Send + Sync {
     /// The events it emits.
     fn events(&self) -> &[EventName];
 
+    /// Whether a command is only for the application's own parts.
+    fn is_internal(&self, command: &str) -> bool;
+
     /// The event that is declared as the result of a command.
     fn result_event(&self, command: &str) -> Option<&EventName>;
 
@@ -257,6 +260,14 @@ pub enum RegistrationFlaw {
         /// What is wrong with it.
         problem: &'static str,
     },
+    /// A command is declared as internal that the aggregate does not take.
+    #[error("aggregate {kind} declares {command} as internal, and takes no such command")]
+    UnknownInternal {
+        /// The kind.
+        kind: String,
+        /// The command named.
+        command: &'static str,
+    },
     /// Two aggregates claim the same name.
     #[error("{what} {name} is registered twice")]
     Twice {
@@ -295,6 +306,10 @@ impl<A: Aggregate> TypedDecider<A> {
             .map(|name| Ok((*name, EventName::infer(name).map_err(broken_rule)?)))
             .collect::<Result<HashMap<_, _>, RegistrationFlaw>>()?;
         let events = event_names.iter().filter_map(|name| events_by_name.get(name).cloned()).collect();
+
+        if let Some(command) = A::internal_commands().iter().find(|name| !command_names.contains(name)) {
+            return Err(RegistrationFlaw::UnknownInternal { kind: A::KIND.to_owned(), command });
+        }
 
         let mut results = HashMap::new();
         let regular = A::pairings().iter().map(|pair| (pair, true));
@@ -366,6 +381,10 @@ impl<A: Aggregate> Decider for TypedDecider<A> {
 
     fn events(&self) -> &[EventName] {
         &self.events
+    }
+
+    fn is_internal(&self, command: &str) -> bool {
+        A::internal_commands().contains(&command)
     }
 
     fn result_event(&self, command: &str) -> Option<&EventName> {

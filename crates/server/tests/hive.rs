@@ -44,6 +44,17 @@ impl Server {
     }
 
     fn ask(&self, method: &str, path: &str, key: Option<&str>, body: &Value) -> (u16, Value) {
+        let (status, body) = self.exchange(method, path, key, body);
+        (status, serde_json::from_str(&body).unwrap_or_else(|error| panic!("{error}: {body}")))
+    }
+
+    fn text(&self, path: &str) -> String {
+        let (status, body) = self.exchange("GET", path, None, &Value::Null);
+        assert_eq!(status, 200, "{body}");
+        body
+    }
+
+    fn exchange(&self, method: &str, path: &str, key: Option<&str>, body: &Value) -> (u16, String) {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let body = if body.is_null() { String::new() } else { body.to_string() };
         let key = key.map_or_else(String::new, |key| format!("Idempotency-Key: {key}\r\n"));
@@ -58,8 +69,7 @@ impl Server {
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
-        let body = answer.split_once("\r\n\r\n").unwrap().1;
-        (status, serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}")))
+        (status, answer.split_once("\r\n\r\n").unwrap().1.to_owned())
     }
 
     fn get(&self, path: &str) -> Value {
@@ -156,13 +166,43 @@ fn a_service_is_asked_for_over_http_and_lives_its_life() {
     assert_eq!(server.ask("POST", "/api/commands", None, &delete).0, 201);
     server.reaches("shop.desk", "DELETED");
 
-    // The name can be used again, under another id.
+    // What hive's own parts report is nobody else's to say.
+    for name in [
+        "Service.Apply.Record",
+        "Service.Observation.Take",
+        "Service.Deletion.Confirm",
+        "KnativeService.Observe",
+        "Record.Persist",
+        "Record.Audit",
+        "Namespace.Validate",
+    ] {
+        let command =
+            json!({ "type": format!("Command.Hive.{name}"), "aggregateId": "shop.cart", "payload": {} });
+        let (status, refused) = server.ask("POST", "/api/commands", None, &command);
+        assert_eq!((status, &refused["code"]), (403, &json!("internal-command")), "{name}: {refused}");
+    }
+
+    // The name can be used again, under another id; also the longest there is.
     let (status, next) = server.ask("POST", services, None, &service("desk", "desk:2", true));
     assert_eq!(
         (status, &next["id"], &next["status"]),
         (201, &json!("shop.desk.2"), &json!("READY")),
         "{next}"
     );
+
+    let longest =
+        json!({ "name": "n".repeat(63), "namespace": "s".repeat(63), "image": "i:1", "wait": true });
+    let (status, first) = server.ask("POST", services, None, &longest);
+    assert_eq!((status, &first["status"]), (201, &json!("READY")), "{first}");
+    let first = first["id"].as_str().unwrap();
+    assert_eq!(server.ask("DELETE", &format!("{services}/{first}"), None, &Value::Null).0, 200);
+    server.reaches(first, "DELETED");
+    let (status, second) = server.ask("POST", services, None, &longest);
+    assert_eq!((status, &second["status"]), (201, &json!("READY")), "{second}");
+    let second = second["id"].as_str().unwrap();
+    assert_ne!(first, second);
+    assert_eq!(server.ask("DELETE", &format!("{services}/{second}"), None, &Value::Null).0, 200);
+    server.reaches(second, "DELETED");
 
     // What is around: revisions, routes, history, types, the observer, the list.
     let revisions = server.get("/api/hive/services/shop.cart/revisions");
@@ -200,6 +240,69 @@ fn a_service_is_asked_for_over_http_and_lives_its_life() {
     let output =
         towpath(folder.path()).args(["hive", "rebuild", "--config", "towpath.toml"]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("4 services"), "{said} {output:?}");
-    assert_eq!(server.get("/api/hive/services")["services"].as_array().unwrap().len(), 4);
+    assert!(output.status.success() && said.contains("6 services"), "{said} {output:?}");
+    assert_eq!(server.get("/api/hive/services")["services"].as_array().unwrap().len(), 6);
+}
+
+/// A platform that is away is an alert that can be asked for, raised once and cleared once, over restarts of the server.
+#[test]
+fn a_platform_that_is_away_is_an_alert_that_can_be_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = |unavailable: u8| {
+        let config = format!("[hive.simulated]\nunavailable-percent = {unavailable}\n");
+        std::fs::write(folder.path().join("towpath.toml"), config).unwrap();
+    };
+    let until = |what: &str, mut ask: Box<dyn FnMut() -> Option<Value> + '_>| {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        loop {
+            if let Some(found) = ask() {
+                return found;
+            }
+            assert!(Instant::now() < deadline, "{what}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    config(100);
+    let mut raised = Value::Null;
+    // The second life finds the alert of the first.
+    for _ in 0..2 {
+        let server = Server::start(folder.path());
+        let down = || {
+            let observer = server.get("/api/hive/observer");
+            (observer["platform"]["state"] == "down").then_some(observer)
+        };
+        until("the platform is found to be away", Box::new(down));
+        let alerts = || {
+            let alerts = server.get("/api/hive/alerts")["alerts"].clone();
+            (!alerts.as_array().unwrap().is_empty()).then_some(alerts)
+        };
+        let alerts = until("the alert is raised", Box::new(alerts));
+        assert_eq!(alerts.as_array().unwrap().len(), 1, "{alerts}");
+        assert_eq!(
+            (&alerts[0]["alert"], &alerts[0]["clearedAt"], &alerts[0]["code"]),
+            (&json!("gateway-down"), &Value::Null, &json!("gateway-unavailable"))
+        );
+        if !raised.is_null() {
+            assert_eq!(alerts, raised, "it is the same alert");
+        }
+        raised = alerts;
+        let metrics = server.text("/metrics");
+        assert!(metrics.contains("towpath_observer_platform_up{observer=\"hive\"} 0"), "{metrics}");
+        server.stop();
+    }
+    config(0);
+    let server = Server::start(folder.path());
+    let cleared = || {
+        let alerts = server.get("/api/hive/alerts")["alerts"].clone();
+        (!alerts[0]["clearedAt"].is_null()).then_some(alerts)
+    };
+    let alerts = until("the alert is cleared", Box::new(cleared));
+    assert_eq!(alerts.as_array().unwrap().len(), 1, "{alerts}");
+    assert_eq!(alerts[0]["raisedAt"], raised[0]["raisedAt"]);
+    let metrics = server.text("/metrics");
+    assert!(metrics.contains("towpath_observer_platform_up{observer=\"hive\"} 1"), "{metrics}");
+    let address = format!("http://{}", server.address);
+    let output = towpath(folder.path()).args(["hive", "alerts", "--server", &address]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("gateway-down"), "{said} {output:?}");
 }

@@ -139,6 +139,15 @@ impl Dialect {
         say!(self, format!("excluded.{column}"), format!("excluded.{column}"), format!("VALUES({column})"))
     }
 
+    /// The same, if the number in the column `version` is not lower than the one that is there; otherwise what is there.
+    pub(crate) fn inserted_if_newer(self, table: &str, column: &str, version: Option<&str>) -> String {
+        let inserted = self.inserted(column);
+        let Some(version) = version else { return inserted };
+        // In PostgreSQL a bare name could be of either row.
+        let newer = format!("{} >= {table}.{version}", self.inserted(version));
+        format!("CASE WHEN {newer} THEN {inserted} ELSE {table}.{column} END")
+    }
+
     /// `column` is in a set that is one parameter; none where sets cannot be bound.
     pub(crate) fn one_of_parameter(self, column: &str) -> Option<String> {
         say!(

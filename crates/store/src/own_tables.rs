@@ -39,12 +39,34 @@ impl OwnTables<'_> {
         Ok(self.0.rows(name, sql, values).await?.into_iter().map(Record).collect())
     }
 
+    /// Runs a SELECT of one table that ends with its condition; answers the rows as they are now, locked until the
+    /// transaction ends. A plain read may answer them as they were when the transaction first read anything: MySQL's does.
+    pub async fn locked_rows(
+        &mut self,
+        name: &'static str,
+        sql: &str,
+        values: Vec<Value<'_>>,
+    ) -> StoreResult<Vec<Record>> {
+        let sql = format!("{sql} {}", self.0.dialect().for_update());
+        self.rows(name, &sql, values).await
+    }
+
     /// Writes whole rows, each with a value per column in the order of the declaration. A row that has the same primary
     /// key is replaced. No key may be among them twice.
     pub async fn put(
         &mut self,
         name: &'static str,
         table: &Table,
+        rows: Vec<Vec<Value<'_>>>,
+    ) -> StoreResult<()> {
+        self.put_by(name, table, None, rows).await
+    }
+
+    async fn put_by(
+        &mut self,
+        name: &'static str,
+        table: &Table,
+        version: Option<&'static str>,
         rows: Vec<Vec<Value<'_>>>,
     ) -> StoreResult<()> {
         let width = table.columns.len();
@@ -56,10 +78,22 @@ impl OwnTables<'_> {
         let mut rows = rows.into_iter().peekable();
         while rows.peek().is_some() {
             let page: Vec<_> = rows.by_ref().take(per_statement).collect();
-            let sql = put_sql(self.0.dialect(), table, page.len());
+            let sql = put_sql(self.0.dialect(), table, version, page.len());
             self.0.execute(name, &sql, page.into_iter().flatten().collect()).await?;
         }
         Ok(())
+    }
+
+    /// Writes whole rows as [`put`](Self::put) does, unless the row that is there has a higher number in the column
+    /// `version`: then that one stays.
+    pub async fn put_newer(
+        &mut self,
+        name: &'static str,
+        table: &Table,
+        version: &'static str,
+        rows: Vec<Vec<Value<'_>>>,
+    ) -> StoreResult<()> {
+        self.put_by(name, table, Some(version), rows).await
     }
 
     /// `column` is one of these texts; bind them after the values that stand before.
@@ -72,13 +106,16 @@ impl OwnTables<'_> {
     }
 }
 
-fn put_sql(dialect: Dialect, table: &Table, rows: usize) -> String {
+fn put_sql(dialect: Dialect, table: &Table, version: Option<&str>, rows: usize) -> String {
     let columns: Vec<&str> = table.columns.iter().map(|column| column.name).collect();
     let row = format!("({})", vec!["?"; columns.len()].join(", "));
-    let others: Vec<String> = columns
-        .iter()
-        .filter(|column| !table.primary_key.contains(column))
-        .map(|column| format!("{column} = {}", dialect.inserted(column)))
+    let mut replaced: Vec<&str> =
+        columns.iter().filter(|column| !table.primary_key.contains(column)).copied().collect();
+    // Where a value that was just set is seen by the next assignment, the number they all depend on must be the last.
+    replaced.sort_by_key(|column| Some(*column) == version);
+    let others: Vec<String> = replaced
+        .into_iter()
+        .map(|column| format!("{column} = {}", dialect.inserted_if_newer(table.name, column, version)))
         .collect();
     // A table that is all key has nothing to replace; setting a key column to itself says so on all three.
     let set = if others.is_empty() {

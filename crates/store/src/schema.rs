@@ -143,6 +143,11 @@ impl Table {
     pub const fn name(&self) -> &'static str {
         self.name
     }
+
+    /// The names of its columns.
+    pub fn columns(&self) -> impl Iterator<Item = &'static str> + use<> {
+        self.columns.iter().map(|column| column.name)
+    }
 }
 
 /// The values of a tenant's status dictionary (S7).

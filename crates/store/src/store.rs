@@ -435,6 +435,7 @@ impl Store for SqlStore {
 
     async fn complete_command(&self, completed: &CompletedCommand) -> StoreResult<CommandResult> {
         match (&completed.found, &completed.append) {
+            _ if completed.fence.is_some() => transacting!(self, ops::commands::complete_fenced, completed),
             (Found::Nowhere, None) => writing_once!(self, ops::commands::complete_new, completed),
             (Found::Nowhere, Some(facts)) if ops::append::is_one_statement(self.dialect(), facts) => {
                 writing_once!(self, ops::commands::complete_new, completed)
@@ -793,7 +794,7 @@ impl CommandSession for SqlCommandSession {
 
     async fn complete(&mut self, completed: &CompletedCommand) -> StoreResult<CommandResult> {
         let one_statement = matches!((&completed.found, &completed.append), (Found::Nowhere, Some(facts))
-            if ops::append::is_one_statement(self.store.dialect(), facts));
+            if ops::append::is_one_statement(self.store.dialect(), facts) && completed.fence.is_none());
         match self.connection.take().filter(|_| one_statement) {
             Some(mut connection) => {
                 let result = ops::commands::complete_new(&mut connection.session(), completed).await;

@@ -71,6 +71,7 @@ broken! {
     timers_are_taken_from_the_living: TimersAreTakenFromTheLiving => timers::timers_of_a_gone_holder_are_taken_over;
     timers_of_any_command_are_taken: TimersOfAnyCommand => timers::timers_for_unknown_commands_are_left_alone;
     left_states_keep_their_deadline: LeftStatesKeepTheirDeadline => timers::a_deadline_lives_and_dies_with_its_state;
+    fenced_commands_are_not_fenced: FencedCommandsAreNotFenced => leases::a_command_under_a_lost_lease_changes_nothing;
     positions_are_not_fenced: PositionsAreNotFenced => channels::a_position_moves_from_where_it_was_and_under_its_lease;
     resets_are_not_counted: ResetsAreNotCounted => channels::a_position_moves_from_where_it_was_and_under_its_lease;
     migrations_run_twice: MigrationsRunTwice => migrations::four_instances_migrate_at_once;

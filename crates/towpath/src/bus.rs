@@ -78,6 +78,9 @@ pub enum SendError {
     /// Nobody decides commands of this name.
     #[error("there is no command {0}")]
     UnknownCommand(String),
+    /// The command is for the application's own parts, and came by its name from outside.
+    #[error("{0} is a command of the application's own parts")]
+    InternalCommand(String),
     /// No aggregate of this kind is registered.
     #[error("there is no aggregate {0}")]
     UnknownAggregate(String),
@@ -165,6 +168,7 @@ impl SendError {
         match self {
             Self::InvalidId(_) => "invalid-id",
             Self::UnknownCommand(_) => "unknown-command",
+            Self::InternalCommand(_) => "internal-command",
             Self::UnknownAggregate(_) => "unknown-aggregate",
             Self::ExpectingLater => "expecting-later",
             Self::InvalidPayload { .. } => "invalid-payload",
@@ -188,6 +192,7 @@ impl SendError {
             | Self::UnknownAggregate(_)
             | Self::InvalidPayload { .. } => ErrorClass::InvalidPayload,
             Self::Refused { class, .. } => *class,
+            Self::InternalCommand(_) => ErrorClass::Denied,
             Self::IllegalTransition(_)
             | Self::IdReused(_)
             | Self::VersionMismatch { .. }
@@ -209,6 +214,9 @@ impl SendError {
             Self::ExpectingLater => "Send it now, or let the aggregate's own rules decide when it runs.",
             Self::UnknownCommand(_) => {
                 "Check the name; the registered commands are listed with their aggregate."
+            }
+            Self::InternalCommand(_) => {
+                "Send a command that is meant for users; this one follows by itself from what is seen and done."
             }
             Self::Refused { .. } => "The aggregate's rules do not allow it in this state.",
             Self::IllegalTransition(_) => "Do one of the steps that are possible from this state first.",
@@ -239,6 +247,9 @@ pub(crate) struct Incoming {
     pub(crate) claim: Option<LeaseGrant>,
     /// Only while the aggregate is in the state that this event entered.
     pub(crate) still_in: Option<EventId>,
+    /// Only while this grant is the newest of its lease. What fails for a passing reason is then left to who sent it: by
+    /// the time a worker tried again, it would be out of date.
+    pub(crate) fence: Option<LeaseGrant>,
 }
 
 /// Runs commands. Cheap to clone.
@@ -313,6 +324,10 @@ impl Bus {
                 }
                 // There is nowhere to record it.
                 SendError::Store(StoreError::Full(_)) => return Err(failure.error),
+                // It never was the sender's to send.
+                SendError::Store(StoreError::Fenced { .. }) if incoming.fence.is_some() => {
+                    return Err(failure.error);
+                }
                 // Another instance has it: what it writes is the record.
                 SendError::Store(StoreError::Fenced { .. }) => {
                     return Err(SendError::StillProcessing(command.command_id));
@@ -322,6 +337,11 @@ impl Bus {
                     meters.conflicts.increment(1);
                     tokio::time::sleep(pause(lost_rounds)).await;
                     continue;
+                }
+                SendError::Store(error)
+                    if incoming.fence.is_some() && error.class() == ErrorClass::Transient =>
+                {
+                    return Err(failure.error);
                 }
                 _ => {}
             }
@@ -423,6 +443,7 @@ impl Bus {
             finished_at: now,
             decided_on: version,
             append,
+            fence: incoming.fence.clone(),
         };
         let result = session.complete(&completed).await.map_err(|error| refused(SendError::Store(error)))?;
         if let Some(append) = &completed.append {

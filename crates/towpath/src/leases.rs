@@ -318,7 +318,8 @@ fn place_in_turn(number: u16) -> (u16, u16) {
     (number % width, number / width)
 }
 
-const SEQUENCER: &str = "sequencer";
+/// The lease of who gives positions.
+pub(crate) const SEQUENCER: &str = "sequencer";
 
 const CLEANER: &str = "cleaner";
 

@@ -121,6 +121,7 @@ pub use operations::{OPERATION_KIND, OPERATION_PERFORMED, Operations, Outcome, R
 pub use outbox::{Outbox, OutboxError};
 pub use registry::Registry;
 pub use send::{Accepted, Send};
+pub use sequencer::complete_head;
 pub use timers::Schedule;
 pub use towpath::{Builder, StartError, Towpath, View};
 pub use tracker::{ChannelError, TrackedChannels};

@@ -2,14 +2,17 @@
 //!
 //! Level-triggered: what matters is what a look sees, and not which change led there. So a look can come at any time, twice
 //! or late, and a hint that was lost is made good by the next scan. One instance looks at a time, under the lease
-//! `observer/<name>`. Looks run beside each other, each with a time-out of its own, and a resource is never looked at
-//! twice at once: one that is slow holds up nobody else. A platform that does not answer is told once, and decides
-//! nothing about any resource.
+//! `observer/<name>`: what it sends is refused once somebody else holds that, and it looks no longer than it is sure to hold
+//! it. Looks run beside each other, each with a time-out of its own, and a resource is never looked at twice at once. One
+//! that fails is left alone for longer each time, and is then looked at beside the others: it holds up nobody. Whether the
+//! platform as a whole is away is asked of the platform itself; it is told once, and decides nothing about any resource.
 //!
 //! What is due is asked of the application page by page, so a scan that finds nothing costs one statement.
 
+mod holding;
 mod looking;
 mod standing;
+mod watching;
 
 use std::future::Future;
 use std::pin::Pin;
@@ -58,6 +61,10 @@ pub type Hints = Pin<Box<dyn Stream<Item = String> + Send>>;
 ///         Ok(true) // it stands
 ///     }
 ///
+///     async fn reachable(&self) -> Result<(), ObserveError> {
+///         Ok(()) // there is a town
+///     }
+///
 ///     fn decide(&self, _: &String, _stands: bool, _: DateTime<Utc>) -> Vec<Decision> {
 ///         Vec::new()
 ///     }
@@ -92,6 +99,16 @@ pub trait ExternalResources: Send + Sync + 'static {
         async { Ok(Vec::new()) }
     }
 
+    /// A resource as it is now, asked for when its look begins: since it was listed, something else may be wanted of it.
+    /// `None` when it is not to be looked at any more.
+    fn current(
+        &self,
+        _store: &SqlStore,
+        listed: &Self::Resource,
+    ) -> impl Future<Output = StoreResult<Option<Self::Resource>>> + Send {
+        async { Ok(Some(listed.clone())) }
+    }
+
     /// Looks at one. What the platform says about the resource, also that it is gone, is evidence; an error says that
     /// nothing is known.
     fn observe(
@@ -99,17 +116,38 @@ pub trait ExternalResources: Send + Sync + 'static {
         resource: &Self::Resource,
     ) -> impl Future<Output = Result<Self::Evidence, ObserveError>> + Send;
 
-    /// Compares what was seen with what is known, and decides. The commands are sent one after the other; each must be
-    /// able to come again.
+    /// Whether the platform is there at all, about no resource in particular. Asked at the start, and when a look goes
+    /// without an answer: a resource that does not answer is its own affair, a platform that does not is everybody's.
+    fn reachable(&self) -> impl Future<Output = Result<(), ObserveError>> + Send;
+
+    /// What is missing from the evidence. What follows from the rest is sent all the same, and the resource is looked at
+    /// again as after a look that failed.
+    fn missing(&self, _evidence: &Self::Evidence) -> Option<ObserveError> {
+        None
+    }
+
+    /// Compares what was seen with what is known, and decides. Nothing that was seen is older than the moment at which the
+    /// look began. The commands are sent one after the other; each must be able to come again. One that fails for a passing
+    /// reason is not tried again by anybody: the next look decides anew.
     fn decide(
         &self,
         resource: &Self::Resource,
         evidence: Self::Evidence,
-        now: DateTime<Utc>,
+        began_at: DateTime<Utc>,
     ) -> Vec<Decision>;
 
+    /// The platform was found to be there or away, and that is not known to have been told before. It is told again when
+    /// this fails, and by another instance that begins to look: it should have the effect of once.
+    fn platform_is(
+        &self,
+        _store: &SqlStore,
+        _platform: &Platform,
+    ) -> impl Future<Output = StoreResult<()>> + Send {
+        async { Ok(()) }
+    }
+
     /// Notes which resources were looked at, and with which result: where the application keeps when the next look is
-    /// due.
+    /// due. That is a moment of this instance's clock; what is to be looked at whatever the clock says is due since long ago.
     fn note(
         &self,
         _store: &SqlStore,
@@ -127,27 +165,31 @@ pub trait ExternalResources: Send + Sync + 'static {
 /// How an observer works.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ObserverPolicy {
-    /// How often all that is due is looked at, without being woken.
-    pub interval: Duration,
-    /// How many looks run at a time.
+    /// How often it asks what has become due, without being woken: so late does it learn of what another instance wants.
+    /// One statement each time.
+    pub poll: Duration,
+    /// How many looks run at a time. At what failed the last time, a quarter as many look besides.
     pub concurrency: usize,
     /// How long one look may take.
     pub timeout: Duration,
     /// How many are asked for at a time.
     pub page: u32,
-    /// After how many looks in a row without an answer the platform counts as down.
+    /// After how many questions in a row without an answer the platform counts as down.
     pub down_after: u32,
+    /// How long, at most, a resource is left alone that could not be looked at, and a platform that could not be watched.
+    pub longest_pause: Duration,
 }
 
 impl Default for ObserverPolicy {
-    /// Every minute, sixteen at a time for ten seconds each, down after three.
+    /// Every second, sixteen at a time for ten seconds each, down after three, pauses of up to a minute.
     fn default() -> Self {
         Self {
-            interval: Duration::from_secs(60),
+            poll: Duration::from_secs(1),
             concurrency: 16,
             timeout: Duration::from_secs(10),
             page: 200,
             down_after: 3,
+            longest_pause: Duration::from_secs(60),
         }
     }
 }
@@ -205,6 +247,8 @@ pub struct Looked<R> {
     pub at: DateTime<Utc>,
     /// `None` when it was seen and what followed was done; otherwise why not.
     pub failure: Option<ObserveError>,
+    /// After a failure: for how long it is left alone, unless something new is wanted of it.
+    pub pause: Duration,
 }
 
 /// Why nothing is known about a resource.
@@ -215,25 +259,24 @@ pub struct ObserveError {
     pub code: String,
     /// What happened.
     pub message: String,
-    /// Whether it is about the platform as a whole and not about this resource.
-    pub platform: bool,
+    /// Whether there was no answer at all. It may be this resource or all of them, so the platform is asked.
+    pub unanswered: bool,
 }
 
 impl ObserveError {
-    /// This resource could not be looked at.
+    /// This resource could not be looked at: the platform has said so.
     pub fn of_resource(code: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { code: code.into(), message: message.into(), platform: false }
+        Self { code: code.into(), message: message.into(), unanswered: false }
     }
 
-    /// No answer in time. It may be this resource or all of them: when several resources say so, and none answers in
-    /// between, the platform counts as down.
+    /// No answer in time.
     pub fn timed_out(after: Duration) -> Self {
-        Self::of_resource(TIMED_OUT, format!("no answer within {after:?}"))
+        Self::unanswered(TIMED_OUT, format!("no answer within {after:?}"))
     }
 
-    /// The platform does not answer.
-    pub fn of_platform(code: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { code: code.into(), message: message.into(), platform: true }
+    /// No answer.
+    pub fn unanswered(code: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { code: code.into(), message: message.into(), unanswered: true }
     }
 }
 

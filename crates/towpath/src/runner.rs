@@ -126,8 +126,8 @@ async fn run_one(bus: Bus, grant: LeaseGrant, record: CommandRecord) -> Option<(
             return Some((grant, command_id));
         }
     };
-    let incoming =
-        Incoming { command: record.command, expected_version: None, claim: Some(grant.clone()), still_in };
+    let claim = Some(grant.clone());
+    let incoming = Incoming { command: record.command, expected_version: None, claim, still_in, fence: None };
     // In a task of its own: `decide` and `evolve` are guarded, so a panic is a bug of ours, and it must not keep the
     // command PROCESSING for as long as this instance lives.
     let running = tokio::spawn(async move { bus.run(incoming).await });

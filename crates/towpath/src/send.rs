@@ -11,7 +11,7 @@ use towpath_core::ids::{
 use towpath_core::lifecycle::CommandStatus;
 use towpath_core::name::CommandName;
 use towpath_core::payload::{InvalidPayload, Payload};
-use towpath_core::ports::store::NewCommand;
+use towpath_core::ports::store::{LeaseGrant, NewCommand};
 use uuid::Uuid;
 
 use crate::bus::{Bus, Incoming, Receipt, SendError};
@@ -43,6 +43,7 @@ pub struct Send<'a> {
     actor_id: Option<String>,
     tenant_id: Option<String>,
     expected_version: Option<Version>,
+    fence: Option<LeaseGrant>,
 }
 
 /// The answer to a command that was accepted for later.
@@ -79,7 +80,14 @@ impl<'a> Send<'a> {
             actor_id: around.actor_id.map(String::from),
             tenant_id: None,
             expected_version: None,
+            fence: None,
         }
+    }
+
+    /// Refuse unless this grant is still the newest of its lease, checked in the transaction of the effect.
+    pub(crate) fn under(mut self, grant: LeaseGrant) -> Self {
+        self.fence = Some(grant);
+        self
     }
 
     /// The identity of the command, chosen by the caller: the same one gives the same answer.
@@ -193,7 +201,11 @@ impl<'a> Send<'a> {
         }
         let kind = match self.aggregate_kind {
             Some(kind) => kind,
+            // By its name alone, it comes from outside.
             None => match self.bus.registry.decider_of_command(&self.command_type) {
+                Some(decider) if decider.is_internal(&self.command_type) => {
+                    return Err(SendError::InternalCommand(self.command_type));
+                }
                 Some(decider) => decider.kind().to_string(),
                 None => return Err(self.bus.unknown_command(&self.command_type)),
             },
@@ -227,6 +239,7 @@ impl<'a> Send<'a> {
             expected_version: self.expected_version,
             claim: None,
             still_in: None,
+            fence: self.fence,
         })
     }
 }

@@ -5,11 +5,15 @@
 
 use std::time::Duration;
 
+use chrono::Utc;
 use tokio::sync::watch;
-use towpath_core::ports::store::{Sequenced, StoreError, StoreResult};
+use towpath_core::ids::{InstanceId, LeaseName, Position};
+use towpath_core::ports::store::{Sequenced, Store as _, StoreError, StoreResult};
+use towpath_store::SqlStore;
+use uuid::Uuid;
 
 use crate::bus::{Bus, with_causes};
-use crate::leases::Held;
+use crate::leases::{Held, SEQUENCER};
 use crate::service::{Service, Stopping, Wake, rest};
 
 /// How many events get their position in one transaction.
@@ -17,6 +21,51 @@ const BATCH: u32 = 1000;
 
 /// How long a wake waits for others to join it.
 const SWARM: Duration = Duration::from_millis(10);
+
+/// How long the head is waited for while somebody else gives positions.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How often that is looked at.
+const TICK: Duration = Duration::from_millis(50);
+
+/// For how long positions are given where nobody else does it.
+const TURN: Duration = Duration::from_secs(10);
+
+/// The last position of the log, when it holds all that was committed before the call. Whoever reads the log to make
+/// something anew would otherwise miss what has no position yet. Where no instance runs that gives positions, this does.
+///
+/// # Errors
+/// The store's; `Unavailable` when another instance that gives positions has not come so far within a minute.
+pub async fn complete_head(store: &SqlStore) -> StoreResult<Position> {
+    let give_up_at = tokio::time::Instant::now() + PATIENCE;
+    let name = LeaseName::from_stored(SEQUENCER);
+    let ourselves = InstanceId::from_stored(format!("reader-{}", Uuid::now_v7()));
+    let at_first = store.backlog(&[], Utc::now()).await?.log;
+    let complete = at_first.head + at_first.pending;
+    loop {
+        let log = store.backlog(&[], Utc::now()).await?.log;
+        if log.pending == 0 || log.head >= complete {
+            return Ok(log.head);
+        }
+        if let Some(grant) = store.acquire_lease(&name, &ourselves, TURN).await? {
+            let mut given = store.sequence(&grant, BATCH).await;
+            while given.as_ref().is_ok_and(|given| given.count > 0) {
+                given = store.sequence(&grant, BATCH).await;
+            }
+            store.release_lease(&grant).await?;
+            match given {
+                // An instance that has come up meanwhile gives them.
+                Ok(_) | Err(StoreError::Fenced { .. }) => continue,
+                Err(error) => return Err(error),
+            }
+        }
+        if tokio::time::Instant::now() >= give_up_at {
+            let what = format!("{} events have no position yet", log.pending);
+            return Err(StoreError::Unavailable(what.into()));
+        }
+        tokio::time::sleep(TICK).await;
+    }
+}
 
 /// Starts the service.
 pub(crate) fn start(bus: Bus, held: watch::Receiver<Held>, wake: Wake, scan: Duration) -> Service {

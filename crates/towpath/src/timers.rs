@@ -233,7 +233,7 @@ async fn fire(bus: Bus, grant: LeaseGrant, timer: Timer) -> Fired {
         kind: command.aggregate.kind.to_string(),
         command: command.command_type.to_string(),
     };
-    let incoming = Incoming { command, expected_version: None, claim: None, still_in };
+    let incoming = Incoming { command, expected_version: None, claim: None, still_in, fence: None };
     // In a task of its own: `decide` and `evolve` are guarded, so a panic is a bug of ours, and it must not keep the timer
     // running for as long as this instance lives.
     let running = tokio::spawn({

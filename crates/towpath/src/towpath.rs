@@ -255,7 +255,8 @@ impl Towpath {
         Send::new(&self.bus, &self.wake, command_type, kind, aggregate_id.into(), payload)
     }
 
-    /// Sends a command by its stored name, with its payload as JSON text.
+    /// Sends a command by its stored name, with its payload as JSON text: what comes from outside. A command that its
+    /// aggregate declares as internal is refused.
     pub fn send_named(
         &self,
         command_type: impl Into<String>,
@@ -776,6 +777,7 @@ impl Builder {
             with_rows,
             queues,
             handlers,
+            observers.clone(),
         );
         tracing::info!(store = %url, broker = %broker_url, %instance, "towpath started");
         Ok(Towpath {

@@ -6,6 +6,7 @@
 mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -25,21 +26,55 @@ enum Answer {
     There,
     Never,
     Panic,
+    /// No answer, about this one.
     Away,
+    /// An answer, when somebody lets it through.
+    Held,
 }
 
 /// Resources in memory: each is due until it was seen.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 struct Shelf {
     due: Arc<Mutex<BTreeSet<String>>>,
     answers: Arc<Mutex<BTreeMap<String, Answer>>>,
     hints: Arc<Mutex<Option<tokio::sync::mpsc::UnboundedReceiver<String>>>>,
+    /// How often each was looked at.
+    looks: Arc<Mutex<BTreeMap<String, u32>>>,
+    /// Whether nobody answers.
+    away: Arc<AtomicBool>,
+    /// What the application was told of the platform.
+    told: Arc<Mutex<Vec<Platform>>>,
+    gate: Arc<tokio::sync::Semaphore>,
+    /// What stays due whether it was seen or not.
+    always: Arc<Mutex<BTreeSet<String>>>,
+    /// What is not to be looked at any more when its turn comes.
+    withdrawn: Arc<Mutex<BTreeSet<String>>>,
+}
+
+impl Default for Shelf {
+    fn default() -> Self {
+        Self {
+            due: Arc::default(),
+            answers: Arc::default(),
+            hints: Arc::default(),
+            looks: Arc::default(),
+            away: Arc::default(),
+            told: Arc::default(),
+            gate: Arc::new(tokio::sync::Semaphore::new(0)),
+            always: Arc::default(),
+            withdrawn: Arc::default(),
+        }
+    }
 }
 
 impl Shelf {
     fn put(&self, name: &str, answer: Answer) {
         self.answers.lock().unwrap().insert(name.to_owned(), answer);
         self.due.lock().unwrap().insert(name.to_owned());
+    }
+
+    fn looked(&self, name: &str) -> u32 {
+        self.looks.lock().unwrap().get(name).copied().unwrap_or_default()
     }
 }
 
@@ -67,14 +102,37 @@ impl ExternalResources for Shelf {
         Ok(hints.to_vec())
     }
 
+    async fn current(&self, _: &SqlStore, listed: &String) -> StoreResult<Option<String>> {
+        let withdrawn = self.withdrawn.lock().unwrap().contains(listed);
+        Ok((!withdrawn).then(|| listed.clone()))
+    }
+
     async fn observe(&self, name: &String) -> Result<(), ObserveError> {
+        *self.looks.lock().unwrap().entry(name.clone()).or_default() += 1;
         let answer = self.answers.lock().unwrap().get(name).copied();
+        self.reachable().await?;
         match answer {
             Some(Answer::There) => Ok(()),
             Some(Answer::Never) => std::future::pending().await,
             Some(Answer::Panic) => panic!("on purpose"),
-            Some(Answer::Away) | None => Err(ObserveError::of_platform("away", "nobody is there")),
+            Some(Answer::Held) => {
+                drop(self.gate.acquire().await.unwrap());
+                Ok(())
+            }
+            Some(Answer::Away) | None => Err(ObserveError::unanswered("away", "nobody is there")),
         }
+    }
+
+    async fn reachable(&self) -> Result<(), ObserveError> {
+        match self.away.load(Ordering::SeqCst) {
+            true => Err(ObserveError::unanswered("away", "nobody is there")),
+            false => Ok(()),
+        }
+    }
+
+    async fn platform_is(&self, _: &SqlStore, platform: &Platform) -> StoreResult<()> {
+        self.told.lock().unwrap().push(platform.clone());
+        Ok(())
     }
 
     fn decide(&self, name: &String, (): (), _: DateTime<Utc>) -> Vec<Decision> {
@@ -84,8 +142,11 @@ impl ExternalResources for Shelf {
 
     async fn note(&self, _: &SqlStore, looked: &[Looked<String>]) -> StoreResult<()> {
         let mut due = self.due.lock().unwrap();
+        let always = self.always.lock().unwrap();
         for look in looked.iter().filter(|look| look.failure.is_none()) {
-            due.remove(&look.resource);
+            if !always.contains(&look.resource) {
+                due.remove(&look.resource);
+            }
         }
         Ok(())
     }
@@ -100,12 +161,13 @@ impl ExternalResources for Shelf {
 
 fn policy() -> ObserverPolicy {
     ObserverPolicy {
-        interval: Duration::from_millis(100),
+        poll: Duration::from_millis(100),
         concurrency: 2,
         timeout: Duration::from_secs(1),
         // Several pages, also of few.
         page: 3,
         down_after: 3,
+        longest_pause: Duration::from_secs(4),
     }
 }
 
@@ -124,7 +186,7 @@ async fn what_is_due_is_looked_at_and_what_follows_is_sent(fresh: &Fresh) {
     let names: Vec<String> = (0..10).map(|number| format!("book-{number}")).collect();
     names.iter().for_each(|name| shelf.put(name, Answer::There));
     let (app, wake) =
-        start(fresh, &shelf, ObserverPolicy { interval: Duration::from_secs(3600), ..policy() }).await;
+        start(fresh, &shelf, ObserverPolicy { poll: Duration::from_secs(3600), ..policy() }).await;
     for name in &names {
         was_seen(&app, name).await;
     }
@@ -158,22 +220,100 @@ async fn one_that_hangs_or_panics_holds_up_nobody(fresh: &Fresh) {
     app.stop().await;
 }
 
-async fn a_platform_that_is_away_is_told_and_comes_back(fresh: &Fresh) {
+async fn one_that_does_not_answer_is_its_own_affair(fresh: &Fresh) {
     let shelf = Shelf::default();
-    let names: Vec<String> = (0..5).map(|number| format!("book-{number}")).collect();
-    names.iter().for_each(|name| shelf.put(name, Answer::Away));
+    // More of them than look at a time, and before all others.
+    let away: Vec<String> = (0..10).map(|number| format!("a-{number}")).collect();
+    away.iter().for_each(|name| shelf.put(name, Answer::Away));
     let (app, _) = start(fresh, &shelf, policy()).await;
+    for number in 0..20 {
+        let name = format!("book-{number}");
+        shelf.put(&name, Answer::There);
+        was_seen(&app, &name).await;
+    }
+    // Left alone for longer each time: for a half second, then one, then two.
+    shelf.put("steady", Answer::There);
+    shelf.always.lock().unwrap().insert("steady".to_owned());
+    eventually("some time", || async { (shelf.looked("steady") >= 30).then_some(()) }).await;
+    let standing = app.observers().remove(0);
+    assert_eq!((standing.platform, standing.failing), (Platform::Up, 10));
+    for name in &away {
+        let (looked, steady) = (shelf.looked(name), shelf.looked("steady"));
+        assert!(
+            (1..=steady / 2).contains(&looked),
+            "{name} {looked} times, and the steady one {steady} times"
+        );
+    }
+    assert_eq!(*shelf.told.lock().unwrap(), [Platform::Up], "told once, and nothing else");
+    away.iter().for_each(|name| shelf.put(name, Answer::There));
+    for name in &away {
+        was_seen(&app, name).await;
+    }
+    app.stop().await;
+}
+
+async fn a_platform_that_is_away_is_told_once_and_comes_back(fresh: &Fresh) {
+    let shelf = Shelf::default();
+    let (app, _) = start(fresh, &shelf, policy()).await;
+    eventually("it is up", || async {
+        (app.observers().into_iter().next()?.platform == Platform::Up).then_some(())
+    })
+    .await;
+    shelf.away.store(true, Ordering::SeqCst);
+    // One resource is enough to notice.
+    shelf.put("book", Answer::There);
     eventually("it is told", || async {
         let standing = app.observers().into_iter().next()?;
         matches!(standing.platform, Platform::Down { .. }).then_some(())
     })
     .await;
-    assert!(app.load::<Order>("book-0").await.unwrap().is_none());
-    names.iter().for_each(|name| shelf.put(name, Answer::There));
-    for name in &names {
+    let looked = shelf.looked("book");
+    (0..5).for_each(|number| shelf.put(&format!("book-{number}"), Answer::There));
+    assert!(app.load::<Order>("book").await.unwrap().is_none());
+    shelf.away.store(false, Ordering::SeqCst);
+    for name in ["book", "book-0", "book-1", "book-2", "book-3", "book-4"] {
         was_seen(&app, name).await;
     }
+    assert!(shelf.looked("book") <= looked + 2, "nobody looks while it is away");
     assert_eq!(app.observers().remove(0).platform, Platform::Up);
+    let told = shelf.told.lock().unwrap().clone();
+    assert!(
+        matches!(told.as_slice(), [Platform::Up, Platform::Down { code, .. }, Platform::Up] if code == "away"),
+        "{told:?}"
+    );
+    app.stop().await;
+}
+
+async fn what_is_seen_after_the_lease_was_lost_has_no_effect(fresh: &Fresh) {
+    let shelf = Shelf::default();
+    shelf.put("book", Answer::Held);
+    let observer = Observer::named("shelf", shelf.clone(), policy(), ObserverWake::default());
+    // Long enough that it does not notice by itself.
+    let app = fresh.builder().lease(Duration::from_secs(60)).observer(observer).start().await.unwrap();
+    eventually("it looks", || async { (shelf.looked("book") > 0).then_some(()) }).await;
+    let sql = "UPDATE leases SET holder_id = 'other', epoch = epoch + 1 WHERE lease_name = 'observer/shelf'";
+    assert_eq!(app.store().own_execute("test.take", sql, Vec::new()).await.unwrap(), 1);
+    shelf.gate.add_permits(1_000);
+    // It would send again and again: each is refused, and none recorded for later.
+    eventually("it is refused", || async { (shelf.looked("book") > 1).then_some(()) }).await;
+    assert!(app.load::<Order>("book").await.unwrap().is_none());
+    let sql = "SELECT command_id FROM command_box";
+    assert!(app.store().own_rows("test.commands", sql, Vec::new()).await.unwrap().is_empty());
+    let sql = "UPDATE leases SET epoch = epoch - 1 WHERE lease_name = 'observer/shelf'";
+    app.store().own_execute("test.give", sql, Vec::new()).await.unwrap();
+    was_seen(&app, "book").await;
+    app.stop().await;
+}
+
+async fn what_is_withdrawn_is_not_looked_at(fresh: &Fresh) {
+    let shelf = Shelf::default();
+    shelf.put("a-book", Answer::There);
+    shelf.withdrawn.lock().unwrap().insert("a-book".to_owned());
+    shelf.put("other", Answer::There);
+    shelf.always.lock().unwrap().insert("other".to_owned());
+    let (app, _) = start(fresh, &shelf, policy()).await;
+    eventually("some scans", || async { (shelf.looked("other") > 3).then_some(()) }).await;
+    assert_eq!(shelf.looked("a-book"), 0);
     app.stop().await;
 }
 
@@ -181,8 +321,7 @@ async fn a_hint_is_looked_at_between_scans(fresh: &Fresh) {
     let shelf = Shelf::default();
     let (hint, hints) = tokio::sync::mpsc::unbounded_channel();
     *shelf.hints.lock().unwrap() = Some(hints);
-    let (app, _) =
-        start(fresh, &shelf, ObserverPolicy { interval: Duration::from_secs(3600), ..policy() }).await;
+    let (app, _) = start(fresh, &shelf, ObserverPolicy { poll: Duration::from_secs(3600), ..policy() }).await;
     shelf.answers.lock().unwrap().insert("hinted".to_owned(), Answer::There);
     hint.send("hinted".to_owned()).unwrap();
     was_seen(&app, "hinted").await;
@@ -192,6 +331,9 @@ async fn a_hint_is_looked_at_between_scans(fresh: &Fresh) {
 on_every_database!(
     what_is_due_is_looked_at_and_what_follows_is_sent,
     one_that_hangs_or_panics_holds_up_nobody,
-    a_platform_that_is_away_is_told_and_comes_back,
+    one_that_does_not_answer_is_its_own_affair,
+    a_platform_that_is_away_is_told_once_and_comes_back,
+    what_is_seen_after_the_lease_was_lost_has_no_effect,
+    what_is_withdrawn_is_not_looked_at,
     a_hint_is_looked_at_between_scans,
 );

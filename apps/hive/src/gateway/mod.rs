@@ -40,6 +40,12 @@ pub trait ServingGateway: Send + Sync + 'static {
     /// Whether there is such a namespace.
     async fn namespace_exists(&self, namespace: &str) -> Result<bool, GatewayError>;
 
+    /// Whether the platform answers at all. A call about one resource may fail for reasons of its own.
+    ///
+    /// # Errors
+    /// It does not: nothing can be done there at the moment.
+    async fn reachable(&self) -> Result<(), GatewayError>;
+
     /// Names of resources that have changed, as long as somebody listens; `None` when the platform does not tell. It is a
     /// hint that makes observation quick, never the only way to learn of a change: names may be missing or come
     /// twice. The stream ends when the platform cannot be watched any more, and is then asked for again.

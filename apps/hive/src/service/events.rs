@@ -9,6 +9,7 @@ use crate::spec::{ResourceName, ServiceSpec, SpecHash};
 
 /// A fact about a service.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[allow(clippy::large_enum_variant, reason = "a few of them live at a time, on their way to and from JSON")]
 pub enum ServiceEvent {
     /// Somebody asked for a service.
     #[serde(rename = "service.creation.requested")]
@@ -161,6 +162,9 @@ pub struct DeletionMarked {
 pub struct SnapshotUpdated {
     /// What is known; none before the first look.
     pub snapshot: Option<Snapshot>,
+    /// The number of the observation that it is from, if it is new.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observation: Option<u64>,
     /// Whether somebody asked for it. Then the platform is looked at again, at once.
     #[serde(default)]
     pub refresh_requested: bool,

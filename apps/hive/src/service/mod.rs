@@ -37,6 +37,9 @@ pub struct Service {
     pub applied_spec_version: u64,
     /// What is known of the platform's side.
     pub snapshot: Option<Snapshot>,
+    /// Which observation that is from, by its number among those of the platform's side.
+    #[serde(default)]
+    pub observation: u64,
     /// Why it is FAILED.
     pub failure: Option<FailureNote>,
 }
@@ -136,6 +139,13 @@ pub enum ApplyResult {
 pub struct TakeObservation {
     /// What was seen.
     pub snapshot: Snapshot,
+    /// The number of the observation among those of the platform's side: a later one counts for more, in whatever order they
+    /// are taken in.
+    #[serde(default)]
+    pub observation: u64,
+    /// For which specification it was looked at. About another one it proves nothing.
+    #[serde(default)]
+    pub spec_version: u64,
     /// How many looks in a row must find it not ready before it counts as failed.
     pub failure_threshold: u32,
 }
@@ -227,13 +237,14 @@ impl Aggregate for Service {
             ],
             ServiceCommand::Refresh {} => vec![ServiceEvent::SnapshotUpdated(SnapshotUpdated {
                 snapshot: self.snapshot.clone(),
+                observation: None,
                 refresh_requested: true,
             })],
             ServiceCommand::RecordApply(outcome) => self.record_apply(status, outcome),
             ServiceCommand::TakeObservation(taken) => self.take_observation(status, taken),
             ServiceCommand::ConfirmDeletion { snapshot } => {
                 let observed_at = snapshot.observed_at;
-                vec![seen(snapshot), ServiceEvent::Deleted(Deleted { observed_at })]
+                vec![seen(snapshot, None), ServiceEvent::Deleted(Deleted { observed_at })]
             }
         })
     }
@@ -258,6 +269,7 @@ impl Aggregate for Service {
                 if updated.snapshot.is_some() {
                     self.snapshot = updated.snapshot.clone();
                 }
+                self.observation = updated.observation.unwrap_or(self.observation);
             }
             ServiceEvent::Ready(_) => {
                 self.status = Some(ServiceStatus::Ready);
@@ -321,6 +333,14 @@ impl Aggregate for Service {
             machine = machine.stays_in(state, "service.external.purged");
         }
         Some(machine.stays_in("READY", "service.updated").stays_in("DELETING", "service.deletion.marked"))
+    }
+
+    fn internal_commands() -> &'static [&'static str] {
+        &[
+            "Command.Hive.Service.Apply.Record",
+            "Command.Hive.Service.Observation.Take",
+            "Command.Hive.Service.Deletion.Confirm",
+        ]
     }
 
     fn irregular_pairings() -> &'static [(&'static str, &'static str)] {
@@ -425,11 +445,17 @@ impl Service {
     }
 
     fn take_observation(&self, status: ServiceStatus, taken: TakeObservation) -> Vec<ServiceEvent> {
-        let TakeObservation { mut snapshot, failure_threshold } = taken;
+        let TakeObservation { mut snapshot, observation, spec_version: looked_for, failure_threshold } =
+            taken;
+        // Observations are taken in by workers, and one may overtake another.
+        if observation > 0 && observation <= self.observation {
+            return Vec::new();
+        }
+        let observation = (observation > 0).then_some(observation);
         // What is wanted may have changed since somebody looked.
         snapshot.hash_match = snapshot.observed_spec_hash.as_ref() == Some(&self.desired_spec_hash);
         let (spec_hash, spec_version) = (self.desired_spec_hash.clone(), self.spec_version);
-        let conclusive = status.is_converging() && snapshot.hash_match;
+        let conclusive = status.is_converging() && looked_for == self.spec_version && snapshot.hash_match;
         match snapshot.ready {
             // An end is told by KnativeServiceDeletedObserved, and afterwards there is nothing to tell.
             _ if status == ServiceStatus::Deleted => Vec::new(),
@@ -438,7 +464,7 @@ impl Service {
                 let (revision, url) = (snapshot.latest_ready_revision.clone(), snapshot.url.clone());
                 let converged = Converged { spec_hash, spec_version, revision, url };
                 let mut events = vec![
-                    seen(snapshot),
+                    seen(snapshot, observation),
                     ServiceEvent::ConvergenceConfirmed(converged.clone()),
                     ServiceEvent::Ready(converged.clone()),
                 ];
@@ -454,7 +480,7 @@ impl Service {
                     condition.message.clone().unwrap_or_else(|| "the service is not ready".to_owned());
                 let not_converged = NotConverged { spec_hash, spec_version, reason, message };
                 vec![
-                    seen(snapshot),
+                    seen(snapshot, observation),
                     ServiceEvent::ConvergenceFailed(not_converged.clone()),
                     ServiceEvent::Failed(not_converged),
                 ]
@@ -463,7 +489,7 @@ impl Service {
                 let was_present = self.snapshot.as_ref().is_some_and(|snapshot| snapshot.present);
                 let purged = was_present && !snapshot.present && status != ServiceStatus::Deleting;
                 let observed_at = snapshot.observed_at;
-                let mut events = vec![seen(snapshot)];
+                let mut events = vec![seen(snapshot, observation)];
                 if purged {
                     let resource = self.resource.clone();
                     events.push(ServiceEvent::ExternalPurged(ExternalPurged { resource, observed_at }));
@@ -474,6 +500,7 @@ impl Service {
     }
 }
 
-fn seen(snapshot: Snapshot) -> ServiceEvent {
-    ServiceEvent::SnapshotUpdated(SnapshotUpdated { snapshot: Some(snapshot), refresh_requested: false })
+fn seen(snapshot: Snapshot, observation: Option<u64>) -> ServiceEvent {
+    let snapshot = Some(snapshot);
+    ServiceEvent::SnapshotUpdated(SnapshotUpdated { snapshot, observation, refresh_requested: false })
 }

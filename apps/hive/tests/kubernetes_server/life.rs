@@ -35,6 +35,10 @@ impl ServingGateway for WithNamespaces {
         self.0.delete(service_id, resource).await
     }
 
+    async fn reachable(&self) -> Result<(), GatewayError> {
+        self.0.reachable().await
+    }
+
     async fn namespace_exists(&self, _: &str) -> Result<bool, GatewayError> {
         Ok(true)
     }

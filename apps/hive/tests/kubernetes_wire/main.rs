@@ -308,6 +308,24 @@ async fn no_answer_says_nothing_about_the_service() {
 }
 
 #[tokio::test]
+async fn whether_the_server_is_there_is_asked_of_the_server_itself() {
+    let plays = [Play::Json(200, json!({ "major": "1" })), no(403, "Forbidden", Value::Null)];
+    let (server, gateway) = PlayedServer::with(plays).await;
+    for _ in 0..2 {
+        gateway.reachable().await.expect("an answer is an answer, also that it does not tell");
+    }
+    let asked: Vec<(String, String)> =
+        server.asked().into_iter().map(|asked| (asked.method, asked.path)).collect();
+    assert_eq!(asked, vec![("GET".to_owned(), "/version".to_owned()); 2]);
+    for play in [no(401, "Unauthorized", Value::Null), no(503, "Unavailable", Value::Null), Play::Cut] {
+        let (_server, gateway) = PlayedServer::with([play]).await;
+        assert!(matches!(gateway.reachable().await, Err(GatewayError::Unavailable { .. })));
+    }
+    let (_server, gateway) = PlayedServer::with([Play::Silence]).await;
+    assert!(matches!(gateway.reachable().await, Err(GatewayError::Timeout { .. })));
+}
+
+#[tokio::test]
 async fn a_kubeconfig_that_is_wrong_is_refused_without_quoting_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("kubeconfig");

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use towpath::ids::AggregateKey;
+use towpath::ports::store::Store as _;
 use towpath::retry::RetryPolicy;
 use towpath::{Aggregate, Builder, RecordedEvent, Scratch, SendError, Towpath};
 use towpath_hive::gateway::simulated::{Fates, SimulatedCluster, SimulatedSettings};
@@ -127,12 +128,69 @@ impl Running {
     }
 
     pub async fn reaches(&self, id: &str, status: ServiceStatus) -> Service {
-        let what = format!("{id} becomes {}", status.as_str());
-        eventually(&what, || async {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        loop {
             let service = self.service(id).await;
-            (service.status == Some(status)).then_some(service)
-        })
-        .await
+            if service.status == Some(status) {
+                return service;
+            }
+            if tokio::time::Instant::now() > deadline {
+                let around = self.around().await;
+                panic!(
+                    "{id} does not become {}: it is {service:?}, and around it {around:#?}",
+                    status.as_str()
+                );
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Where things are: for who asks why something did not happen.
+    async fn around(&self) -> Vec<String> {
+        let store = self.app.store();
+        let mut around = vec![format!("{:?}", self.app.observers())];
+        for (what, sql) in [
+            (
+                "facts",
+                "SELECT CONCAT('outbox ', channel, ' ', status) AS text, COUNT(*) AS many FROM event_outbox GROUP BY channel, status",
+            ),
+            (
+                "messages",
+                "SELECT CONCAT(queue, ' ', COALESCE(claimed_by_id, 'free')) AS text, COUNT(*) AS many FROM local_messages GROUP BY queue, claimed_by_id",
+            ),
+            (
+                "queues",
+                "SELECT CONCAT(name, ' ', COALESCE(claimed_by_id, 'nobody')) AS text, 1 AS many FROM local_queues",
+            ),
+            (
+                "handled",
+                "SELECT CONCAT(handler, ' ', status) AS text, COUNT(*) AS many FROM inbox GROUP BY handler, status",
+            ),
+            (
+                "commands",
+                "SELECT CONCAT(command_type, ' ', status) AS text, COUNT(*) AS many FROM command_box GROUP BY command_type, status",
+            ),
+            (
+                "targets",
+                "SELECT CONCAT(service_id, ' ', status, ' ', COALESCE(wanted, 'nothing'), ' ', due_at) AS text, version AS many FROM hive_targets",
+            ),
+            (
+                "leases",
+                "SELECT CONCAT(lease_name, ' ', holder_id, ' ', expires_at) AS text, epoch AS many FROM leases WHERE lease_name NOT LIKE 'partition/%'",
+            ),
+            (
+                "work",
+                "SELECT CONCAT(command, ' ', time_ms, ' ', COALESCE(state, ''), ' ', COALESCE(info, '')) AS text, id AS many FROM information_schema.processlist WHERE db = DATABASE()",
+            ),
+        ] {
+            match store.own_rows("test.around", sql, Vec::new()).await {
+                Ok(rows) => around.extend(
+                    rows.iter().map(|row| format!("{what}: {:?} {:?}", row.text("text"), row.long("many"))),
+                ),
+                Err(error) => around.push(format!("{what}: {error:?}")),
+            }
+        }
+        around
     }
 
     pub async fn events(&self, kind: &str, id: &str) -> Vec<RecordedEvent> {
@@ -143,6 +201,86 @@ impl Running {
     pub async fn names(&self, id: &str) -> Vec<String> {
         let events = self.events(Service::KIND, id).await;
         events.iter().map(|event| event.envelope.event_type.to_string()).collect()
+    }
+}
+
+/// Whether a consumer takes facts of a type.
+type Takes = fn(&str) -> bool;
+
+/// Who takes which facts in: the consumers of hive, by the channels that it declares.
+const HANDLERS: [(&str, Takes); 3] = [
+    ("hive-views", |name| {
+        name.starts_with("service.")
+            || ["NamespaceValidated", "RevisionCreated", "RouteAligned"].contains(&name)
+    }),
+    ("hive-observations", |name| name.starts_with("KnativeService")),
+    ("hive-records", |name| {
+        [
+            "service.creation.requested",
+            "service.update.requested",
+            "service.deletion.requested",
+            "service.spec.accepted",
+        ]
+        .contains(&name)
+    }),
+];
+
+impl Running {
+    /// Waits until nothing follows any more: every fact was taken in by everybody who takes it, no command waits, and a
+    /// look at every service that is not DELETED has led to nothing.
+    pub async fn quiet(&self) {
+        let mut before = self.all_taken_in().await;
+        for _ in 0..20 {
+            self.look_at_all().await;
+            let head = self.all_taken_in().await;
+            if head == before {
+                return;
+            }
+            before = head;
+        }
+        panic!("there is no end of facts");
+    }
+
+    /// Waits until every fact was taken in, and what follows was done; answers how many facts there are.
+    async fn all_taken_in(&self) -> u64 {
+        let store = self.app.store();
+        eventually("everything is taken in", || async {
+            let backlog = store.backlog(&[], chrono::Utc::now()).await.unwrap();
+            let commands = backlog.commands;
+            let waiting = commands.pending + commands.processing + commands.retrying + backlog.log.pending;
+            if waiting > 0 {
+                return None;
+            }
+            let head = backlog.log.head;
+            let facts = store.events_between(1, head).await.unwrap();
+            for (handler, takes) in HANDLERS {
+                let sql = "SELECT COUNT(*) AS taken FROM inbox WHERE handler = ? AND status = 'HANDLED'";
+                let rows = store.own_rows("test.taken", sql, vec![handler.into()]).await.unwrap();
+                let taken = rows[0].count("taken").unwrap();
+                let known = facts.iter().filter(|fact| takes(fact.envelope.event_type.as_str())).count();
+                if taken != known as u64 {
+                    return None;
+                }
+            }
+            // What was taken in last may have led to commands and facts since the first look.
+            let again = store.backlog(&[], chrono::Utc::now()).await.unwrap();
+            (again.commands == commands && again.log == backlog.log).then_some(head)
+        })
+        .await
+    }
+
+    /// Has every service looked at, and waits until that was done.
+    async fn look_at_all(&self) {
+        let store = self.app.store();
+        let count = "SELECT COUNT(*) AS targets FROM hive_targets";
+        let rows = store.own_rows("test.targets", count, Vec::new()).await.unwrap();
+        let targets = rows[0].count("targets").unwrap();
+        let looks = || self.app.observers().first().map_or(0, |standing| standing.looks - standing.failures);
+        let before = looks();
+        let sql = "UPDATE hive_targets SET due_at = ?";
+        store.own_execute("test.due", sql, vec![chrono::DateTime::UNIX_EPOCH.into()]).await.unwrap();
+        self.hive.look_now();
+        eventually("all are looked at", || async { (looks() >= before + targets).then_some(()) }).await;
     }
 }
 
@@ -163,6 +301,9 @@ pub fn resource(name: &str) -> ResourceName {
     ResourceName::new("shop", name)
 }
 
+/// How long something is waited for.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 /// Waits until a question is answered with `Some`, for at most thirty seconds.
 pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut ask: impl FnMut() -> F) -> T {
     let waiting = async {
@@ -173,7 +314,7 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut ask: i
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    match tokio::time::timeout(Duration::from_secs(30), waiting).await {
+    match tokio::time::timeout(PATIENCE, waiting).await {
         Ok(answer) => answer,
         Err(_) => panic!("{what} did not come about"),
     }

@@ -433,6 +433,8 @@ pub struct CompletedCommand {
     pub decided_on: Version,
     /// What it leads to; `None` when the decision was that nothing happens.
     pub append: Option<Append>,
+    /// Only while this grant is the newest of its lease, for a command that a holder sends at once.
+    pub fence: Option<LeaseGrant>,
 }
 
 /// A command that led to nothing, recorded after its transaction was rolled back.

@@ -15,6 +15,7 @@ use towpath_hive::gateway::simulated::{Fates, SimulatedCluster, SimulatedSetting
 use towpath_hive::{Hive, HiveSettings};
 
 use self::kubernetes::KubernetesSection;
+use super::client::HiveAlerts;
 use super::config::ServeFlags;
 use super::migrate::failure;
 use super::{Failure, output};
@@ -24,6 +25,8 @@ use super::{Failure, output};
 pub(crate) enum HiveCommand {
     /// Make the read models anew from the log; the server may run meanwhile
     Rebuild(ServeFlags),
+    /// What an operator should know of the platform: its outages, the last one first
+    Alerts(HiveAlerts),
 }
 
 /// The `[hive]` section of a file.
@@ -36,6 +39,9 @@ pub(crate) struct HiveConfig {
     gateway: Gateway,
     /// How many looks at the platform run at a time.
     concurrency: usize,
+    /// How often the instance that looks asks what has become due.
+    #[serde(with = "duration_text")]
+    poll: Duration,
     /// How long one look may take.
     #[serde(with = "duration_text")]
     timeout: Duration,
@@ -95,11 +101,12 @@ struct SimulatedSection {
 
 impl Default for HiveConfig {
     fn default() -> Self {
-        let HiveSettings { concurrency, timeout, wait_at_most, .. } = HiveSettings::default();
+        let HiveSettings { concurrency, poll, timeout, wait_at_most, .. } = HiveSettings::default();
         Self {
             enabled: true,
             gateway: Gateway::Simulated,
             concurrency,
+            poll,
             timeout,
             wait_at_most,
             service: ServiceSection::default(),
@@ -157,6 +164,9 @@ impl HiveConfig {
         if config.service.observation.interval_ms == 0 {
             return Err(Failure::usage("hive.service.observation.interval-ms is 0; write 1 or more"));
         }
+        if config.poll.is_zero() {
+            return Err(Failure::usage("hive.poll is 0; write 1ms or more"));
+        }
         config.kubernetes.check()?;
         Ok(config)
     }
@@ -171,6 +181,7 @@ impl HiveConfig {
             ready_stale: self.service.observation.ready_stale_duration,
             failure_threshold: self.service.observation.failure_threshold,
             concurrency: self.concurrency,
+            poll: self.poll,
             timeout: self.timeout,
             wait_at_most: self.wait_at_most,
             ..HiveSettings::default()
@@ -224,7 +235,10 @@ fn beside(store: &StoreUrl) -> PathBuf {
 
 /// Runs `towpath hive`.
 pub(crate) async fn run(command: HiveCommand) -> Result<(), Failure> {
-    let HiveCommand::Rebuild(flags) = command;
+    let flags = match command {
+        HiveCommand::Rebuild(flags) => flags,
+        HiveCommand::Alerts(alerts) => return alerts.run().await,
+    };
     let config = flags.config()?;
     let stale = config.hive.service.observation.ready_stale_duration;
     let store = SqlStore::connect(&config.store).await.map_err(|error| failure(&error))?;
@@ -264,5 +278,6 @@ mod tests {
         assert!(read("gateway = \"cloud\"").unwrap_err().contains("cloud"));
         assert!(read("simulated.failing-percent = 101").unwrap_err().contains("failing-percent"));
         assert!(read("service.observation.interval-ms = 0").unwrap_err().contains("interval-ms"));
+        assert!(read("poll = \"0s\"").unwrap_err().contains("hive.poll"));
     }
 }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use towpath::retry::ErrorClass;
 use towpath::{HandlerError, Receipt, Towpath};
+use towpath_hive::alerts::Alert;
 use towpath_hive::schemas::event_types;
 use towpath_hive::service::{Service, ServiceAsked, ServiceCommand, UpdateAsked};
 use towpath_hive::views::ServiceRow;
@@ -36,10 +37,14 @@ pub(super) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(history))
         .routes(routes!(events))
         .routes(routes!(observer))
+        .routes(routes!(alerts))
 }
 
 /// The largest page of a listing.
 const LARGEST_PAGE: u32 = 500;
+
+/// How many alerts are shown.
+const MOST_ALERTS: u32 = 100;
 
 type Body = Result<Bytes, BytesRejection>;
 type Id = Result<Path<String>, PathRejection>;
@@ -442,6 +447,46 @@ async fn observer(State(app): State<App>) -> Result<Response, Problem> {
     hive_of(&app)?;
     let standing = app.towpath.observers().into_iter().find(|standing| standing.name == OBSERVER);
     Ok(Json(standing).into_response())
+}
+
+/// Something that an operator should know of.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = HiveAlert)]
+struct ShownAlert {
+    /// Which one: `gateway-down`.
+    alert: String,
+    /// A stable code: what was noticed.
+    code: String,
+    /// A text for people.
+    message: String,
+    raised_at: DateTime<Utc>,
+    /// Null while it lasts.
+    cleared_at: Option<DateTime<Utc>>,
+}
+
+/// Alerts.
+#[derive(Serialize, ToSchema)]
+#[schema(as = HiveAlerts)]
+struct Alerts {
+    alerts: Vec<ShownAlert>,
+}
+
+/// Lists hive's alerts
+///
+/// The last raised first; one that lasts has no `clearedAt`. The same on every instance: each outage of the platform is
+/// raised once and cleared once.
+#[utoipa::path(
+    get, path = "/api/hive/alerts", tag = "hive", operation_id = "hiveAlerts",
+    responses((status = 200, description = "The last 100.", body = Alerts))
+)]
+async fn alerts(State(app): State<App>) -> Result<Response, Problem> {
+    let alerts = hive_of(&app)?.alerts(app.towpath.store(), MOST_ALERTS).await?;
+    let alerts = alerts.into_iter().map(|alert| {
+        let Alert { alert, code, message, raised_at, cleared_at } = alert;
+        ShownAlert { alert, code, message, raised_at, cleared_at }
+    });
+    Ok(Json(Alerts { alerts: alerts.collect() }).into_response())
 }
 
 impl Shown {

@@ -185,6 +185,7 @@ impl From<SendError> for Problem {
             other => match other.class() {
                 ErrorClass::Transient => StatusCode::SERVICE_UNAVAILABLE,
                 ErrorClass::Conflict => StatusCode::CONFLICT,
+                ErrorClass::Denied => StatusCode::FORBIDDEN,
                 ErrorClass::Unrecoverable => StatusCode::INTERNAL_SERVER_ERROR,
                 _ => StatusCode::UNPROCESSABLE_ENTITY,
             },

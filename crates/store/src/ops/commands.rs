@@ -46,6 +46,21 @@ pub(crate) async fn complete_found(
     Ok(result)
 }
 
+/// Writes the whole effect of a command under a lease that its sender holds. Runs in a transaction, which the caller
+/// rolls back on an error.
+pub(crate) async fn complete_fenced(
+    session: &mut Session<'_>,
+    done: &CompletedCommand,
+) -> StoreResult<CommandResult> {
+    let result = match done.found {
+        Found::Nowhere => complete_new(session, done).await?,
+        Found::Failed { .. } | Found::Claimed(_) => complete_found(session, done).await?,
+    };
+    // Last, so that who renews the lease waits for nothing but the commit.
+    fence(session, done.fence.as_slice()).await?;
+    Ok(result)
+}
+
 /// Records a failure. Runs in a transaction.
 pub(crate) async fn fail(session: &mut Session<'_>, failed: &FailedCommand) -> StoreResult<()> {
     let record = CommandRecord {

@@ -225,12 +225,17 @@ pub(crate) async fn take(
         let keys = values![receiver.queue.as_str()];
         change_some(session, "available_at = NULL", &condition, keys).await?;
     }
+    // Who takes alone keeps the order, and waits for what is locked: of messages that are just being committed together,
+    // MySQL may show the first as locked and the others not.
+    let lock = match receiver.alone {
+        true => session.dialect().for_update(),
+        false => session.dialect().for_update_skip_locked(),
+    };
     let mut keys = values![];
     let (in_ready, first_ready) = in_queue(session.dialect(), READY, &receiver.queue, &mut keys);
     let sql = format!(
-        "SELECT {} FROM local_messages m WHERE {in_ready} ORDER BY {first_ready} LIMIT {limit} {}",
-        select_list(&LOCAL_MESSAGES, "m", ""),
-        session.dialect().for_update_skip_locked()
+        "SELECT {} FROM local_messages m WHERE {in_ready} ORDER BY {first_ready} LIMIT {limit} {lock}",
+        select_list(&LOCAL_MESSAGES, "m", "")
     );
     let rows = session.rows("queues.ready", &sql, keys).await?;
     let taken = rows.iter().map(read_local_message).collect::<StoreResult<Vec<_>>>()?;

@@ -110,7 +110,8 @@ pub fn completed(command: &NewCommand, found: Found, append: Option<Append>) -> 
     };
     let started_at = command.context.occurred_at;
     let finished_at = started_at + Duration::from_secs(1);
-    CompletedCommand { command: command.clone(), found, started_at, finished_at, decided_on, append }
+    let command = command.clone();
+    CompletedCommand { command, found, started_at, finished_at, decided_on, append, fence: None }
 }
 
 /// A command that failed one second after it arrived.

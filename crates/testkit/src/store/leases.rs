@@ -189,6 +189,24 @@ pub async fn a_stale_holder_is_fenced_everywhere_and_changes_nothing(fixture: &i
     );
 }
 
+/// A command that a holder sends at once, without having claimed it, is refused when the lease is no longer its own.
+pub async fn a_command_under_a_lost_lease_changes_nothing(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let (stale, fresh) = stale_and_fresh(&*store).await;
+    for facts in [Some(OrderFacts::of_new_order().placed().append()), None] {
+        let order = facts.as_ref().map_or_else(super::facts::new_order, |facts| facts.aggregate.clone());
+        let command = completed(&place(&order), Found::Nowhere, facts);
+        let scope = Scope::new().command(&command);
+        let before = Picture::read(&*store, &scope).await;
+        let late = CompletedCommand { fence: Some(stale.clone()), ..command.clone() };
+        assert_refused!(store.complete_command(&late).await, StoreError::Fenced { .. }, "a lost lease");
+        Picture::read(&*store, &scope).await.assert_unchanged_since(&before, "a lost lease");
+        let in_time = CompletedCommand { fence: Some(fresh.clone()), ..command };
+        store.complete_command(&in_time).await.expect("the holder may");
+        assert!(store.command(&in_time.command.command_id).await.expect("read").is_some());
+    }
+}
+
 /// A batch of results under several leases is refused when one of them is stale.
 pub async fn results_are_written_under_every_lease_or_not_at_all(fixture: &impl StoreFixture) {
     let store = fixture.store().await;

@@ -143,6 +143,7 @@ macro_rules! store_conformance {
                 a_released_lease_is_free_and_its_epoch_goes_on,
                 a_stale_release_does_nothing,
                 a_stale_holder_is_fenced_everywhere_and_changes_nothing,
+                a_command_under_a_lost_lease_changes_nothing,
                 results_are_written_under_every_lease_or_not_at_all,
                 a_takeover_falls_before_or_after_what_the_holder_does,
                 one_of_eight_contenders_gets_the_lease;

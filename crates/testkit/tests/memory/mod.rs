@@ -100,6 +100,8 @@ pub(crate) enum Fault {
     TimersOfAnyCommand,
     /// Leaving a state does not cancel its deadline.
     LeftStatesKeepTheirDeadline,
+    /// A command that is sent under a lease does not need it.
+    FencedCommandsAreNotFenced,
     /// A tracker's position is moved by whoever calls.
     PositionsAreNotFenced,
     /// That an operator has set a position is not counted.

@@ -556,6 +556,10 @@ impl Store for MemoryStore {
             result: Some(result),
         };
         self.end_command(&mut staged, &completed.command, &completed.found, row).await;
+        if let Some(grant) = completed.fence.clone().filter(|_| !self.has(Fault::FencedCommandsAreNotFenced))
+        {
+            staged.checks.push(Box::new(move |tables| tables.check_lease(&grant)));
+        }
         staged.apply().map(|()| result)
     }
 

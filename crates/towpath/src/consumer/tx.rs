@@ -4,8 +4,10 @@ use std::collections::HashMap;
 
 use chrono::{DateTime, Utc};
 use towpath_core::aggregate::Aggregate;
-use towpath_core::envelope::ChangeContext;
-use towpath_core::ids::{AggregateKey, CausationId, CommandId, CorrelationId, EventId, HandlerName, Lane};
+use towpath_core::envelope::{ChangeContext, RecordedEvent};
+use towpath_core::ids::{
+    AggregateKey, CausationId, CommandId, CorrelationId, EventId, HandlerName, Lane, Version,
+};
 use towpath_core::incoming::IncomingEvent;
 use towpath_core::name::CommandName;
 use towpath_core::ports::store::{Append, Appended, NewCommand, NewTimer, StoreError};
@@ -116,6 +118,17 @@ impl HandlerTx {
     /// Wakes an observer of this process once this has committed.
     pub fn wake_after_commit(&mut self, observer: &ObserverWake) {
         self.after.observers.push(observer.clone());
+    }
+
+    /// The committed facts of an aggregate behind a version, in order: for a handler that was given one before those that
+    /// it follows. Not part of the transaction.
+    pub async fn events_of(
+        &self,
+        aggregate: &AggregateKey,
+        after: Version,
+        limit: u32,
+    ) -> Result<Vec<RecordedEvent>, StoreError> {
+        self.bus.store.events_of(aggregate, after, limit).await
     }
 
     /// Appends facts.

@@ -18,6 +18,7 @@ use super::facade::Counter;
 use super::table;
 use crate::bus::with_causes;
 use crate::leases::Held;
+use crate::observer::Standings;
 use crate::towpath::Towpath;
 
 /// How old answers may be before they are asked for again.
@@ -39,6 +40,8 @@ pub(crate) struct Gauges {
     channels: Vec<ChannelName>,
     /// Queues that this instance has declared or takes from.
     queues: Vec<String>,
+    /// Observers of this instance.
+    observers: Standings,
     looked: Mutex<Looked>,
     store_errors: Counter,
     broker_errors: Counter,
@@ -69,6 +72,7 @@ impl Towpath {
 }
 
 impl Gauges {
+    #[allow(clippy::too_many_arguments, reason = "each is a part of the instance, given once at its start")]
     pub(crate) fn new(
         store: SqlStore,
         broker: Arc<dyn Broker>,
@@ -77,6 +81,7 @@ impl Gauges {
         channels: Vec<ChannelName>,
         queues: BTreeSet<String>,
         consumers: BTreeSet<String>,
+        observers: Standings,
     ) -> Self {
         let error = |part| table::SCRAPE_ERRORS.counter(&[part]);
         let mut known = consumers;
@@ -88,6 +93,7 @@ impl Gauges {
             held,
             channels,
             queues: queues.into_iter().collect(),
+            observers,
             looked: Mutex::new(Looked { at: None, consumers: known }),
             store_errors: error("store"),
             broker_errors: error("broker"),
@@ -147,6 +153,7 @@ impl Gauges {
             table::CONNECTIONS.gauge(&[pool.pool, "used"]).set(number(pool.used));
             table::CONNECTIONS_MAX.gauge(&[pool.pool]).set(number(pool.most));
         }
+        self.observers.measure();
         let Some(held) = &self.held else { return };
         let held = held.borrow();
         for (lease, grant) in

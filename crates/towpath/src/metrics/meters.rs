@@ -105,6 +105,7 @@ impl CommandMeters {
                 | SendError::InvalidPayload { .. }
                 | SendError::InvalidId(_)
                 | SendError::UnknownCommand(_)
+                | SendError::InternalCommand(_)
                 | SendError::UnknownAggregate(_)
                 | SendError::ExpectingLater,
             ) => &self.refused,

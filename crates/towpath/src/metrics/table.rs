@@ -125,6 +125,10 @@ metrics! {
         "Whether this instance holds a lease (1) or not (0): instance, sequencer, cleaner.";
     PARTITIONS_HELD: Gauge, "towpath_partitions_held", ["channel"],
         "How many of a channel's 64 partitions this instance relays.";
+    OBSERVER_PLATFORM_UP: Gauge, "towpath_observer_platform_up", ["observer"],
+        "Whether the platform that an observer looks at answers (1) or not (0), as far as this instance knows: 1 on those that do not look.";
+    OBSERVER_LOOKS: Counter, "towpath_observer_looks_total", ["observer", "outcome"],
+        "Looks at resources outside that have ended: seen, or failed.";
     TIMERS: Gauge, "towpath_timers", ["state"],
         "Timers that have not begun: waiting (all of them), due (their moment has come). Counted up to 100000.";
     CONNECTIONS: Gauge, "towpath_store_connections", ["pool", "state"],

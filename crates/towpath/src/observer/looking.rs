@@ -1,24 +1,25 @@
 //! The loop of an observer: lists, looks, sends, notes.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use futures_util::{FutureExt as _, StreamExt as _};
+use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
-use towpath_core::ids::{InstanceId, LeaseName};
-use towpath_core::ports::store::{LeaseGrant, StoreError, StoreResult};
+use towpath_core::ids::InstanceId;
+use towpath_core::ports::store::{LeaseGrant, StoreError};
 use towpath_core::retry::ErrorClass;
 use towpath_store::SqlStore;
 
+use super::holding::{self, Held, while_held};
 use super::standing::{Platform, Standings};
-use super::{
-    Decision, ExternalResources, Hints, Looked, ObserveError, ObserverPolicy, ObserverWake, TIMED_OUT,
-};
+use super::watching::Watching;
+use super::{Decision, ExternalResources, Looked, ObserveError, ObserverPolicy, ObserverWake};
 use crate::bus::{Bus, SendError, with_causes};
 use crate::send::Send;
 use crate::service::{Stopping, Wake};
@@ -26,11 +27,14 @@ use crate::service::{Stopping, Wake};
 /// The code of the log line, and of the standing, of a platform that does not answer.
 const PLATFORM_DOWN: &str = "observer-platform-down";
 
-/// How long the platform is left alone after hints have ended or could not be had.
-const PAUSE_BEFORE_WATCHING: Duration = Duration::from_secs(1);
+/// How long a resource is left alone that could not be looked at. Twice as long each time.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
 
-/// How many hints are taken together.
-const HINTS_AT_ONCE: usize = 200;
+/// How long it takes until a platform that did not answer is asked again. Twice as long each time.
+const FIRST_PROBE_PAUSE: Duration = Duration::from_millis(200);
+
+/// The longest that a platform that is away is not asked whether it is back.
+const LONGEST_PROBE_PAUSE: Duration = Duration::from_secs(2);
 
 /// What an observer works with.
 pub(crate) struct Eyes {
@@ -50,32 +54,37 @@ pub(super) async fn run<R: ExternalResources>(
     resources: Arc<R>,
     policy: ObserverPolicy,
     wake: ObserverWake,
-    mut stopping: Stopping,
+    stopping: Stopping,
 ) {
-    let mut looking = Looking::new(eyes, resources, policy);
-    let mut renew_at = Instant::now();
-    loop {
-        if Instant::now() >= renew_at {
-            looking.keep_lease().await;
-            renew_at = Instant::now() + looking.eyes.lease / 3;
-        }
-        looking.begin_looks().await;
-        let next = looking.next_moment().min(renew_at);
-        tokio::select! {
-            () = stopping.asked() => break,
-            () = tokio::time::sleep_until(next) => {}
-            () = wake.0.woken() => looking.scan_at = Instant::now(),
-            Some(first) = looking.in_flight.join_next(), if !looking.in_flight.is_empty() => {
-                looking.end_looks(first).await;
-            }
-            hints = looking.hints.next() => looking.hinted(hints).await,
-        }
+    let (publish, held) = watch::channel(None);
+    let publish = Arc::new(publish);
+    let mut looking = Looking::new(Arc::clone(&eyes), resources, policy, held);
+    tokio::select! {
+        () = holding::keep(Arc::clone(&eyes), Arc::clone(&publish)) => {}
+        () = looking.run(wake, stopping) => {}
     }
-    looking.let_go().await;
+    // No look goes on without the lease.
+    looking.in_flight.shutdown().await;
+    holding::give_back(&eyes, &publish).await;
+}
+
+pub(super) fn store_failed(eyes: &Eyes, what: &str, error: &StoreError) {
+    let (observer, code, cause) = (&eyes.name, error.code(), with_causes(error));
+    tracing::warn!(observer, code, cause, "an observer could not {what}");
 }
 
 /// A look that has ended: the key, and what came of it.
-type Look<R> = (String, Looked<R>);
+type Look<R> = (String, Ended<R>);
+
+enum Ended<R> {
+    Looked(Looked<R>),
+    /// It did not come to that: our own store failed, which says nothing about the platform.
+    NotBegun(Looked<R>),
+    /// It is not to be looked at any more.
+    Gone,
+    /// The lease may be somebody else's by now.
+    Lost,
+}
 
 /// A scan that may have more pages.
 struct Scan<R> {
@@ -85,171 +94,301 @@ struct Scan<R> {
     after: Option<R>,
 }
 
+/// A resource that could not be looked at.
+struct Failing {
+    times: u32,
+    not_before: Instant,
+}
+
 struct Looking<R: ExternalResources> {
     eyes: Arc<Eyes>,
     resources: Arc<R>,
     policy: ObserverPolicy,
+    held: watch::Receiver<Option<Held>>,
+    /// Under which it looks.
     grant: Option<LeaseGrant>,
     /// When the next scan begins.
     scan_at: Instant,
     scanning: Option<Scan<R::Resource>>,
-    waiting: VecDeque<R::Resource>,
+    waiting: Waiting<R::Resource>,
+    /// Those that failed the last time: they have a row of their own, so that nobody waits behind them.
+    waiting_again: Waiting<R::Resource>,
     in_hand: HashSet<String>,
+    /// Those in hand that failed the last time.
+    again_in_hand: HashSet<String>,
     /// Keys that were hinted at while they were in hand: looked at once more.
-    again: HashSet<String>,
+    hinted: HashSet<String>,
+    /// Hints that the store had no answer to.
+    missed: HashSet<String>,
+    failing: HashMap<String, Failing>,
     /// Tasks of their own: a look may hold a connection that this loop waits for.
     in_flight: JoinSet<Look<R::Resource>>,
-    hints: Watching,
-    /// Looks that found the platform away since the last one with an answer.
-    silent: u32,
-    /// The resources whose looks ran out of time since then: one alone may just be slow.
-    timed_out: HashSet<String>,
+    hints: Watching<R>,
+    health: Health,
+}
+
+/// Resources that wait to be looked at, each once.
+struct Waiting<R> {
+    row: VecDeque<(String, R)>,
+    keys: HashSet<String>,
+}
+
+impl<R> Waiting<R> {
+    fn new() -> Self {
+        Self { row: VecDeque::new(), keys: HashSet::new() }
+    }
+
+    fn push_back(&mut self, key: String, resource: R) {
+        if self.keys.insert(key.clone()) {
+            self.row.push_back((key, resource));
+        }
+    }
+
+    fn push_front(&mut self, key: String, resource: R) {
+        if self.keys.insert(key.clone()) {
+            self.row.push_front((key, resource));
+        }
+    }
+
+    fn pop(&mut self) -> Option<(String, R)> {
+        let (key, resource) = self.row.pop_front()?;
+        self.keys.remove(&key);
+        Some((key, resource))
+    }
+
+    fn clear(&mut self) {
+        self.row.clear();
+        self.keys.clear();
+    }
+}
+
+/// Whether the platform answers.
+struct Health {
+    /// When it is asked next, if there is a reason to ask.
+    ask_at: Option<Instant>,
+    asking: Option<BoxFuture<'static, Result<(), ObserveError>>>,
+    /// Questions in a row without an answer.
+    unanswered: u32,
     down: bool,
-    /// Failed looks in a row: the next scan comes later each time.
-    failing: u32,
+    /// What was found, and has not been told to the application.
+    untold: Option<Platform>,
+    /// Whether the application knows that it answers.
+    told_up: bool,
+}
+
+impl Health {
+    /// It is asked at the start, also when nothing is due: somebody may wait for the end of an alert.
+    fn new() -> Self {
+        Self {
+            ask_at: Some(Instant::now()),
+            asking: None,
+            unanswered: 0,
+            down: false,
+            untold: None,
+            told_up: false,
+        }
+    }
+
+    /// Waits for the moment to ask, or for the answer.
+    async fn next(&mut self) -> Option<Result<(), ObserveError>> {
+        if let Some(asking) = &mut self.asking {
+            let answer = asking.await;
+            self.asking = None;
+            return Some(answer);
+        }
+        match self.ask_at {
+            Some(at) => tokio::time::sleep_until(at).await,
+            None => std::future::pending().await,
+        }
+        None
+    }
 }
 
 impl<R: ExternalResources> Looking<R> {
-    fn new(eyes: Arc<Eyes>, resources: Arc<R>, policy: ObserverPolicy) -> Self {
-        let watching = Watching::starting_with(first_watch(&resources, Duration::ZERO));
+    fn new(
+        eyes: Arc<Eyes>,
+        resources: Arc<R>,
+        policy: ObserverPolicy,
+        held: watch::Receiver<Option<Held>>,
+    ) -> Self {
+        let hints = Watching::new(Arc::clone(&resources), policy.timeout, policy.longest_pause);
+        eyes.standings.begin(&eyes.name);
         Self {
             eyes,
             resources,
             policy,
+            held,
             grant: None,
             scan_at: Instant::now(),
             scanning: None,
-            waiting: VecDeque::new(),
+            waiting: Waiting::new(),
+            waiting_again: Waiting::new(),
             in_hand: HashSet::new(),
-            again: HashSet::new(),
+            again_in_hand: HashSet::new(),
+            hinted: HashSet::new(),
+            missed: HashSet::new(),
+            failing: HashMap::new(),
             in_flight: JoinSet::new(),
-            hints: watching,
-            silent: 0,
-            timed_out: HashSet::new(),
-            down: false,
-            failing: 0,
+            hints,
+            health: Health::new(),
+        }
+    }
+
+    async fn run(&mut self, wake: ObserverWake, mut stopping: Stopping) {
+        loop {
+            self.mind_the_lease();
+            let looks = self.grant.is_some();
+            if looks {
+                self.tell_of_the_platform().await;
+                self.begin_looks().await;
+            }
+            let next = self.next_moment();
+            tokio::select! {
+                () = stopping.asked() => break,
+                changed = self.held.changed() => if changed.is_err() { break },
+                () = tokio::time::sleep_until(next), if looks => {}
+                () = wake.0.woken() => self.scan_at = Instant::now(),
+                Some(first) = self.in_flight.join_next(), if !self.in_flight.is_empty() => {
+                    self.end_looks(first).await;
+                }
+                names = self.hints.next(), if looks => self.look_at_named(names).await,
+                answer = self.health.next(), if looks => self.heard_of_platform(answer),
+            }
         }
     }
 
     /// When something is to be done without anybody saying so.
     fn next_moment(&self) -> Instant {
-        // Pages that are waited for are asked for when a look has ended.
-        if self.scanning.is_some() && !self.in_flight.is_empty() {
-            return Instant::now() + self.policy.interval;
+        // Pages that are waited for are asked for when a look has ended; a platform that is away is asked by itself.
+        if self.health.down || (self.scanning.is_some() && !self.in_flight.is_empty()) {
+            return Instant::now() + self.policy.poll;
         }
         self.scan_at.max(Instant::now())
     }
 
-    /// Takes or renews the lease. Who has it not looks at nothing.
-    async fn keep_lease(&mut self) {
-        let store = &self.eyes.bus.store;
-        let lease = self.eyes.lease;
-        let kept: StoreResult<Option<LeaseGrant>> = async {
-            if let Some(grant) = &self.grant
-                && let Some(renewed) = store.renew_leases(std::slice::from_ref(grant), lease).await?.pop()
-            {
-                return Ok(Some(renewed));
-            }
-            let name = LeaseName::from_stored(format!("observer/{}", self.eyes.name));
-            store.acquire_lease(&name, &self.eyes.instance, lease).await
+    /// Begins or ends to look with the lease. Who has it not looks at nothing.
+    fn mind_the_lease(&mut self) {
+        let grant = self
+            .held
+            .borrow_and_update()
+            .as_ref()
+            .filter(|held| held.is_sure())
+            .map(|held| held.grant.clone());
+        if grant == self.grant {
+            return;
         }
-        .await;
-        match kept {
-            Ok(grant) => self.hold(grant),
-            // What this instance sees is true whoever holds the lease: looks may go on until it is known to be lost.
-            Err(error) => self.store_failed("keep its lease", &error),
-        }
-    }
-
-    fn hold(&mut self, grant: Option<LeaseGrant>) {
-        if grant.is_some() && self.grant.is_none() {
-            self.scan_at = Instant::now();
-        }
+        // Another epoch: what was known of the platform and of failures is somebody else's knowledge by now.
+        self.waiting.clear();
+        self.waiting_again.clear();
+        self.hinted.clear();
+        self.missed.clear();
+        self.failing.clear();
+        self.scanning = None;
+        self.scan_at = Instant::now();
+        self.health = Health::new();
         if grant.is_none() {
-            self.waiting.clear();
-            self.scanning = None;
+            let policy = &self.policy;
+            self.hints = Watching::new(Arc::clone(&self.resources), policy.timeout, policy.longest_pause);
         }
         self.grant = grant;
         let looking = self.grant.is_some();
-        self.eyes.standings.change(&self.eyes.name, |standing| standing.looking = looking);
-    }
-
-    async fn let_go(&mut self) {
-        if let Some(grant) = self.grant.take()
-            && let Err(error) = self.eyes.bus.store.release_leases(&[grant]).await
-        {
-            self.store_failed("give its lease back", &error);
-        }
-    }
-
-    fn store_failed(&self, what: &str, error: &StoreError) {
-        let (observer, code, cause) = (&self.eyes.name, error.code(), with_causes(error));
-        tracing::warn!(observer, code, cause, "an observer could not {what}");
+        self.eyes.standings.change(&self.eyes.name, |standing| {
+            standing.looking = looking;
+            standing.failing = 0;
+        });
+        self.eyes.standings.platform_is(&self.eyes.name, Platform::Unknown);
     }
 
     /// Begins as many looks as may run, and asks for more resources when none wait.
     async fn begin_looks(&mut self) {
-        if self.grant.is_none() {
-            // Nothing before the next try for the lease.
-            self.scan_at = self.scan_at.max(Instant::now() + self.eyes.lease / 3);
+        // Of a platform that is away nothing can be seen. What is due is due still when it is back.
+        if self.health.down {
             return;
         }
         if self.scan_at <= Instant::now() && self.scanning.is_none() {
-            let now = self.eyes.bus.clock.now();
-            self.scanning = Some(Scan { began_at: now, after: None });
-            self.scan_at = Instant::now() + self.policy.interval;
-            self.eyes.standings.change(&self.eyes.name, |standing| standing.scanned_at = Some(now));
+            let began_at = self.eyes.bus.clock.now();
+            self.scanning = Some(Scan { began_at, after: None });
+            self.scan_at = Instant::now() + self.policy.poll;
+            // What has not been listed for so long is not looked at any more.
+            let (now, longest) = (Instant::now(), self.policy.longest_pause + self.policy.poll);
+            self.failing.retain(|_, failing| failing.not_before + 2 * longest > now);
+            let missed: Vec<String> = self.missed.drain().collect();
+            if !missed.is_empty() {
+                self.look_at_named(missed).await;
+            }
+            self.eyes.standings.change(&self.eyes.name, |standing| standing.scanned_at = Some(began_at));
         }
-        // A platform that is down is asked by one look at a time, until it answers.
-        let most = if self.down { 1 } else { self.policy.concurrency.max(1) };
-        while self.in_flight.len() < most {
-            let Some(resource) = self.waiting.pop_front() else {
-                match self.next_page().await {
-                    true => continue,
-                    false => return,
-                }
-            };
-            let key = self.resources.key(&resource);
-            if self.in_hand.insert(key.clone()) {
-                self.look(key, resource);
-            } else {
-                // What is being looked at as it was before: once more afterwards, as it is now.
-                self.again.insert(key);
+        let most = self.policy.concurrency.max(1);
+        while self.in_flight.len().saturating_sub(self.again_in_hand.len()) < most {
+            match self.waiting.pop() {
+                Some((key, resource)) => drop(self.look(key, resource)),
+                None if self.next_page().await => {}
+                None => break,
+            }
+        }
+        while self.again_in_hand.len() < most.div_ceil(4) {
+            let Some((key, resource)) = self.waiting_again.pop() else { break };
+            if self.look(key.clone(), resource) {
+                self.again_in_hand.insert(key);
             }
         }
     }
 
-    /// Asks for the next page of the scan; answers whether there is one.
+    /// Asks for the next page of the scan; answers whether there may be something to look at.
     async fn next_page(&mut self) -> bool {
         let Some(Scan { began_at, after }) = self.scanning.take() else { return false };
         let limit = self.policy.page.max(1);
         match self.resources.due(&self.eyes.store, began_at, after.as_ref(), limit).await {
             Ok(page) => {
-                if page.len() >= usize::try_from(limit).unwrap_or(usize::MAX) {
+                let full = page.len() >= usize::try_from(limit).unwrap_or(usize::MAX);
+                if full {
                     self.scanning = Some(Scan { began_at, after: page.last().cloned() });
                 }
-                self.waiting.extend(page);
-                !self.waiting.is_empty()
+                for resource in page {
+                    let key = self.resources.key(&resource);
+                    match self.failing.get(&key) {
+                        None => self.waiting.push_back(key, resource),
+                        Some(failing) if failing.not_before <= Instant::now() => {
+                            self.waiting_again.push_back(key, resource);
+                        }
+                        // Left alone for a while.
+                        Some(_) => {}
+                    }
+                }
+                full || !self.waiting.row.is_empty()
             }
             Err(error) => {
-                self.store_failed("ask what is due", &error);
-                self.scan_at = Instant::now() + self.policy.interval.min(Duration::from_secs(2));
+                store_failed(&self.eyes, "ask what is due", &error);
+                self.scan_at = Instant::now() + self.policy.poll.min(Duration::from_secs(2));
                 false
             }
         }
     }
 
-    fn look(&mut self, key: String, resource: R::Resource) {
+    /// Begins a look, unless one at the same is under way: then there is another afterwards. Answers whether it began.
+    fn look(&mut self, key: String, resource: R::Resource) -> bool {
+        let Some(grant) = self.grant.clone() else { return false };
+        if !self.in_hand.insert(key.clone()) {
+            self.hinted.insert(key);
+            return false;
+        }
         let (eyes, resources, timeout) =
             (Arc::clone(&self.eyes), Arc::clone(&self.resources), self.policy.timeout);
+        let held = self.held.clone();
         self.in_flight.spawn(async move {
-            let looking = look_once(&eyes, resources.as_ref(), &resource, timeout);
-            let failure = match AssertUnwindSafe(looking).catch_unwind().await {
-                Ok(looked) => looked.err(),
-                Err(_) => Some(ObserveError::of_resource("observer-panicked", "the look panicked")),
+            let looking = look_once(&eyes, resources.as_ref(), &resource, timeout, &grant);
+            let looking = while_held(held, &grant, AssertUnwindSafe(looking).catch_unwind());
+            let ended = match looking.await {
+                None => Ended::Lost,
+                Some(Ok(ended)) => ended,
+                Some(Err(_)) => {
+                    let failure = ObserveError::of_resource("observer-panicked", "the look panicked");
+                    ended(&eyes, resource, Some(failure))
+                }
             };
-            (key, Looked { resource, at: eyes.bus.clock.now(), failure })
+            (key, ended)
         });
+        true
     }
 
     /// Notes what has ended, all of it together.
@@ -265,104 +404,152 @@ impl<R: ExternalResources> Looking<R> {
         let mut hinted = Vec::new();
         for (key, look) in ended {
             self.in_hand.remove(&key);
-            self.heard(&key, look.failure.as_ref());
-            if self.again.remove(&key) {
+            self.again_in_hand.remove(&key);
+            match look {
+                Ended::Looked(mut look) => {
+                    self.heard(look.failure.as_ref());
+                    look.pause = self.pause_after(&key, look.failure.as_ref());
+                    looked.push(look);
+                }
+                Ended::NotBegun(mut look) => {
+                    look.pause = self.pause_after(&key, look.failure.as_ref());
+                    looked.push(look);
+                }
+                Ended::Gone => drop(self.failing.remove(&key)),
+                Ended::Lost => {}
+            }
+            if self.hinted.remove(&key) {
                 hinted.push(key);
             }
-            looked.push(look);
         }
-        if let Err(error) = self.resources.note(&self.eyes.store, &looked).await {
+        let failing = self.failing.len();
+        self.eyes.standings.change(&self.eyes.name, |standing| standing.failing = failing);
+        if !looked.is_empty()
+            && let Err(error) = self.resources.note(&self.eyes.store, &looked).await
+        {
             // They are due as before, and looked at again.
-            self.store_failed("note what it has looked at", &error);
+            store_failed(&self.eyes, "note what it has looked at", &error);
         }
         if !hinted.is_empty() {
             self.look_at_named(hinted).await;
         }
     }
 
-    /// Keeps count of whether the platform answers.
-    fn heard(&mut self, key: &str, failure: Option<&ObserveError>) {
-        let eyes = Arc::clone(&self.eyes);
-        eyes.standings.change(&eyes.name, |standing| {
-            standing.looks += 1;
-            standing.failures += u64::from(failure.is_some());
-        });
-        if failure.is_some() {
-            // Soon again, and later each time: what is due is due until it was seen.
-            self.failing = (self.failing + 1).min(10);
-            let pause = Duration::from_millis(500).saturating_mul(1 << self.failing);
-            self.scan_at = self.scan_at.min(Instant::now() + pause);
-        } else {
-            self.failing = 0;
-        }
-        let failure = match failure {
-            Some(failure) if failure.platform => {
-                self.silent = self.silent.saturating_add(1);
-                failure
-            }
-            Some(failure) if failure.code == TIMED_OUT => {
-                self.timed_out.insert(key.to_owned());
-                failure
-            }
+    /// What a look says about the platform.
+    fn heard(&mut self, failure: Option<&ObserveError>) {
+        let answered = failure.is_none_or(|failure| !failure.unanswered);
+        if answered && !self.health.down {
             // An answer about one resource, be it a bad one, is an answer.
-            Some(_) | None => {
-                self.silent = 0;
-                self.timed_out.clear();
-                if std::mem::take(&mut self.down) {
-                    tracing::info!(observer = eyes.name, "the platform answers again");
-                    self.scan_at = Instant::now();
-                }
-                eyes.standings.change(&eyes.name, |standing| standing.platform = Platform::Up);
-                return;
-            }
+            (self.health.unanswered, self.health.ask_at, self.health.asking) = (0, None, None);
+            self.is_up();
+        }
+        if !answered && self.health.asking.is_none() && self.health.ask_at.is_none() {
+            self.health.ask_at = Some(Instant::now());
+        }
+    }
+
+    /// For how long a resource is left alone after a look.
+    fn pause_after(&mut self, key: &str, failure: Option<&ObserveError>) -> Duration {
+        let eyes = Arc::clone(&self.eyes);
+        eyes.standings.looked(&eyes.name, failure.is_none());
+        let Some(failure) = failure else {
+            self.failing.remove(key);
+            return Duration::ZERO;
         };
-        let enough = self.policy.down_after.max(1);
-        let silent =
-            self.silent >= enough || self.timed_out.len() >= usize::try_from(enough).unwrap_or(usize::MAX);
-        if !self.down && !silent {
+        let now = Instant::now();
+        let failing = self.failing.entry(key.to_owned()).or_insert(Failing { times: 0, not_before: now });
+        let pause = doubled(FIRST_PAUSE, failing.times).min(self.policy.longest_pause);
+        failing.times = failing.times.saturating_add(1);
+        failing.not_before = now + pause;
+        let times = failing.times;
+        let (observer, code, cause) = (&eyes.name, &failure.code, &failure.message);
+        tracing::debug!(observer, key, code, cause, times, "a look failed");
+        // Not later than the pause says; and what has come due meanwhile is found as well.
+        self.scan_at = self.scan_at.min(now + pause);
+        pause
+    }
+
+    /// Asks the platform, or takes its answer in.
+    fn heard_of_platform(&mut self, answer: Option<Result<(), ObserveError>>) {
+        let Some(answer) = answer else {
+            let (resources, timeout) = (Arc::clone(&self.resources), self.policy.timeout);
+            self.health.ask_at = None;
+            self.health.asking = Some(
+                async move {
+                    let asking = AssertUnwindSafe(resources.reachable()).catch_unwind();
+                    match tokio::time::timeout(timeout, asking).await {
+                        Ok(Ok(answer)) => answer,
+                        Ok(Err(_)) => {
+                            Err(ObserveError::unanswered("observer-panicked", "asking the platform panicked"))
+                        }
+                        Err(_) => Err(ObserveError::timed_out(timeout)),
+                    }
+                }
+                .boxed(),
+            );
+            return;
+        };
+        match answer {
+            Ok(()) => {
+                self.health.unanswered = 0;
+                if std::mem::take(&mut self.health.down) {
+                    tracing::info!(observer = self.eyes.name, "the platform answers again");
+                    self.scan_at = Instant::now();
+                    // They failed because it was away.
+                    self.failing.clear();
+                    self.health.told_up = false;
+                }
+                self.is_up();
+            }
+            Err(failure) => self.is_silent(&failure),
+        }
+    }
+
+    fn is_up(&mut self) {
+        if !self.health.told_up {
+            self.health.told_up = true;
+            self.health.untold = Some(Platform::Up);
+            self.eyes.standings.platform_is(&self.eyes.name, Platform::Up);
+        }
+    }
+
+    fn is_silent(&mut self, failure: &ObserveError) {
+        let asked = self.health.unanswered;
+        self.health.unanswered = asked.saturating_add(1);
+        self.health.ask_at =
+            Some(Instant::now() + doubled(FIRST_PROBE_PAUSE, asked).min(LONGEST_PROBE_PAUSE));
+        if self.health.down || self.health.unanswered < self.policy.down_after.max(1) {
             return;
         }
-        self.wait_for_platform();
-        if std::mem::replace(&mut self.down, true) {
-            return;
-        }
+        self.health.down = true;
+        self.waiting.clear();
+        self.waiting_again.clear();
+        self.scanning = None;
         let (code, message) = (failure.code.clone(), failure.message.clone());
         tracing::error!(
-            observer = eyes.name,
+            observer = self.eyes.name,
             code = PLATFORM_DOWN,
             reason = code,
             cause = message,
             "the platform does not answer; nothing is concluded about any resource"
         );
-        let since = eyes.bus.clock.now();
-        eyes.standings.change(&eyes.name, |standing| {
-            standing.platform = Platform::Down { since, code, message };
-        });
+        let down = Platform::Down { since: self.eyes.bus.clock.now(), code, message };
+        self.health.untold = Some(down.clone());
+        self.eyes.standings.platform_is(&self.eyes.name, down);
     }
 
-    /// Leaves the platform alone for a moment. What was about to be looked at is due still.
-    fn wait_for_platform(&mut self) {
-        self.waiting.clear();
-        self.scanning = None;
-        self.scan_at = Instant::now() + self.policy.interval.min(Duration::from_secs(2));
-    }
-
-    /// Takes in hints, or waits for others when they have ended.
-    async fn hinted(&mut self, hints: Watched) {
-        match hints {
-            Watched::Names(names) if self.grant.is_some() => self.look_at_named(names).await,
-            Watched::Names(_) => {}
-            Watched::Ended => {
-                self.hints = Watching::starting_with(first_watch(&self.resources, PAUSE_BEFORE_WATCHING));
-                // What happened while nobody watched is found by looking.
-                self.scan_at = self.scan_at.min(Instant::now() + PAUSE_BEFORE_WATCHING);
-            }
-            Watched::Never => self.hints = Watching::never(),
+    /// Tells the application what was found of the platform, until it has taken it.
+    async fn tell_of_the_platform(&mut self) {
+        let Some(platform) = self.health.untold.take() else { return };
+        if let Err(error) = self.resources.platform_is(&self.eyes.store, &platform).await {
+            store_failed(&self.eyes, "tell whether the platform answers", &error);
+            self.health.untold = Some(platform);
         }
     }
 
     async fn look_at_named(&mut self, names: Vec<String>) {
-        if self.down {
+        if self.health.down {
+            self.missed.extend(names);
             return;
         }
         match self.resources.named(&self.eyes.store, &names).await {
@@ -370,40 +557,83 @@ impl<R: ExternalResources> Looking<R> {
                 for resource in resources {
                     let key = self.resources.key(&resource);
                     if self.in_hand.contains(&key) {
-                        self.again.insert(key);
+                        self.hinted.insert(key);
+                    } else if self.failing.contains_key(&key) {
+                        self.waiting_again.push_front(key, resource);
                     } else {
-                        self.waiting.push_front(resource);
+                        self.waiting.push_front(key, resource);
                     }
                 }
             }
-            Err(error) => self.store_failed("find what it was hinted at", &error),
+            Err(error) => {
+                store_failed(&self.eyes, "find what it was hinted at", &error);
+                // What was hinted at may not be due for long: it is not forgotten.
+                self.missed.extend(names);
+            }
         }
     }
+}
+
+/// A pause, doubled so many times.
+fn doubled(first: Duration, times: u32) -> Duration {
+    first.saturating_mul(1 << times.min(16))
+}
+
+fn ended<R>(eyes: &Eyes, resource: R, failure: Option<ObserveError>) -> Ended<R> {
+    Ended::Looked(Looked { resource, at: eyes.bus.clock.now(), failure, pause: Duration::ZERO })
 }
 
 /// Looks, decides, sends.
 async fn look_once<R: ExternalResources>(
     eyes: &Eyes,
     resources: &R,
-    resource: &R::Resource,
+    listed: &R::Resource,
     timeout: Duration,
-) -> Result<(), ObserveError> {
-    let evidence = match tokio::time::timeout(timeout, resources.observe(resource)).await {
-        Ok(evidence) => evidence?,
-        Err(_) => return Err(ObserveError::timed_out(timeout)),
+    grant: &LeaseGrant,
+) -> Ended<R::Resource> {
+    let resource = match resources.current(&eyes.store, listed).await {
+        Ok(Some(resource)) => resource,
+        Ok(None) => return Ended::Gone,
+        Err(error) => {
+            let failure = Some(ObserveError::of_resource(error.code(), with_causes(&error)));
+            let (resource, at) = (listed.clone(), eyes.bus.clock.now());
+            return Ended::NotBegun(Looked { resource, at, failure, pause: Duration::ZERO });
+        }
     };
-    for decision in resources.decide(resource, evidence, eyes.bus.clock.now()) {
-        send(eyes, decision).await?;
+    let began_at = eyes.bus.clock.now();
+    let evidence = match tokio::time::timeout(timeout, resources.observe(&resource)).await {
+        Ok(Ok(evidence)) => evidence,
+        Ok(Err(failure)) => return ended(eyes, resource, Some(failure)),
+        Err(_) => return ended(eyes, resource, Some(ObserveError::timed_out(timeout))),
+    };
+    let mut failure = resources.missing(&evidence);
+    for decision in resources.decide(&resource, evidence, began_at) {
+        match send(eyes, grant, decision).await {
+            Ok(()) => {}
+            Err(Unsent::Fenced) => return Ended::Lost,
+            Err(Unsent::Failed(not_sent)) => {
+                failure = Some(not_sent);
+                break;
+            }
+        }
     }
-    Ok(())
+    ended(eyes, resource, failure)
 }
 
-async fn send(eyes: &Eyes, decision: Decision) -> Result<(), ObserveError> {
+/// Why a command was not sent.
+enum Unsent {
+    /// Somebody else holds the lease.
+    Fenced,
+    Failed(ObserveError),
+}
+
+async fn send(eyes: &Eyes, grant: &LeaseGrant, decision: Decision) -> Result<(), Unsent> {
     let Decision { kind, aggregate_id, command_type, payload, command_id, cause } = decision;
     let aggregate = format!("{kind}/{aggregate_id}");
     let (bus, runner) = (&eyes.bus, &eyes.runner);
     let mut send =
-        Send::new(bus, runner, command_type.clone(), Some(kind.to_owned()), aggregate_id, Ok(payload));
+        Send::new(bus, runner, command_type.clone(), Some(kind.to_owned()), aggregate_id, Ok(payload))
+            .under(grant.clone());
     if let Some(id) = command_id {
         send = send.once(id);
     }
@@ -421,6 +651,10 @@ async fn send(eyes: &Eyes, decision: Decision) -> Result<(), ObserveError> {
             tracing::debug!(observer = eyes.name, aggregate, command_type, %error, "refused");
             Ok(())
         }
+        Err(SendError::Store(StoreError::Fenced { .. })) => {
+            tracing::info!(observer = eyes.name, aggregate, command_type, "somebody else looks by now");
+            Err(Unsent::Fenced)
+        }
         Err(error) => {
             let message = with_causes(&error);
             let code = error.code().to_owned();
@@ -432,63 +666,7 @@ async fn send(eyes: &Eyes, decision: Decision) -> Result<(), ObserveError> {
                 cause = message,
                 "what follows from a look could not be sent"
             );
-            Err(ObserveError::of_resource(code, message))
-        }
-    }
-}
-
-/// Hints as they come, and the wait for them.
-enum Watching {
-    Starting(BoxFuture<'static, Option<Option<Hints>>>),
-    Running(futures_util::stream::ReadyChunks<Hints>),
-    Never,
-}
-
-enum Watched {
-    Names(Vec<String>),
-    Ended,
-    Never,
-}
-
-/// Asks for hints, after a pause. `None`: they could not be had; `Some(None)`: there are none.
-fn first_watch<R: ExternalResources>(
-    resources: &Arc<R>,
-    pause: Duration,
-) -> BoxFuture<'static, Option<Option<Hints>>> {
-    let resources = Arc::clone(resources);
-    async move {
-        tokio::time::sleep(pause).await;
-        resources.watch().await.ok()
-    }
-    .boxed()
-}
-
-impl Watching {
-    fn starting_with(start: BoxFuture<'static, Option<Option<Hints>>>) -> Self {
-        Self::Starting(start)
-    }
-
-    fn never() -> Self {
-        Self::Never
-    }
-
-    /// The next hints. Dropping the wait loses none.
-    async fn next(&mut self) -> Watched {
-        loop {
-            match self {
-                Self::Starting(start) => match start.await {
-                    None => return Watched::Ended,
-                    Some(None) => return Watched::Never,
-                    Some(Some(hints)) => *self = Self::Running(hints.ready_chunks(HINTS_AT_ONCE)),
-                },
-                Self::Running(hints) => {
-                    return match hints.next().await {
-                        Some(names) => Watched::Names(names),
-                        None => Watched::Ended,
-                    };
-                }
-                Self::Never => std::future::pending().await,
-            }
+            Err(Unsent::Failed(ObserveError::of_resource(code, message)))
         }
     }
 }

@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 
+use crate::metrics::table;
+
 /// Where an observer of this process is.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -20,8 +22,10 @@ pub struct ObserverStanding {
     pub scanned_at: Option<DateTime<Utc>>,
     /// How many looks have ended.
     pub looks: u64,
-    /// How many of them without an answer.
+    /// How many of them failed.
     pub failures: u64,
+    /// How many resources could not be looked at the last time.
+    pub failing: usize,
 }
 
 /// Whether a platform answers.
@@ -64,7 +68,38 @@ impl Standings {
             scanned_at: None,
             looks: 0,
             failures: 0,
+            failing: 0,
         });
         change(standing);
+    }
+
+    /// An observer begins.
+    pub(super) fn begin(&self, name: &str) {
+        self.change(name, |_| {});
+        for outcome in ["seen", "failed"] {
+            table::OBSERVER_LOOKS.counter(&[name, outcome]).increment(0);
+        }
+    }
+
+    /// Sets the gauges of all of them.
+    pub(crate) fn measure(&self) {
+        for standing in self.all() {
+            let up = !matches!(standing.platform, Platform::Down { .. });
+            table::OBSERVER_PLATFORM_UP.gauge(&[&standing.name]).set(if up { 1.0 } else { 0.0 });
+        }
+    }
+
+    /// A look has ended.
+    pub(super) fn looked(&self, name: &str, seen: bool) {
+        table::OBSERVER_LOOKS.counter(&[name, if seen { "seen" } else { "failed" }]).increment(1);
+        self.change(name, |standing| {
+            standing.looks += 1;
+            standing.failures += u64::from(!seen);
+        });
+    }
+
+    /// The platform was found to be there, or away.
+    pub(super) fn platform_is(&self, name: &str, platform: Platform) {
+        self.change(name, |standing| standing.platform = platform);
     }
 }

@@ -106,6 +106,14 @@ impl Calls {
         self.call(request).await.map(|_| ())
     }
 
+    /// What the server is: the least that it can be asked.
+    pub(super) async fn version(&self) -> Result<(), Fault> {
+        let request = Request::get("/version")
+            .body(Vec::new())
+            .map_err(|error| Fault::NotSent { message: error.to_string() })?;
+        self.call(Ok(request)).await.map(|_| ())
+    }
+
     /// The services to watch, without what is in them.
     pub(super) fn watched(&self) -> Api<PartialObjectMeta<DynamicObject>> {
         let resource = ApiResource {

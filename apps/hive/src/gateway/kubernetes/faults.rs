@@ -117,6 +117,11 @@ impl Fault {
         self.meaning("the API for namespaces".to_owned())
     }
 
+    /// What it means when the server itself was asked for.
+    pub(super) fn about_the_server(self) -> GatewayError {
+        self.meaning("the version of the server".to_owned())
+    }
+
     fn meaning(self, what: String) -> GatewayError {
         match self {
             Self::Answered { code: 404, .. } => GatewayError::NotFound { what },

@@ -144,6 +144,15 @@ impl ServingGateway for KubernetesGateway {
         }
     }
 
+    async fn reachable(&self) -> Result<(), GatewayError> {
+        match self.calls.version().await.map_err(Fault::about_the_server) {
+            // It has answered, be it that it does not tell everybody.
+            Ok(()) => Ok(()),
+            Err(error) if !error.is_passing() => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
     async fn watch(&self) -> Result<Option<BoxStream<'static, ResourceName>>, GatewayError> {
         watching::watch(&self.calls, self.known.clone()).await.map(Some)
     }

@@ -74,6 +74,7 @@ struct Shared {
     kept: Mutex<Kept>,
     down: AtomicBool,
     slow: Mutex<BTreeMap<ResourceName, Duration>>,
+    broken: Mutex<BTreeSet<ResourceName>>,
     calls: AtomicU64,
     observations: AtomicU64,
 }
@@ -100,6 +101,7 @@ impl SimulatedCluster {
                 kept: Mutex::new(kept),
                 down: AtomicBool::new(false),
                 slow: Mutex::default(),
+                broken: Mutex::default(),
                 calls: AtomicU64::new(0),
                 observations: AtomicU64::new(0),
             }),
@@ -115,6 +117,16 @@ impl SimulatedCluster {
     pub fn set_slow(&self, resource: ResourceName, delay: Duration) {
         let mut slow = self.shared.slow.lock().unwrap_or_else(PoisonError::into_inner);
         slow.insert(resource, delay);
+    }
+
+    /// Makes every call about one resource find the cluster unavailable, or no longer.
+    pub fn set_broken(&self, resource: ResourceName, broken: bool) {
+        let mut all = self.shared.broken.lock().unwrap_or_else(PoisonError::into_inner);
+        if broken {
+            all.insert(resource)
+        } else {
+            all.remove(&resource)
+        };
     }
 
     /// How many calls of any sort were made.
@@ -177,7 +189,10 @@ impl SimulatedCluster {
         }
         let unlucky = chance(shared.settings.seed, &["call", &number.to_string()]) * 100.0
             < f64::from(shared.settings.unavailable_percent);
-        if shared.down.load(Ordering::SeqCst) || unlucky {
+        let broken = resource.is_some_and(|resource| {
+            shared.broken.lock().unwrap_or_else(PoisonError::into_inner).contains(resource)
+        });
+        if shared.down.load(Ordering::SeqCst) || unlucky || broken {
             return Err(GatewayError::Unavailable { message: "the simulated cluster is away".to_owned() });
         }
         Ok(())
@@ -257,6 +272,10 @@ impl ServingGateway for SimulatedCluster {
     async fn namespace_exists(&self, namespace: &str) -> Result<bool, GatewayError> {
         self.call(None).await?;
         Ok(!self.shared.settings.missing_namespaces.contains(namespace))
+    }
+
+    async fn reachable(&self) -> Result<(), GatewayError> {
+        self.call(None).await
     }
 
     async fn watch(&self) -> Result<Option<BoxStream<'static, ResourceName>>, GatewayError> {

@@ -5,6 +5,7 @@ mod channels;
 mod commands;
 mod dead;
 mod events;
+mod hive;
 mod machines;
 mod outbox;
 mod shown;
@@ -19,6 +20,8 @@ use serde_json::Value;
 
 use super::{Failure, output};
 use crate::shown_url::without_secrets;
+
+pub(crate) use hive::HiveAlerts;
 
 /// Where the server is, and how to show what it says.
 #[derive(Args, Clone)]
