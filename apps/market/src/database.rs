@@ -45,6 +45,15 @@ impl Kind {
         }
     }
 
+    /// What stands behind a table to be read by one index. MySQL takes a small LIMIT for a reason to go through the primary
+    /// key and look at every row until it has found enough; with few in a status that is all of them. The others know better.
+    pub(crate) fn by_index(self, index: &str) -> String {
+        match self {
+            Self::Sqlite | Self::Postgres => String::new(),
+            Self::MySql => format!(" FORCE INDEX ({index})"),
+        }
+    }
+
     /// Lets an insert of an existing key change nothing: what stands before INTO and what stands at the end.
     pub(crate) fn insert_unless_there(self, into: &str) -> String {
         match self {

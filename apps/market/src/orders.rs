@@ -56,8 +56,14 @@ pub(crate) async fn list(
         values.push(status.as_str().into());
     }
     values.push(i64::from(limit).into());
-    let sql =
-        format!("SELECT {ORDER} FROM orders WHERE {} ORDER BY order_id LIMIT ?", conditions.join(" AND "));
+    let by_index = match filter {
+        OrderFilter { status: Some(_), buyer_id: None } => session.kind().by_index("orders_status"),
+        _ => String::new(),
+    };
+    let sql = format!(
+        "SELECT {ORDER} FROM orders{by_index} WHERE {} ORDER BY order_id LIMIT ?",
+        conditions.join(" AND ")
+    );
     session.rows("market.orders", &sql, &values).await?.iter().map(Order::read).collect()
 }
 

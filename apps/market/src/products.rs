@@ -40,7 +40,8 @@ pub(crate) async fn list(
         }
         Some(status) => {
             let sql = format!(
-                "SELECT {PRODUCT} FROM products WHERE status = ? AND product_id > ? ORDER BY product_id LIMIT ?"
+                "SELECT {PRODUCT} FROM products{} WHERE status = ? AND product_id > ? ORDER BY product_id LIMIT ?",
+                session.kind().by_index("products_status")
             );
             session.rows("market.products", &sql, values![status.as_str(), after, i64::from(limit)]).await?
         }
