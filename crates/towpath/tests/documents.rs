@@ -52,6 +52,9 @@ fn every_error_code_has_its_section() {
         assert!(read("crates/server/src/http/hive.rs").contains(&format!("\"{code}\"")), "{code}");
         codes.insert(code.to_owned());
     }
+    // A consumer of hive's keeps its own with the delivery.
+    assert!(read("apps/hive/src/views.rs").contains("\"fact-out-of-order\""));
+    codes.insert("fact-out-of-order".to_owned());
     codes.extend(of_problems);
     // The last words of a stream are no answers, and have no status.
     assert!(http.contains("\"reader-too-slow\""));
