@@ -194,7 +194,7 @@ async fn a_fact_is_never_folded_onto_nothing() {
     running.app.stop().await;
 }
 
-/// What another transaction has committed since this one first read is what a handler must begin with.
+/// What another transaction has committed since this one first read is what a handler begins with.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_are_locked_as_they_are_now() {
     // On SQLite nobody else can write meanwhile.

@@ -40,7 +40,7 @@ impl OwnTables<'_> {
     }
 
     /// Runs a SELECT of one table that ends with its condition; answers the rows as they are now, locked until the
-    /// transaction ends. A plain read may answer them as they were when the transaction first read anything: MySQL's does.
+    /// transaction ends: what is written in the light of them is not written over what somebody else has written since.
     pub async fn locked_rows(
         &mut self,
         name: &'static str,
