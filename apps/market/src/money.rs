@@ -69,8 +69,14 @@ impl FromStr for Money {
     type Err = InvalidMoney;
 
     fn from_str(text: &str) -> Result<Self, InvalidMoney> {
-        // JSON allows 8.85e1, people do not write it; both are exact.
-        let parsed = Decimal::from_str_exact(text).or_else(|_| Decimal::from_scientific(text));
+        // JSON allows 8.85e1, people do not write it; both are exact. The library would round what stands before the e.
+        let digits = text.split(['e', 'E']).next().unwrap_or_default();
+        let exact = Decimal::from_str_exact(digits);
+        let parsed = if digits.len() == text.len() {
+            exact
+        } else {
+            exact.and_then(|_| Decimal::from_scientific(text))
+        };
         let mut amount = parsed.map_err(|_| InvalidMoney::NotANumber(text.to_owned()))?;
         if amount.normalize().scale() > 2 {
             return Err(InvalidMoney::TooFine(text.to_owned()));
@@ -127,7 +133,16 @@ mod tests {
 
     #[test]
     fn what_is_no_amount_is_refused() {
-        for text in ["-0.01", "0.001", "1e20", "\"88.50\"", "null", "true", "10000000000.00"] {
+        for text in [
+            "-0.01",
+            "0.001",
+            "1e20",
+            "\"88.50\"",
+            "null",
+            "true",
+            "10000000000.00",
+            "88.4999999999999999999999999999999e0",
+        ] {
             assert!(serde_json::from_str::<Money>(text).is_err(), "{text}");
         }
         assert!(Money::from_cents(-1).is_err());

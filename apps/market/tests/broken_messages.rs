@@ -49,6 +49,7 @@ async fn dies_and_is_mended(stage: &Stage, broken: impl Fn(&str, &Order) -> Stri
     let order = paid_order(&shop).await;
     let event_id = uuid::Uuid::now_v7().to_string();
     let broken = broken(&event_id, &order);
+    let tap = stage.tap().await;
     stage.publish("order.fulfillment.queue", &event_id, &broken).await;
     let letter = eventually("a dead letter", || async { shop.dead().await.pop() }).await;
     assert_eq!(letter.letter.message.body, broken.as_bytes(), "the message to the letter");
@@ -81,6 +82,20 @@ async fn dies_and_is_mended(stage: &Stage, broken: impl Fn(&str, &Order) -> Stri
     shop.seen.until("order.fulfillment", "handled", 2).await;
     assert_eq!(shop.dead().await.len(), 1, "it died once");
     assert_eq!(shop.seen.deaths(), 1);
+    // And so says the broker: letters with one cause would be one, however often it had come there.
+    let another = shop.order().await;
+    let mut deaths = 0;
+    loop {
+        let message = tap.next().await;
+        let is_this_one = message.message_id.as_deref() == Some(event_id.as_str());
+        deaths += u32::from(is_this_one && message.destination.routing_key == "order.dlq");
+        let text = String::from_utf8_lossy(&message.body).into_owned();
+        if message.message_type.as_deref() == Some("ORDER_CREATED") && text.contains(&another.order_no) {
+            break;
+        }
+    }
+    assert_eq!(deaths, 1, "what the broker itself has passed on");
+    tap.close().await;
     shop.stop().await;
 }
 

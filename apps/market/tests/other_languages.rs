@@ -80,6 +80,9 @@ async fn pika_reads_each_message_of_the_contract_field_by_field() {
     let mut expected_by_type = expected.to_vec();
     expected_by_type.sort_by_key(|((event_type, ..), own)| place(event_type, own));
     assert_eq!(messages.len(), 5);
+    let ids: std::collections::BTreeSet<&str> =
+        messages.iter().filter_map(|message| message["body"]["eventId"].as_str()).collect();
+    assert_eq!(ids.len(), 5, "no id is used twice: {ids:?}");
     for (message, ((event_type, key, at), own)) in messages.iter().zip(&expected_by_type) {
         let mut payload = general.clone();
         payload.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());

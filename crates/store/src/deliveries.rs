@@ -165,6 +165,11 @@ impl SqlStore {
         transacting!(self, ops::inbox::fail_entry, failure)
     }
 
+    /// Forgets how often a delivery has failed that goes back to the broker for good.
+    pub async fn forget_failures(&self, event_id: EventId, handler: &HandlerName) -> StoreResult<()> {
+        writing_once!(self, ops::inbox::forget_failures, event_id, handler)
+    }
+
     /// Lets every lane of a handler go on whose first letter only waits. Answers how many.
     pub async fn advance_letters(&self, handler: &HandlerName, now: DateTime<Utc>) -> StoreResult<u64> {
         transacting!(self, ops::letters::advance_all, handler, now)

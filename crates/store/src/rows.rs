@@ -404,6 +404,14 @@ pub(crate) fn read_inbox(row: &Row) -> StoreResult<InboxEntry> {
     })
 }
 
+/// Whether every database can write this moment down. A sender that gives milliseconds where seconds are meant is in the
+/// year 56,000.
+fn is_storable(moment: &chrono::DateTime<chrono::Utc>) -> bool {
+    use chrono::Datelike as _;
+
+    (1000..=9999).contains(&moment.year())
+}
+
 /// A row of `dead_letters` that begins: what was set aside. Status, reason, message, failures, due time and death key
 /// follow in the order of the declaration.
 pub(crate) fn letter_values<'a>(
@@ -422,7 +430,7 @@ pub(crate) fn letter_values<'a>(
         message.message_id.as_deref().map(readable),
         message.message_type.as_deref().map(cut),
         message.key.as_deref().map(readable),
-        message.occurred_at,
+        message.occurred_at.filter(is_storable),
         message.content_type.as_deref().map(readable),
         readable(&message.destination.exchange),
         readable(&message.destination.routing_key),

@@ -6,7 +6,6 @@ use towpath_core::envelope::EventEnvelope;
 use towpath_core::ports::store::{FailedFilter, FailedRow, StoreError};
 
 use crate::bus::Bus;
-use crate::relay::NOT_CONFIRMED;
 
 /// How many rows are put back in one transaction.
 const PAGE: u32 = 500;
@@ -105,18 +104,15 @@ impl Outbox {
     }
 
     /// Refuses the first row behind a number that fits a filter, if it may have been published too long ago. Numbers rise
-    /// with time: the first is the oldest.
+    /// with time: the first is the oldest. Why it was given up does not matter: that is what the last attempt said, and an
+    /// earlier one may have been published without anybody knowing.
     async fn refuse_beyond(
         &self,
         filter: &FailedFilter,
         after: u64,
         only: Option<u64>,
     ) -> Result<(), OutboxError> {
-        if filter.reason.as_deref().is_some_and(|reason| reason != NOT_CONFIRMED) {
-            return Ok(());
-        }
-        let unsure = FailedFilter { reason: Some(NOT_CONFIRMED.to_owned()), ..filter.clone() };
-        let first = self.bus.store.failed_outbox(&unsure, after, 1).await?;
+        let first = self.bus.store.failed_outbox(filter, after, 1).await?;
         let asked = |failed: &&FailedRow| only.is_none_or(|only| failed.row.outbox_id == only);
         match first.iter().filter(asked).find(|failed| is_beyond(&self.bus, self.horizon, &failed.event)) {
             Some(failed) => Err(OutboxError::BeyondHorizon { outbox_id: failed.row.outbox_id }),

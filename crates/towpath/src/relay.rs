@@ -35,7 +35,7 @@ use crate::watch::{Publishing, PublishingOutcome, Watchers};
 pub(crate) const SHAFTS: u16 = 4;
 
 /// Why a row failed that may have been published all the same.
-pub(crate) const NOT_CONFIRMED: &str = "not-confirmed";
+const NOT_CONFIRMED: &str = "not-confirmed";
 
 /// How often results are offered to the store once more before an instance ends without having written them.
 const LAST_OFFERS: u32 = 5;
@@ -398,6 +398,8 @@ impl Relay {
                         reason,
                         "the broker takes nothing; waiting for it"
                     );
+                    // Once for all that waits: none of it has failed.
+                    tell(PublishingOutcome::Retried { reason: "broker-unavailable", message: &reason });
                 }
                 return None;
             }

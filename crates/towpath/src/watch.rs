@@ -3,6 +3,7 @@
 //! A watcher looks and changes nothing: its answers are not asked for, and what it does must be quick. It is for logs,
 //! counters and alarms in an application's own words; the library's own log lines are written all the same.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use towpath_core::envelope::EventEnvelope;
@@ -97,14 +98,23 @@ pub(crate) struct Watchers(pub(crate) Vec<Arc<dyn Watch>>);
 
 impl Watchers {
     pub(crate) fn published(&self, publishing: &Publishing<'_>) {
-        self.0.iter().for_each(|watch| watch.published(publishing));
+        self.each(|watch| watch.published(publishing));
     }
 
     pub(crate) fn delivered(&self, delivering: &Delivering<'_>) {
-        self.0.iter().for_each(|watch| watch.delivered(delivering));
+        self.each(|watch| watch.delivered(delivering));
     }
 
     pub(crate) fn died(&self, message: &Received, event_id: Option<EventId>) {
-        self.0.iter().for_each(|watch| watch.died(message, event_id));
+        self.each(|watch| watch.died(message, event_id));
+    }
+
+    /// A watcher that panics changes nothing of what it watches.
+    fn each(&self, tell: impl Fn(&dyn Watch)) {
+        for watch in &self.0 {
+            if std::panic::catch_unwind(AssertUnwindSafe(|| tell(watch.as_ref()))).is_err() {
+                tracing::error!("a watcher panicked");
+            }
+        }
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use support::delivery::{Broker, Stage, effects, effects_of};
 use support::{Order, OrderCommand, OrderEvent, eventually};
-use towpath::letters::LetterFilter;
+use towpath::letters::{LetterFilter, SetAside};
 use towpath::lifecycle::LetterStatus;
 use towpath::ports::broker::{Destination, Message};
 use towpath::ports::store::StoreError;
@@ -39,6 +39,8 @@ on_every_pair!(
     a_panic_before_the_future_is_a_failure_like_any_other,
     an_unreadable_letter_that_is_replayed_is_dead_again_and_one,
     order_is_kept_for_senders_that_give_no_key,
+    a_watcher_that_panics_changes_nothing,
+    what_waits_behind_nothing_goes_on,
 );
 
 /// Quick retries, for tests.
@@ -378,6 +380,18 @@ async fn a_dead_letter_is_edited_and_replayed_or_discarded(stage: &Stage) {
         letters.discard(dead[1].letter_id, None).await.unwrap_err(),
         LettersError::NotDead { status: LetterStatus::Discarded, .. }
     ));
+    // A handler that was at it at the same moment does not bring it back.
+    let late = SetAside {
+        letter_id: Some(dead[1].letter_id),
+        letter: dead[1].letter.clone(),
+        due_at: Some(chrono::Utc::now()),
+        reason: "too-late".to_owned(),
+        message: String::new(),
+        retry_count: 2,
+        now: chrono::Utc::now(),
+    };
+    app.store().set_aside(&late).await.unwrap();
+    assert_eq!(letters.get(dead[1].letter_id).await.unwrap().status, LetterStatus::Discarded);
     assert!(matches!(letters.get(987_654).await.unwrap_err(), LettersError::Unknown(987_654)));
     app.stop().await;
 }
@@ -596,11 +610,95 @@ async fn order_is_kept_for_senders_that_give_no_key(stage: &Stage) {
     app.stop().await;
 }
 
+struct Panics;
+
+impl towpath::Watch for Panics {
+    fn published(&self, _: &towpath::Publishing<'_>) {
+        panic!("a bug in a watcher, on purpose");
+    }
+
+    fn delivered(&self, _: &towpath::Delivering<'_>) {
+        panic!("a bug in a watcher, on purpose");
+    }
+}
+
+async fn a_watcher_that_panics_changes_nothing(stage: &Stage) {
+    let consumer = Consumer::of(stage.channel()).with(quick()).each("record", record);
+    let app = stage.app_watched_by(Arc::new(Panics), [consumer]).await;
+    for number in 0..20 {
+        place(&app, &format!("order-{number}")).await;
+    }
+    eventually("twenty effects", || async { (effects(&app).await.len() == 20).then_some(()) }).await;
+    eventually("all are SENT", || async {
+        let channel = towpath::ids::ChannelName::new(stage.channel()).unwrap();
+        let counts = towpath::ports::store::Store::outbox_counts(app.store(), &channel).await.unwrap();
+        (counts.of(towpath::lifecycle::OutboxStatus::Sent) == 20).then_some(())
+    })
+    .await;
+    assert!(effects(&app).await.values().all(|count| *count == 1));
+    app.stop().await;
+}
+
+/// Who was to let the next one go on has died in between, or has not seen it.
+async fn what_waits_behind_nothing_goes_on(stage: &Stage) {
+    let handler = |delivery: Delivery| async move {
+        match delivery.event.aggregate_version {
+            Some(1) => Ok(delivery.dead("no", "never")),
+            _ => record(delivery).await,
+        }
+    };
+    let consumer = Consumer::of(stage.channel()).with(quick()).in_order().each("record", handler);
+    let app = stage.app([consumer]).await;
+    place(&app, "order-1").await;
+    dead_letters(&app, 1).await;
+    note(&app, "order-1").await;
+    eventually("one waits behind it", || async {
+        let all = app.dead_letters().list(&LetterFilter::default(), 0, 10).await.unwrap();
+        all.iter().any(|letter| letter.status == LetterStatus::Behind).then_some(())
+    })
+    .await;
+    assert_eq!(effects(&app).await.len(), 0);
+    let gone = "DELETE FROM dead_letters WHERE status = 'DEAD'";
+    assert_eq!(app.store().own_execute("test.gone", gone, Vec::new()).await.unwrap(), 1);
+    eventually("it goes on", || async { (effects(&app).await.len() == 1).then_some(()) }).await;
+    app.stop().await;
+}
+
+/// RabbitMQ takes any number of seconds for a time.
+mod odd_times {
+    use super::*;
+
+    on_every_pair!(@broker rabbitmq, RabbitMq, a_time_that_no_database_can_keep_stops_nobody);
+
+    async fn a_time_that_no_database_can_keep_stops_nobody(stage: &Stage) {
+        let app = stage.app([Consumer::of(stage.channel()).with(quick()).each("record", record)]).await;
+        let message = Message {
+            destination: Destination {
+                exchange: stage.channel().to_owned(),
+                routing_key: "order.odd".into(),
+            },
+            message_id: "milliseconds".into(),
+            message_type: "order.odd".into(),
+            key: "order/odd".into(),
+            // Milliseconds, taken for seconds.
+            occurred_at: chrono::DateTime::from_timestamp(1_794_757_000_000, 0).unwrap(),
+            content_type: "text/plain".into(),
+            headers: Vec::new(),
+            body: b"no event".to_vec(),
+        };
+        stage.publish(&[message]).await;
+        let dead = dead_letters(&app, 1).await;
+        assert_eq!(dead[0].letter.message.occurred_at, None);
+        app.stop().await;
+    }
+}
+
 /// What follows needs a broker with dead-letter queues of its own.
 mod broker_dead_letters {
     use super::*;
 
     on_pairs_with_dead_letters!(
+        messages_with_one_id_that_say_different_things_are_two_letters,
         what_the_broker_gives_up_is_read_in_with_its_headers_and_can_go_back,
         a_letter_beyond_the_horizon_is_refused_unless_forced,
     );
@@ -640,11 +738,36 @@ mod broker_dead_letters {
         assert_eq!(dead[0].status_reason.as_deref(), Some("rejected"));
         let aggregate = ("towpath-aggregate-id".to_owned(), "order-1".to_owned());
         assert!(found.message.headers.contains(&aggregate), "{:?}", found.message.headers);
+        // It has all its attempts again.
+        app.dead_letters().replay(dead[0].letter_id, false).await.unwrap();
+        let dead = dead_letters(&app, 1).await;
+        assert_eq!(attempts.load(Ordering::SeqCst), 6, "requeued up to the threshold again");
         broken.store(false, Ordering::SeqCst);
         app.dead_letters().replay(dead[0].letter_id, false).await.unwrap();
         eventually("the effect", || async { (effects_of(&app, "record").await == 1).then_some(()) }).await;
         let replayed = app.dead_letters().get(dead[0].letter_id).await.unwrap();
         assert_eq!(replayed.status, LetterStatus::Replayed);
+        app.stop().await;
+    }
+
+    async fn messages_with_one_id_that_say_different_things_are_two_letters(stage: &Stage) {
+        let consumer = Consumer::of(stage.channel()).with(by_the_book()).each("record", record);
+        let app = stage.app_with_dead_letter_queue([consumer]).await;
+        let message = |body: &str| Message {
+            destination: Destination { exchange: stage.channel().to_owned(), routing_key: "odd".into() },
+            message_id: "by hand".into(),
+            message_type: "odd".into(),
+            key: String::new(),
+            occurred_at: chrono::Utc::now(),
+            content_type: "text/plain".into(),
+            headers: Vec::new(),
+            body: body.as_bytes().to_vec(),
+        };
+        stage.publish(&[message("one"), message("two")]).await;
+        let mut bodies: Vec<Vec<u8>> =
+            dead_letters(&app, 2).await.into_iter().map(|letter| letter.letter.message.body).collect();
+        bodies.sort();
+        assert_eq!(bodies, [b"one", b"two"]);
         app.stop().await;
     }
 

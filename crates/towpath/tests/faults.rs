@@ -178,7 +178,8 @@ async fn note_effect(mut delivery: Delivery, instance: String) -> Result<Next, H
     if order == POISON {
         return Err(HandlerError::transient("poisoned", "on purpose"));
     }
-    assert!(!version.is_multiple_of(37) || delivery.attempt > 1, "a bug in a handler, on purpose");
+    // Some facts of every run: each aggregate gets that far in the first moments.
+    assert!(version % 37 != 3 || delivery.attempt > 1, "a bug in a handler, on purpose");
     let sql = "INSERT INTO noted_effects (aggregate_id, version, instance) VALUES (?, ?, ?)";
     delivery.tx.execute(sql, &[&order, &format!("{version:09}"), &instance]).await?;
     Ok(delivery.handled())
@@ -480,6 +481,7 @@ async fn killed_at_random_points_nothing_is_lost_doubled_or_out_of_order(stage: 
     let complaints = audit(&noted, &effects);
     assert!(complaints.is_empty(), "seed {seed}: {complaints:?}; logs in {}", run.folder.display());
     assert!(noted.len() as u64 > kills, "there was load: {} facts in {kills} kills", noted.len());
+    assert!(noted.iter().any(|noted| noted.version >= 3), "no handler has panicked");
     eprintln!("{} facts noted, {} effects, {kills} kills", noted.len(), effects.len());
 
     let nowhere = towpath::ids::ChannelName::new(format!("{}-nowhere", run.stage.channel())).unwrap();
@@ -518,7 +520,9 @@ async fn three_instances_share_the_work_and_take_over_from_a_dead_one(stage: &St
     };
     support::eventually("three shares of the partitions", || async {
         let shares = shares().await?;
-        (shares.values().sum::<usize>() == 64 && shares.len() == 3).then_some(())
+        // A third each, or nearly.
+        let fair = shares.values().all(|share| *share >= 16);
+        (shares.values().sum::<usize>() == 64 && shares.len() == 3 && fair).then_some(())
     })
     .await;
     let writer = run.start(Part { facts: Some(500), ..run.part("writer", 1) });
@@ -551,7 +555,8 @@ async fn three_instances_share_the_work_and_take_over_from_a_dead_one(stage: &St
 async fn of_a_hundred_aggregates_a_poisoned_one_makes_no_other_wait(stage: &Stage) {
     let run = Run::new(stage, seed()).await;
     let app = writer(&run).await;
-    for order in (0..99).map(|number| format!("order-{number}")).chain([POISON.to_owned()]) {
+    // The poisoned one comes first: whoever waited for it would wait before all others.
+    for order in [POISON.to_owned()].into_iter().chain((0..99).map(|number| format!("order-{number}"))) {
         app.send::<Order>(&order, OrderCommand::Place { sku: "book".into() }).await.unwrap();
         for _ in 0..3 {
             app.send::<Order>(&order, OrderCommand::Note).await.unwrap();

@@ -67,10 +67,14 @@ impl MarketConfig {
         consumer.insert("prefetch".to_owned(), number(settings.prefetch.into()));
         consumer.insert("concurrency".to_owned(), number(settings.concurrency as u64));
         consumer.insert("attempts".to_owned(), number(settings.attempts.into()));
+        let mut alarm = toml::Table::new();
+        alarm.insert("queue-depth".to_owned(), number(settings.queue_depth));
+        alarm.insert("queue-scan".to_owned(), duration(settings.queue_scan));
         let order = toml::Table::from_iter([("timeout".to_owned(), toml::Value::Table(timeout))]);
         let mut section = toml::Table::new();
         section.insert("enabled".to_owned(), self.enabled.unwrap_or(true).into());
-        for (name, table) in [("order", order), ("outbox", outbox), ("consumer", consumer)] {
+        for (name, table) in [("order", order), ("outbox", outbox), ("consumer", consumer), ("alarm", alarm)]
+        {
             section.insert(name.to_owned(), table.into());
         }
         section

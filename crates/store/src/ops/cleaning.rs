@@ -48,7 +48,8 @@ pub(crate) async fn outbox(
     Ok(Cleaned { deleted, next: page.next(rows.len(), limit) })
 }
 
-/// Deletes deliveries of one page that were handled before a moment. Runs in a transaction.
+/// Deletes deliveries of one page that were handled before a moment, and failures that nothing has followed since: they
+/// were given up to the broker, or their letter was discarded. Runs in a transaction.
 pub(crate) async fn inbox(
     session: &mut Session<'_>,
     lease: &LeaseGrant,
@@ -62,15 +63,15 @@ pub(crate) async fn inbox(
          ORDER BY event_id, handler LIMIT {limit}"
     );
     let rows = session.rows("clean.inbox_page", &sql, values![from]).await?;
-    let (mut page, mut handled) = (Page::default(), false);
+    let (mut page, mut over) = (Page::default(), false);
     for row in &rows {
         let is_old = row.time("status_changed_at")? < before;
         page.see(EventId(row.uuid("event_id")?), is_old);
-        handled |= is_old && row.text("status")? == InboxStatus::Handled.as_str();
+        over |= is_old && row.text("status")? != InboxStatus::Dead.as_str();
     }
     let mut deleted = 0;
-    if let (Some(last), true) = (page.last, handled) {
-        let sql = "DELETE FROM inbox WHERE event_id > ? AND event_id <= ? AND status = 'HANDLED' \
+    if let (Some(last), true) = (page.last, over) {
+        let sql = "DELETE FROM inbox WHERE event_id > ? AND event_id <= ? AND status <> 'DEAD' \
              AND status_changed_at < ?";
         deleted = session.execute("clean.inbox", sql, values![from, last.0, before]).await?;
     }

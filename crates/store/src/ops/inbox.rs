@@ -192,6 +192,17 @@ pub(crate) async fn fail_entry(
     entry.ok_or_else(|| unreadable("inbox", "the row just written is missing"))
 }
 
+/// Forgets how often a delivery has failed: it is out of this store's hands, and begins anew if it comes back.
+pub(crate) async fn forget_failures(
+    session: &mut Session<'_>,
+    event_id: EventId,
+    handler: &HandlerName,
+) -> StoreResult<()> {
+    let sql = "DELETE FROM inbox WHERE event_id = ? AND handler = ? AND status = 'RETRY'";
+    session.execute("inbox.forget_failures", sql, values![event_id.0, handler.as_str()]).await?;
+    Ok(())
+}
+
 pub(crate) async fn find(
     session: &mut Session<'_>,
     event_id: EventId,

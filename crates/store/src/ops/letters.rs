@@ -104,7 +104,8 @@ pub(crate) async fn set_aside(session: &mut Session<'_>, aside: &SetAside) -> St
         return insert(session, &aside.letter, standing, None).await;
     };
     let sql = "UPDATE dead_letters SET status = ?, status_changed_at = ?, status_reason = ?, status_message = ?, \
-         retry_count = ?, due_at = ? WHERE dead_letter_id = ?";
+         retry_count = ?, due_at = ? WHERE dead_letter_id = ? AND status IN ('RETRY', 'BEHIND', 'DEAD')";
+    // An operator may have ended it meanwhile: then it stays so.
     let mut changed = standing;
     changed.extend(values![letter_id]);
     session.execute("letters.update", sql, changed).await?;
@@ -471,7 +472,7 @@ pub(crate) async fn discard(
 ) -> StoreResult<bool> {
     let status = step(letter.status, LetterStep::Discard)?;
     let sql = "UPDATE dead_letters SET status = ?, status_changed_at = ?, status_reason = 'discarded', \
-         status_message = COALESCE(?, status_message), due_at = NULL, changed_by_id = ? \
+         status_message = COALESCE(?, status_message), due_at = NULL, changed_by_id = ?, death_key = NULL \
          WHERE dead_letter_id = ? AND status = ?";
     let changed = values![
         status.as_str(),

@@ -58,6 +58,8 @@ pub(crate) struct Job {
     pub(super) aside: Wake,
     /// Something was set aside behind a letter since anyone looked for letters whose head is gone.
     pub(super) set_behind: AtomicBool,
+    /// When to look for such letters whatever this process knows: one that is gone may have set something behind.
+    pub(super) look_behind_at: Mutex<Instant>,
     /// Letters that this process is at.
     pub(super) in_hand: Mutex<HashSet<u64>>,
 }
@@ -72,7 +74,18 @@ pub(crate) fn start(
     let set_behind = AtomicBool::new(true);
     let (aside, in_hand) = (Wake::default(), Mutex::default());
     let meters = ConsumerMeters::of(&queue, handler.as_str());
-    let job = Arc::new(Job { running, consumer, handler, queue, meters, aside, set_behind, in_hand });
+    let look_behind_at = Mutex::new(Instant::now());
+    let job = Arc::new(Job {
+        running,
+        consumer,
+        handler,
+        queue,
+        meters,
+        aside,
+        set_behind,
+        look_behind_at,
+        in_hand,
+    });
     let again = Arc::clone(&job);
     vec![
         Service::keep_running("consumer", move |stopping| receive(Arc::clone(&job), stopping)),
@@ -410,6 +423,10 @@ impl Job {
                         ready.into_iter().partition(|ready| lanes.contains(&ready.lane));
                     ready = going_on;
                     for ready in &mut waiting {
+                        if stopping.is_asked() {
+                            // Unsettled, so delivered again: a later one must not be set behind before an earlier one.
+                            return;
+                        }
                         self.handle_one(ready, spare, stopping).await;
                     }
                 }
@@ -631,9 +648,13 @@ impl Job {
         }
         let now = self.running.bus.clock.now();
         let letter = self.letter(&ready.arrived.received, Some(ready.event_id), ready.lane, now);
-        self.set_behind.store(true, Ordering::SeqCst);
         transaction.set_behind(&letter, now).await?;
-        transaction.finish().await?;
+        let finished = transaction.finish().await;
+        // After the commit, whatever came of it: the letter before it may have ended without seeing this one, and who looks
+        // for such ones must see it.
+        self.set_behind.store(true, Ordering::SeqCst);
+        self.aside.wake();
+        finished?;
         Ok(true)
     }
 
@@ -734,6 +755,8 @@ impl Job {
             (None, DeadTo::Broker) => {
                 tracing::error!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, failures, "a delivery was given up and rejected");
                 self.meters.failed(metrics::Next::Dead);
+                // Should it come back from there, it has all its attempts again.
+                self.running.store.forget_failures(event_id, handler).await?;
                 Ok(Some(Settlement::Reject))
             }
         }

@@ -94,6 +94,7 @@ async fn take_in(running: &Running, received: &Received) -> Result<(), StoreErro
             eventId = received.message_id.as_deref().unwrap_or_default(),
             traceId = trace_id.as_ref().map(tracing::field::display),
             queue = received.queue,
+            consumer = "",
             reason,
             "the broker gave a message up"
         );
@@ -104,12 +105,14 @@ async fn take_in(running: &Running, received: &Received) -> Result<(), StoreErro
 
 /// Tells this death of this message from others: the same message may be given up again after a replay.
 fn death_key(received: &Received) -> String {
-    let Some(message_id) = &received.message_id else {
+    let Some(message_id) = received.message_id.as_deref().filter(|id| !id.is_empty()) else {
         // Nothing tells it from another one like it: better two letters than none.
         return uuid::Uuid::now_v7().to_string();
     };
     let deaths = header(received, "x-death").unwrap_or_default();
-    let hash = |salt: &str| AggregateKey::from_stored(salt, format!("{message_id}/{deaths}")).lane().0;
+    // The body too: who sends by hand uses an id twice.
+    let said = String::from_utf8_lossy(&received.body);
+    let hash = |salt: &str| AggregateKey::from_stored(salt, format!("{message_id}/{deaths}/{said}")).lane().0;
     let queue: String = received.queue.chars().take(200).collect();
     format!("{queue}/{:016x}{:016x}", hash("death"), hash("again"))
 }

@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 
@@ -21,6 +21,9 @@ use crate::service::{Stopping, rest};
 
 /// How long to rest at most: other instances and operators set letters aside too.
 const LOOK: Duration = Duration::from_secs(1);
+
+/// How often to look for letters that wait behind one that is through: who was to let them go on may have died.
+const LOOK_BEHIND: Duration = Duration::from_secs(5);
 
 /// What a round did.
 enum Round {
@@ -69,9 +72,21 @@ async fn redeliver(job: Arc<Job>, mut stopping: Stopping) {
 }
 
 impl Job {
+    /// Whether this process has not looked for a while for letters that wait behind nothing.
+    fn is_time_to_look_behind(&self) -> bool {
+        let mut look_at = self.look_behind_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let is_time = now >= *look_at;
+        if is_time {
+            *look_at = now + LOOK_BEHIND;
+        }
+        is_time
+    }
+
     async fn redeliver_one(&self, gave_way: &mut u32) -> Result<Round, StoreError> {
         let now = self.running.bus.clock.now();
-        if self.set_behind.swap(false, Ordering::SeqCst)
+        let asked = self.set_behind.swap(false, Ordering::SeqCst);
+        if (asked | self.is_time_to_look_behind())
             && let Err(error) = self.running.store.advance_letters(&self.handler, now).await
         {
             self.set_behind.store(true, Ordering::SeqCst);

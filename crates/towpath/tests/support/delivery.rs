@@ -144,6 +144,21 @@ impl Stage {
         self.begin(consumers, topology, None).await
     }
 
+    /// With somebody who watches.
+    pub async fn app_watched_by(
+        &self,
+        watch: Arc<dyn towpath::Watch>,
+        consumers: impl IntoIterator<Item = Consumer>,
+    ) -> Towpath {
+        let mut builder = self.builder().topology(self.topology(false)).watch(watch);
+        for consumer in consumers {
+            builder = builder.consumer(consumer);
+        }
+        let app = builder.start().await.expect("start");
+        make_table(&app).await;
+        app
+    }
+
     /// One that does nothing by itself: it has to be told.
     pub async fn app_that_looks_rarely(&self, consumer: Consumer) -> Towpath {
         const RARELY: Duration = Duration::from_secs(3600);
