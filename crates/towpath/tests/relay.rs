@@ -241,7 +241,7 @@ async fn what_never_left_uses_up_no_attempt(fresh: &Fresh) {
     let (place_of_test, proxy) = direct.behind_a_proxy().await;
     let looks = Arc::new(CountingProbe::new());
     // Only who was woken looks, and who was sent away looks again.
-    let (patience, scan) = (Duration::from_millis(100), Duration::from_secs(60));
+    let (patience, scan) = (Duration::from_millis(500), Duration::from_secs(60));
     let policy = ChannelPolicy { patience, scan, ..Place::policy() };
     let options = StoreOptions { probe: looks.clone(), ..StoreOptions::default() };
     let app = place_of_test.app_with(fresh, policy).store_options(options).start().await.unwrap();
