@@ -478,42 +478,6 @@ async fn a_page_that_is_sent_in_pieces_has_the_same_bytes_as_one_that_is_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_flow_with_too_many_facts_is_cut_and_not_called_whole() {
-    use towpath::ids::{AggregateKey, CorrelationId, EventId};
-    use towpath::ports::store::{Append, Expected, NewEvent, Store as _};
-    let stage = Stage::new(quick(), LONG).await;
-    for (id, count, cut) in [("just", 10_000, false), ("long", 10_001, true)] {
-        let events = (0..count).map(|_| NewEvent {
-            event_id: EventId(uuid::Uuid::now_v7()),
-            event_type: towpath::name::EventName::from_stored("note.written"),
-            schema_version: 1,
-            payload: towpath::Payload::from_text("{}".to_owned()).unwrap(),
-            channels: Vec::new(),
-        });
-        let append = Append {
-            aggregate: AggregateKey::new("note", id).unwrap(),
-            expected: Expected::New,
-            events: events.collect(),
-            snapshot: None,
-            state_changes: Vec::new(),
-            deadline: Default::default(),
-            context: towpath::ChangeContext::new(chrono::Utc::now(), CorrelationId::new(id).unwrap()),
-        };
-        let mut tx = stage.app.store().begin().await.unwrap();
-        tx.append(&append).await.unwrap();
-        tx.commit().await.unwrap();
-        let (head, body) = get(&stage, &format!("/api/flows/{id}"), "").await;
-        assert!(head.starts_with("HTTP/1.0 200"), "{head}");
-        let flow: serde_json::Value = serde_json::from_str(&body).unwrap();
-        assert_eq!(flow["events"].as_array().unwrap().len(), 10_000);
-        // They name no cause, so what is complete is told not to be whole.
-        let whole = if cut { serde_json::Value::Null } else { false.into() };
-        assert_eq!((&flow["whole"], &flow["truncated"]), (&whole, &serde_json::json!(cut)), "{id}");
-    }
-    stage.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_flow_that_would_be_too_large_leaves_its_largest_payloads_out_and_says_so() {
     let stage = Stage::new(quick(), LONG).await;
     for (number, size) in [100, NEARLY_4_MIB, NEARLY_4_MIB, NEARLY_4_MIB, 200].into_iter().enumerate() {
