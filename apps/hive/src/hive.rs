@@ -186,25 +186,33 @@ impl Hive {
         }
     }
 
-    /// Services of the status view, by id, behind one.
+    /// Services of the status view, by id, behind one: as many of the first `limit` as have so many bytes together, and at
+    /// least one. Also tells whether there may be more.
     pub async fn services(
         &self,
         store: &SqlStore,
         after: &str,
         status: Option<&str>,
         limit: u32,
-    ) -> Result<Vec<ServiceRow>, HandlerError> {
+        bytes: u64,
+    ) -> Result<(Vec<ServiceRow>, bool), HandlerError> {
         let mut values: Vec<Value<'_>> = vec![after.into()];
         let mut only = "";
         if let Some(status) = status {
             only = "AND status = ? ";
             values.push(status.into());
         }
+        let from = format!("FROM hive_services WHERE service_id > ? {only}ORDER BY service_id LIMIT");
+        let sizes = format!("{from} {limit}");
+        let (fit, of) =
+            store.own_rows_that_fit("hive.sizes", "service", &sizes, values.clone(), bytes).await?;
         let sql = format!(
-            "SELECT service_id, version, service, created_at, updated_at, status_changed_at \
-             FROM hive_services WHERE service_id > ? {only}ORDER BY service_id LIMIT {limit}"
+            "SELECT service_id, version, service, created_at, updated_at, status_changed_at {from} {fit}"
         );
-        store.own_rows("hive.services", &sql, values).await?.iter().map(ServiceRow::read).collect()
+        let rows = store.own_rows("hive.services", &sql, values).await?;
+        let rows = rows.iter().map(ServiceRow::read).collect::<Result<_, _>>()?;
+        let may_go_on = fit < of || u32::try_from(of).is_ok_and(|of| of == limit);
+        Ok((rows, may_go_on))
     }
 
     /// The revisions of a service that were seen, oldest first.

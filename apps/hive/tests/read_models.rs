@@ -71,6 +71,18 @@ async fn the_same_after_a_rebuild(database: &str) {
     assert_eq!(counts, [6, 9, 6, 9, 11, 1], "{before:#?}");
     let status = |text: &str| before["hive_services"].iter().filter(|row| row.contains(text)).count();
     assert_eq!((status("status Some(\"READY\")"), status("status Some(\"DELETED\")")), (4, 2), "{before:#?}");
+    // A page ends where it has enough bytes, and says that there is more.
+    let page = async |after: &str, limit: u32, bytes: u64| {
+        let (rows, more) = running.hive.services(&store, after, None, limit, bytes).await.unwrap();
+        (rows.len(), more)
+    };
+    assert_eq!(page("", 500, 1).await, (1, true));
+    assert_eq!(page("", 500, 1 << 20).await, (6, false));
+    assert_eq!((page("", 6, 1 << 20).await, page("", 4, 1 << 20).await), ((6, true), (4, true)));
+    assert_eq!(
+        (page("shop.cart-4", 500, 1).await, page("shop.cart-5", 500, 1).await),
+        ((1, false), (0, false))
+    );
     running.app.stop().await;
 
     // Somebody spoils them: rows are lost, changed and made up.

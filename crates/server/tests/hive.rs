@@ -225,6 +225,11 @@ fn a_service_is_asked_for_over_http_and_lives_its_life() {
         listed["services"].as_array().unwrap().iter().map(|one| one["id"].as_str().unwrap()).collect();
     assert_eq!(ids, ["shop.cart", "shop.desk.2", "shop.till"], "{listed}");
 
+    for path in ["/api/hive/services", "/api/hive/services/shop.cart/history"] {
+        let asked = |limit: u32| server.ask("GET", &format!("{path}?limit={limit}"), None, &Value::Null).0;
+        assert_eq!((asked(500), asked(501)), (200, 400), "{path}");
+    }
+
     // A restart finds the cluster as it was: nothing is purged.
     server.stop();
     let server = Server::start(folder.path());

@@ -132,6 +132,15 @@ fn kill_under_load(store: &str) {
     let sent = next.load(Ordering::SeqCst) - 1;
     assert_eq!(done.keys().copied().collect::<Vec<_>>(), (1..=sent).collect::<Vec<_>>());
 
+    // What the killed servers have recorded is answered by this one, and done no second time.
+    let before = repeated.load(Ordering::SeqCst);
+    let client = Client { address, key: key.key.clone(), repeated: Arc::clone(&repeated) };
+    let first = &done[&1];
+    let again = round(&client, 1);
+    assert_eq!((again.product, again.order), (first.product, first.order));
+    assert_eq!((&again.service, &again.command), (&first.service, &first.command));
+    assert_eq!(repeated.load(Ordering::SeqCst), before + 4, "all four come from the record");
+
     let by = [("X-Api-Key", key.key.as_str())];
     // Each product, order and service is there once, and it is the one that was answered.
     let products = all(&server, &by, "/api/market/products", "products", "productId");

@@ -5,6 +5,7 @@ use towpath_core::ids::{AggregateKey, Position, Version};
 use towpath_core::ports::store::StoreResult;
 
 use crate::ops;
+use crate::sql::Value;
 use crate::store::{Purpose, SqlStore, reading};
 
 impl SqlStore {
@@ -34,6 +35,23 @@ impl SqlStore {
         bytes: u64,
     ) -> StoreResult<Vec<RecordedEvent>> {
         reading!(self, ops::reads::events_of_within, aggregate, after, limit, bytes)
+    }
+
+    /// How many of the first rows of the application's own tables have so many bytes together in a column, and at least
+    /// one; and of how many. `from` is the statement without what it selects, with its order and its limit.
+    pub async fn own_rows_that_fit(
+        &self,
+        name: &'static str,
+        column: &str,
+        from: &str,
+        values: Vec<Value<'_>>,
+        bytes: u64,
+    ) -> StoreResult<(usize, usize)> {
+        let cast = self.dialect().integer_cast();
+        let sql = format!("SELECT CAST(OCTET_LENGTH({column}) AS {cast}) AS bytes {from}");
+        let rows = self.own_rows(name, &sql, values).await?;
+        let sizes = rows.iter().map(|row| row.count("bytes")).collect::<StoreResult<Vec<u64>>>()?;
+        Ok((how_many_fit(sizes.iter().copied(), bytes), sizes.len()))
     }
 }
 

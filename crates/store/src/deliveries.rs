@@ -244,6 +244,17 @@ impl SqlStore {
         reading!(self, ops::letters::list, filter, after, limit)
     }
 
+    /// The same without their bodies and headers, which are empty here: they are read one by one. An edited letter has
+    /// an original body still.
+    pub async fn letters_in_short(
+        &self,
+        filter: &LetterFilter,
+        after: u64,
+        limit: u32,
+    ) -> StoreResult<Vec<Letter>> {
+        reading!(self, ops::letters::list_in_short, filter, after, limit)
+    }
+
     /// Letters by cause.
     pub async fn letter_groups(&self, filter: &LetterFilter) -> StoreResult<Vec<LetterGroup>> {
         reading!(self, ops::letters::groups, filter)

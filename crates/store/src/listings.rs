@@ -57,7 +57,8 @@ impl SqlStore {
         reading!(self, ops::listings::commands, status, behind, limit, COMMANDS_BYTES)
     }
 
-    /// Outbox rows that fit a filter, with their facts, by number: the next `limit` behind `after`.
+    /// Outbox rows that fit a filter, with their facts, by number: the next `limit` behind `after`. The payloads of the
+    /// facts are not read, and are `null` here.
     pub async fn outbox_rows(
         &self,
         filter: &OutboxFilter,
@@ -72,7 +73,7 @@ impl SqlStore {
         reading!(self, ops::listings::outbox_row, outbox_id)
     }
 
-    /// Aggregates of a kind, by id: the next `limit` behind one of them.
+    /// Aggregates of a kind, by id: the next `limit` behind one of them. Their snapshots are not read.
     pub async fn aggregates(
         &self,
         kind: &AggregateKind,

@@ -32,6 +32,19 @@ pub(crate) fn select_list(table: &Table, alias: &str, prefix: &str) -> String {
     columns.join(", ")
 }
 
+/// The same without reading columns that are large and not shown: each has something else in its place.
+pub(crate) fn select_list_instead(table: &Table, alias: &str, instead: &[(&str, &str)]) -> String {
+    let columns: Vec<String> = table
+        .columns
+        .iter()
+        .map(|column| match instead.iter().find(|(name, _)| *name == column.name) {
+            Some((name, value)) => format!("{value} AS {name}"),
+            None => format!("{alias}.{0} AS {0}", column.name),
+        })
+        .collect();
+    columns.join(", ")
+}
+
 /// `INSERT INTO table (…) VALUES (…), (…)` for so many rows.
 pub(crate) fn insert_sql(table: &Table, rows: usize) -> String {
     let (names, marks) = names_and_marks(table);

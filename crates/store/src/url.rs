@@ -34,6 +34,14 @@ impl StoreUrl {
         let Some((scheme, rest)) = url.split_once(':') else {
             return bad("a store URL begins with sqlite:, postgres: or mysql:".to_owned());
         };
+        if scheme != "sqlite" && has_an_at_behind_its_server(rest) {
+            // Where the password ends is only guessed then, and a wrong guess would show a part of it.
+            return bad(
+                "behind the server there is an @: write @ as %40, and in a password also / as %2F, ? as %3F \
+                        and # as %23"
+                    .to_owned(),
+            );
+        }
         match scheme {
             "sqlite" => {
                 let path = rest.strip_prefix("//").unwrap_or(rest);
@@ -86,6 +94,12 @@ impl fmt::Debug for StoreUrl {
 
 fn not_built(scheme: &str, feature: &str) -> String {
     format!("this build has no support for {scheme}:// stores; build with `--features {feature}`")
+}
+
+/// Whether an @ comes where the user and the password are over.
+fn has_an_at_behind_its_server(rest: &str) -> bool {
+    let authority = rest.trim_start_matches('/');
+    authority.find(['/', '?', '#']).is_some_and(|end| authority[end..].contains('@'))
 }
 
 /// Replaces the password, and any password-like parameter, by dots.
@@ -162,5 +176,19 @@ mod tests {
         for wrong in ["postgres:me:s3cret@host/db", "me:s3cret@host", "pg://me:s3cret@host"] {
             assert!(!StoreUrl::parse(wrong).unwrap_err().to_string().contains("s3cret"), "{wrong}");
         }
+        for unclear in [
+            "postgres://me:s3/cret@db/app",
+            "postgres://me:s3?cret@db",
+            "mysql://me:s3#cret@db/app",
+            "mariadb://me:s@3/cret@db/app",
+            "postgres://me:s@3?cret@db/app",
+        ] {
+            let error = StoreUrl::parse(unclear).unwrap_err().to_string();
+            assert!(!error.contains("s3") && !error.contains("cret"), "{unclear}: {error}");
+            assert!(error.contains("%2F"), "{unclear}: {error}");
+        }
+        assert!(StoreUrl::parse("postgres:///app?host=/run/postgresql").is_ok());
+        let written = StoreUrl::parse("postgres://me:s3%2Fcret@db/app").unwrap();
+        assert_eq!(written.to_string(), "postgres://me:…@db/app");
     }
 }

@@ -69,7 +69,8 @@ impl Towpath {
         self.store().commands(status, behind, limit).await
     }
 
-    /// Aggregates of a kind, by id: the next `limit` behind one of them.
+    /// Aggregates of a kind, by id: the next `limit` behind one of them. Their snapshots are not read: see
+    /// [`aggregate`](Self::aggregate).
     pub async fn aggregates(
         &self,
         kind: &AggregateKind,
@@ -126,6 +127,16 @@ pub(crate) fn links(flow: &Flow) -> (Vec<FlowCommand>, Vec<FlowEvent>) {
         causation_id: event.envelope.causation_id.as_ref().map(ToString::to_string),
     };
     (flow.commands.iter().map(command).collect(), flow.events.iter().map(event).collect())
+}
+
+/// How many commands and how many events of a flow are read.
+pub(crate) const LARGEST_FLOW: u32 = 10_000;
+
+/// Leaves so many commands and events of a flow, and says so if there were more.
+pub(crate) fn cut(flow: &mut Flow, most: usize) {
+    flow.truncated = flow.commands.len() > most || flow.events.len() > most;
+    flow.commands.truncate(most);
+    flow.events.truncate(most);
 }
 
 /// Arranges a flow as a forest: everything once, each directly followed by what it caused.

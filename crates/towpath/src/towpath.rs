@@ -33,7 +33,7 @@ use crate::clock::SystemClock;
 use crate::config::{BadChannels, Channels};
 use crate::consumer::{self, Consumer, Letters, Wired, wire};
 use crate::leases::{self, InFlight};
-use crate::listings::{ConsumerView, links};
+use crate::listings::{ConsumerView, LARGEST_FLOW, cut, links};
 use crate::metrics::{Gauges, Meters};
 use crate::observer::{Eyes, Observer, ObserverStanding, Standings};
 use crate::operations::{self, Operations};
@@ -326,15 +326,19 @@ impl Towpath {
     }
 
     /// Everything that belongs to a flow, and whether its chain of causes is whole (G5). `root_events` are the event
-    /// types that may stand without a cause.
+    /// types that may stand without a cause. Of a flow with more than 10,000 commands or events the first are read; it is
+    /// `truncated` then, and the report is of that part, which is never called whole.
     pub async fn flow(
         &self,
         correlation: &CorrelationId,
         root_events: &[&str],
     ) -> Result<(Flow, FlowReport), StoreError> {
-        let flow = self.bus.store.flow(correlation, 10_000).await?;
+        // One more tells whether that is all.
+        let mut flow = self.bus.store.flow(correlation, LARGEST_FLOW + 1).await?;
+        cut(&mut flow, LARGEST_FLOW as usize);
         let (commands, events) = links(&flow);
-        let report = validate_flow(&commands, &events, root_events);
+        let mut report = validate_flow(&commands, &events, root_events);
+        report.whole &= !flow.truncated;
         Ok((flow, report))
     }
 

@@ -369,6 +369,16 @@ async fn a_dead_letter_is_edited_and_replayed_or_discarded(stage: &Stage) {
     let edited = letters.get(dead[0].letter_id).await.unwrap();
     assert_eq!(edited.original_body.as_deref(), Some(body.as_bytes()));
     assert_eq!(edited.changed_by_id.as_ref().unwrap().as_str(), "ada");
+    // In a listing there are no bodies, but it is still told which was edited.
+    let short = app.store().letters_in_short(&towpath::letters::LetterFilter::dead(), 0, 10).await.unwrap();
+    assert_eq!(
+        short.iter().map(|letter| letter.letter_id).collect::<Vec<_>>(),
+        [dead[0].letter_id, dead[1].letter_id]
+    );
+    assert!(
+        short.iter().all(|one| one.letter.message.body.is_empty() && one.letter.message.headers.is_empty())
+    );
+    assert_eq!((short[0].original_body.as_deref(), short[1].original_body.as_deref()), (Some(&[][..]), None));
     letters.replay(dead[0].letter_id, false).await.unwrap();
     eventually("the effect", || async { (effects(&app).await.len() == 1).then_some(()) }).await;
 

@@ -113,7 +113,14 @@ async fn outbox_rows_come_by_status_and_channel_parked_ones_among_them(fresh: &F
     assert!(rows(Some(OutboxStatus::Sent), None, 0, 100).await.is_empty());
     assert!(rows(Some(OutboxStatus::Retry), None, 0, 100).await.is_empty());
     let one = app.store().outbox_row(waiting[0].row.outbox_id).await.unwrap().unwrap();
-    assert_eq!(one, waiting[0]);
+    assert_eq!(one.row, waiting[0].row);
+    // A page may have a thousand of the largest payloads: only the one that is looked at is read.
+    assert_ne!(one.event.payload.as_text(), "null");
+    for rows in
+        [&waiting, &rows(Some(OutboxStatus::Failed), None, 0, 10).await, &rows(None, None, 0, 10).await]
+    {
+        assert!(!rows.is_empty() && rows.iter().all(|row| row.event.payload.as_text() == "null"));
+    }
     assert_eq!(app.store().outbox_row(987_654).await.unwrap(), None);
     app.stop().await;
 }
@@ -132,6 +139,9 @@ async fn aggregates_come_by_kind_page_by_page(fresh: &Fresh) {
     };
     assert_eq!((ids(&first).as_str(), ids(&rest).as_str()), ("o-0 o-1 o-2", "o-3 o-4"));
     assert_eq!(first[0].state.as_deref(), Some("placed"));
+    assert!(first.iter().all(|row| row.snapshot.is_none()), "snapshots are not read");
+    let one = app.aggregate(&first[0].aggregate).await.unwrap().unwrap();
+    assert!(one.snapshot.is_some());
     assert!(app.aggregates(&AggregateKind::new("nothing").unwrap(), None, 3).await.unwrap().is_empty());
     app.stop().await;
 }

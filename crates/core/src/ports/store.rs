@@ -569,6 +569,8 @@ pub struct Flow {
     /// Payloads with more bytes than this are left out (they are `null`), because the flow would be too large to be
     /// shown as a whole. Nothing where all of them are there.
     pub payloads_up_to: Option<u64>,
+    /// Whether there is more of it than was read.
+    pub truncated: bool,
 }
 
 /// What a run of the sequencer did.

@@ -146,8 +146,14 @@ impl ServeFlags {
                 {
                     written_topology = topology;
                 }
-                toml::from_str(&text).map_err(|error| {
-                    Failure::usage(format!("the configuration file {} is wrong: {error}", path.display()))
+                toml::from_str(&text).map_err(|error: toml::de::Error| {
+                    // Not as the error shows itself: it repeats the line, which may hold a password.
+                    let (at, message) = (path.display(), error.message());
+                    let line = error.span().and_then(|span| text.get(..span.start));
+                    let line = line.map_or(String::new(), |before| {
+                        format!(" in line {}", before.matches('\n').count() + 1)
+                    });
+                    Failure::usage(format!("the configuration file {at} is wrong{line}: {message}"))
                 })?
             }
         };
@@ -317,6 +323,19 @@ mod tests {
             (config.listen.port(), config.store.as_str(), config.broker.as_str()),
             (7400, DEFAULT_STORE, "local:")
         );
+    }
+
+    #[test]
+    fn a_file_that_is_wrong_is_told_by_its_line_and_without_what_stands_there() {
+        for (text, line) in [
+            ("listen = \"127.0.0.1:1\"\nstore = \"postgres://me:s3cret@db/app\n", "line 2"),
+            ("stor = \"postgres://me:s3cret@db/app\"\n", "line 1"),
+            ("\n\nstore = [\"postgres://me:s3cret@db/app\"]\n", "line 3"),
+        ] {
+            let (flags, _file) = flags(None, Some(text));
+            let said = flags.config().err().unwrap().message;
+            assert!(said.contains(line) && !said.contains("s3cret"), "{said}");
+        }
     }
 
     #[test]

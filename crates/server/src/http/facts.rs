@@ -249,8 +249,8 @@ struct EventsOfAggregate<'a> {
 
 /// State changes of one aggregate, in order.
 #[derive(Serialize, ToSchema)]
-struct History<'a> {
-    history: Vec<StateChange<'a>>,
+pub(super) struct History<'a> {
+    pub(super) history: Vec<StateChange<'a>>,
 }
 
 /// An aggregate as it is now.

@@ -51,7 +51,8 @@ async fn flow(
     let nodes = towpath::arranged(&flow);
     let shown = Shown {
         correlation_id: &id,
-        whole: report.whole,
+        whole: (!flow.truncated).then_some(report.whole),
+        truncated: flow.truncated,
         broken: report.broken.iter().map(Broken::from).collect(),
         orphans: &report.orphans,
         roots: &report.roots,
@@ -74,8 +75,12 @@ const LARGEST: u64 = 32 << 20;
 struct Shown<'a> {
     #[schema(value_type = String)]
     correlation_id: &'a CorrelationId,
-    /// Whether the chain of causes is whole: nothing broken, no orphans, no cycles.
-    whole: bool,
+    /// Whether the chain of causes is whole: nothing broken, no orphans, no cycles. Null where the flow is truncated: a
+    /// part of it does not tell.
+    whole: Option<bool>,
+    /// Whether there are more than the 10,000 commands or 10,000 events that are shown at most. What is broken and what
+    /// are orphans is told of the shown part.
+    truncated: bool,
     /// What names a cause that is not in the flow.
     broken: Vec<Broken<'a>>,
     /// Events that name no cause.

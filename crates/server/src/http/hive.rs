@@ -10,10 +10,11 @@ use chrono::{DateTime, Utc};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use towpath::observer::{ObserverStanding, Platform};
 use towpath::retry::ErrorClass;
 use towpath::{HandlerError, Receipt, Towpath};
 use towpath_hive::alerts::Alert;
-use towpath_hive::schemas::event_types;
+use towpath_hive::schemas::{EventType, event_types};
 use towpath_hive::service::{Service, ServiceAsked, ServiceCommand, UpdateAsked};
 use towpath_hive::views::ServiceRow;
 use towpath_hive::{Hive, OBSERVER, ServiceView};
@@ -24,7 +25,10 @@ use utoipa_axum::routes;
 use super::App;
 use super::access::Caller;
 use super::command_ids::{idempotency_key, send_under_key, sent_under_key};
+use super::facts::History;
+use super::memory::{Memory, PAGE_BYTES};
 use super::problem::{AfterDone as _, Problem};
+use super::wire::{StateChange, one_of};
 
 /// The paths of this part.
 pub(super) fn routes() -> OpenApiRouter<App> {
@@ -42,6 +46,11 @@ pub(super) fn routes() -> OpenApiRouter<App> {
 
 /// The largest page of a listing.
 const LARGEST_PAGE: u32 = 500;
+
+/// Reads how many are asked for.
+fn page_limit<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    super::range::limit_up_to(deserializer, LARGEST_PAGE)
+}
 
 /// How many alerts are shown.
 const MOST_ALERTS: u32 = 100;
@@ -156,8 +165,8 @@ struct Listing {
     /// Only those with this status.
     status: Option<String>,
     /// At most so many.
-    #[serde(default = "super::range::usually", deserialize_with = "super::range::limit")]
-    #[param(required = false, minimum = 1, maximum = 1000)]
+    #[serde(default = "super::range::usually", deserialize_with = "page_limit")]
+    #[param(required = false, minimum = 1, maximum = 500)]
     limit: u32,
 }
 
@@ -170,8 +179,8 @@ struct Behind {
     #[param(required = false, minimum = 0, maximum = 9007199254740991_i64)]
     after: u64,
     /// At most so many.
-    #[serde(default = "super::range::usually", deserialize_with = "super::range::limit")]
-    #[param(required = false, minimum = 1, maximum = 1000)]
+    #[serde(default = "super::range::usually", deserialize_with = "page_limit")]
+    #[param(required = false, minimum = 1, maximum = 500)]
     limit: u32,
 }
 
@@ -216,7 +225,8 @@ async fn create(
 
 /// Lists services
 ///
-/// From the status view, which is a moment behind.
+/// From the status view, which is a moment behind. There may be fewer than were asked for where they are large: `next`
+/// tells, not their number.
 #[utoipa::path(
     get, path = "/api/hive/services", tag = "hive", operation_id = "listServices",
     params(Listing),
@@ -224,19 +234,19 @@ async fn create(
 )]
 async fn list(
     State(app): State<App>,
+    State(memory): State<Memory>,
     listing: Result<Query<Listing>, QueryRejection>,
 ) -> Result<Response, Problem> {
     let hive = hive_of(&app)?;
     let Query(listing) = listing
         .map_err(|error| Problem::malformed(error.body_text(), "Write ?after=ID&status=S&limit=N."))?;
-    let limit = listing.limit.clamp(1, LARGEST_PAGE);
-    let store = app.towpath.store();
-    let rows =
-        hive.services(store, &listing.after, listing.status.as_deref(), limit).await.map_err(broken)?;
-    let full = u32::try_from(rows.len()).is_ok_and(|rows| rows == limit);
-    let next = rows.last().filter(|_| full).map(|row| row.service_id.clone());
+    let Listing { after, status, limit } = listing;
+    let room = memory.room(2 * PAGE_BYTES).await?;
+    let services = hive.services(app.towpath.store(), &after, status.as_deref(), limit, PAGE_BYTES);
+    let (rows, may_go_on) = services.await.map_err(broken)?;
+    let next = rows.last().filter(|_| may_go_on).map(|row| row.service_id.clone());
     let services = rows.iter().map(Shown::of_row).collect();
-    Ok(Json(Services { services, next }).into_response())
+    room.json(&Services { services, next })
 }
 
 /// Shows a service
@@ -405,7 +415,7 @@ async fn routes_of(State(app): State<App>, id: Id) -> Result<Response, Problem> 
 #[utoipa::path(
     get, path = "/api/hive/services/{id}/history", tag = "hive", operation_id = "serviceHistory",
     params(("id" = String, Path, description = "The service's id."), Behind),
-    responses((status = 200, description = "Each change with its reason."), (status = 404, description = "There is no such service."))
+    responses((status = 200, description = "Each change with its reason.", body = History), (status = 404, description = "There is no such service."))
 )]
 async fn history(
     State(app): State<App>,
@@ -416,9 +426,27 @@ async fn history(
         behind.map_err(|error| Problem::malformed(error.body_text(), "Write ?after=N&limit=N."))?;
     let (hive, id) = (hive_of(&app)?, path(id)?);
     exists(hive, &app.towpath, &id).await?;
-    let limit = behind.limit.clamp(1, LARGEST_PAGE);
-    let history = hive.history(&app.towpath, &id, behind.after, limit).await?;
-    Ok(Json(serde_json::json!({ "history": history })).into_response())
+    let history = hive.history(&app.towpath, &id, behind.after, behind.limit).await?;
+    Ok(Json(History { history: history.iter().map(StateChange::from).collect() }).into_response())
+}
+
+/// A type of hive's events.
+#[derive(Serialize, ToSchema)]
+#[schema(as = HiveEventType)]
+struct EventTypeShown {
+    /// Its stable name.
+    r#type: &'static str,
+    /// The JSON Schema of its payload.
+    #[schema(value_type = Object)]
+    schema: serde_json::Value,
+}
+
+/// Hive's event types.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = HiveEventTypes)]
+struct EventTypes {
+    event_types: Vec<EventTypeShown>,
 }
 
 /// Lists hive's event types
@@ -426,27 +454,80 @@ async fn history(
 /// Each with the JSON Schema of its payload.
 #[utoipa::path(
     get, path = "/api/hive/event-types", tag = "hive", operation_id = "hiveEventTypes",
-    responses((status = 200, description = "All of them."))
+    responses((status = 200, description = "All of them.", body = EventTypes))
 )]
 async fn events() -> Response {
-    let types: Vec<_> = event_types()
-        .into_iter()
-        .map(|event_type| serde_json::json!({ "type": event_type.name, "schema": event_type.schema }))
-        .collect();
-    Json(serde_json::json!({ "eventTypes": types })).into_response()
+    let shown =
+        |event_type: EventType| EventTypeShown { r#type: event_type.name, schema: event_type.schema.into() };
+    Json(EventTypes { event_types: event_types().into_iter().map(shown).collect() }).into_response()
+}
+
+/// Where hive's observer is.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = HiveObserver)]
+struct ObserverShown {
+    name: String,
+    /// Whether this instance is the one that looks.
+    looking: bool,
+    platform: PlatformShown,
+    /// When the last scan began.
+    scanned_at: Option<DateTime<Utc>>,
+    /// How many looks have ended.
+    looks: u64,
+    /// How many of them failed.
+    failures: u64,
+    /// How many resources could not be looked at the last time.
+    failing: usize,
+}
+
+/// Whether the platform answers.
+#[derive(Default, Serialize, ToSchema)]
+#[schema(as = HivePlatform)]
+struct PlatformShown {
+    /// `unknown` before the first look.
+    #[schema(schema_with = platform_state)]
+    state: &'static str,
+    /// Since when it is down.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    since: Option<DateTime<Utc>>,
+    /// A stable code: why it is down.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code: Option<String>,
+    /// A text for people: why it is down.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<String>,
+}
+
+fn platform_state() -> utoipa::openapi::schema::Object {
+    one_of(["unknown", "up", "down"])
+}
+
+impl From<ObserverStanding> for ObserverShown {
+    fn from(standing: ObserverStanding) -> Self {
+        let ObserverStanding { name, looking, platform, scanned_at, looks, failures, failing } = standing;
+        let platform = match platform {
+            Platform::Unknown => PlatformShown { state: "unknown", ..Default::default() },
+            Platform::Up => PlatformShown { state: "up", ..Default::default() },
+            Platform::Down { since, code, message } => {
+                PlatformShown { state: "down", since: Some(since), code: Some(code), message: Some(message) }
+            }
+        };
+        Self { name, looking, platform, scanned_at, looks, failures, failing }
+    }
 }
 
 /// Shows hive's observer
 ///
-/// Whether this instance is the one that looks, and whether the platform answers.
+/// Whether this instance is the one that looks, and whether the platform answers. Null where there is none.
 #[utoipa::path(
     get, path = "/api/hive/observer", tag = "hive", operation_id = "hiveObserver",
-    responses((status = 200, description = "Where it is."))
+    responses((status = 200, description = "Where it is.", body = Option<ObserverShown>))
 )]
 async fn observer(State(app): State<App>) -> Result<Response, Problem> {
     hive_of(&app)?;
     let standing = app.towpath.observers().into_iter().find(|standing| standing.name == OBSERVER);
-    Ok(Json(standing).into_response())
+    Ok(Json(standing.map(ObserverShown::from)).into_response())
 }
 
 /// Something that an operator should know of.

@@ -34,10 +34,15 @@ pub(crate) fn usually() -> u32 {
 
 /// Reads how many are asked for.
 pub(crate) fn limit<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    limit_up_to(deserializer, MOST)
+}
+
+/// The same where an answer holds fewer.
+pub(crate) fn limit_up_to<'de, D: Deserializer<'de>>(deserializer: D, most: u32) -> Result<u32, D::Error> {
     let limit = u32::deserialize(deserializer)?;
-    match limit {
-        1..=MOST => Ok(limit),
-        _ => Err(serde::de::Error::custom(format!("limit is {limit}; ask for 1 to {MOST}"))),
+    match (1..=most).contains(&limit) {
+        true => Ok(limit),
+        false => Err(serde::de::Error::custom(format!("limit is {limit}; ask for 1 to {most}"))),
     }
 }
 

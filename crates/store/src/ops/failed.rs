@@ -14,14 +14,24 @@ pub(crate) async fn list(
     after: u64,
     limit: u32,
 ) -> StoreResult<Vec<FailedRow>> {
+    list_with(session, filter, after, limit, &select_list(&DOMAIN_EVENTS, "e", "")).await
+}
+
+/// The same with these columns of `domain_events e`.
+pub(crate) async fn list_with(
+    session: &mut Session<'_>,
+    filter: &FailedFilter,
+    after: u64,
+    limit: u32,
+    of_facts: &str,
+) -> StoreResult<Vec<FailedRow>> {
     let mut keys = values![];
     let condition = condition(session, filter, &mut keys);
     keys.extend(values![after]);
     let sql = format!(
-        "SELECT {}, {} FROM event_outbox o JOIN domain_events e ON e.event_id = o.event_id \
+        "SELECT {}, {of_facts} FROM event_outbox o JOIN domain_events e ON e.event_id = o.event_id \
          WHERE {condition} AND o.outbox_id > ? ORDER BY o.outbox_id LIMIT {limit}",
         select_list(&EVENT_OUTBOX, "o", ""),
-        select_list(&DOMAIN_EVENTS, "e", ""),
     );
     let rows = session.rows("outbox.failed", &sql, keys).await?;
     rows.iter().map(|row| Ok(FailedRow { row: read_outbox(row)?, event: read_event(row)? })).collect()

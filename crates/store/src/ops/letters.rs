@@ -13,7 +13,8 @@ use towpath_core::ports::store::{LeaseGrant, StoreError, StoreResult};
 
 use crate::ops::leases::fence;
 use crate::rows::{
-    body_in_base64, body_to_stored, insert_sql, letter_values, read_letter, select_list, stored,
+    body_in_base64, body_to_stored, insert_sql, letter_values, read_letter, select_list, select_list_instead,
+    stored,
 };
 use crate::schema::DEAD_LETTERS;
 use crate::sql::{Chosen, Session, SqlFault, Value, code, readable, unreadable, values};
@@ -303,12 +304,33 @@ pub(crate) async fn list(
     after: u64,
     limit: u32,
 ) -> StoreResult<Vec<Letter>> {
+    list_with(session, filter, after, limit, &select_list(&DEAD_LETTERS, "d", "")).await
+}
+
+/// The same without their bodies and headers. Whether there is an original body is still told.
+pub(crate) async fn list_in_short(
+    session: &mut Session<'_>,
+    filter: &LetterFilter,
+    after: u64,
+    limit: u32,
+) -> StoreResult<Vec<Letter>> {
+    let edited = "CASE WHEN d.original_body IS NULL THEN NULL ELSE '' END";
+    let instead = [("headers", "'[]'"), ("body", "''"), ("original_body", edited)];
+    list_with(session, filter, after, limit, &select_list_instead(&DEAD_LETTERS, "d", &instead)).await
+}
+
+async fn list_with(
+    session: &mut Session<'_>,
+    filter: &LetterFilter,
+    after: u64,
+    limit: u32,
+    columns: &str,
+) -> StoreResult<Vec<Letter>> {
     let (condition, mut keys) = condition(filter);
     keys.extend(values![after]);
     let sql = format!(
-        "SELECT {} FROM dead_letters d WHERE {condition} AND d.dead_letter_id > ? \
-         ORDER BY d.dead_letter_id LIMIT {limit}",
-        select_list(&DEAD_LETTERS, "d", "")
+        "SELECT {columns} FROM dead_letters d WHERE {condition} AND d.dead_letter_id > ? \
+         ORDER BY d.dead_letter_id LIMIT {limit}"
     );
     session.rows("letters.list", &sql, keys).await?.iter().map(read_letter).collect()
 }

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use crate::bounded::how_many_fit;
 use crate::listings::{FoundAs, OutboxFilter};
 use crate::ops::failed;
-use crate::rows::{read_aggregate, read_command, read_event, read_outbox, select_list};
+use crate::rows::{read_aggregate, read_command, read_event, read_outbox, select_list, select_list_instead};
 use crate::schema::{AGGREGATES, COMMAND_BOX, DOMAIN_EVENTS, EVENT_OUTBOX, Index};
 use crate::sql::{Session, Value, unreadable, values};
 
@@ -58,7 +58,7 @@ pub(crate) async fn commands(
     Ok(commands)
 }
 
-/// Outbox rows with their facts, by number, behind one of them.
+/// Outbox rows with their facts, but not with the payloads of those, by number, behind one of them.
 pub(crate) async fn outbox(
     session: &mut Session<'_>,
     filter: &OutboxFilter,
@@ -66,10 +66,11 @@ pub(crate) async fn outbox(
     limit: u32,
 ) -> StoreResult<Vec<FailedRow>> {
     let mut keys = values![];
+    let of_facts = select_list_instead(&DOMAIN_EVENTS, "e", &[("payload", "'null'")]);
     let from = match filter.status {
         Some(OutboxStatus::Failed) => {
             let filter = FailedFilter { channel: filter.channel.clone(), ..FailedFilter::default() };
-            return failed::list(session, &filter, after, limit).await;
+            return failed::list_with(session, &filter, after, limit, &of_facts).await;
         }
         // Each index holds a part of those that wait.
         Some(status @ (OutboxStatus::New | OutboxStatus::Retry)) => {
@@ -105,9 +106,8 @@ pub(crate) async fn outbox(
         }
     };
     let sql = format!(
-        "SELECT {}, {} FROM {from} ORDER BY o.outbox_id LIMIT {limit}",
+        "SELECT {}, {of_facts} FROM {from} ORDER BY o.outbox_id LIMIT {limit}",
         select_list(&EVENT_OUTBOX, "o", ""),
-        select_list(&DOMAIN_EVENTS, "e", ""),
     );
     let rows = session.rows("outbox.list", &sql, keys).await?;
     rows.iter().map(|row| Ok(FailedRow { row: read_outbox(row)?, event: read_event(row)? })).collect()
@@ -124,7 +124,7 @@ pub(crate) async fn outbox_row(session: &mut Session<'_>, outbox_id: u64) -> Sto
     row.map(|row| Ok(FailedRow { row: read_outbox(&row)?, event: read_event(&row)? })).transpose()
 }
 
-/// Aggregates of a kind, by id, behind one of them.
+/// Aggregates of a kind without their snapshots, by id, behind one of them.
 pub(crate) async fn aggregates(
     session: &mut Session<'_>,
     kind: &AggregateKind,
@@ -134,7 +134,7 @@ pub(crate) async fn aggregates(
     let sql = format!(
         "SELECT {} FROM aggregates a WHERE a.aggregate_kind = ? AND a.aggregate_id > ? \
          ORDER BY a.aggregate_kind, a.aggregate_id LIMIT {limit}",
-        select_list(&AGGREGATES, "a", "")
+        select_list_instead(&AGGREGATES, "a", &[("snapshot", "NULL")])
     );
     // No id is empty, so all are behind it.
     let keys = values![kind.as_str(), after.map_or("", |after| after.as_str())];

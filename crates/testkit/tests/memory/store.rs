@@ -777,7 +777,7 @@ impl Store for MemoryStore {
         events.sort_by_key(|event| (event.envelope.occurred_at, event.envelope.event_id));
         commands.truncate(limit as usize);
         events.truncate(limit as usize);
-        Ok(Flow { commands, events, payloads_up_to: None })
+        Ok(Flow { commands, events, ..Flow::default() })
     }
 
     async fn set_status(

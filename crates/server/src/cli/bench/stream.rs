@@ -2,19 +2,22 @@
 //!
 //! The server is in this process and the readers are in another one, so that its memory is its own. Facts are written at a
 //! steady rate. The clock of a fact starts before its command is sent and stops when a reader has it. With the many
-//! there is one more that never reads.
+//! there is one more that never reads. Beside each fact another one is written that is large and that only this one has
+//! asked for, so that its connection is full long before a turn ends.
 
+use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
-use towpath::{Scratch, Towpath};
+use towpath::{Aggregate, Context, Scratch, Towpath};
 
 use super::super::config::ServeFlags;
 use super::super::{Failure, output};
@@ -24,6 +27,44 @@ use crate::http::access::Access;
 use crate::http::limits::{LimitSettings, Limits};
 use crate::http::stream::client::StreamClient;
 use crate::http::{App, Feed, FeedOptions, PATIENCE, Patient, connections, router};
+
+/// How many bytes the large facts have. With the usual rate and time that makes more than 6 MB per turn.
+const LARGE: usize = 32 << 10;
+
+/// How many bytes a connection takes in that nobody reads.
+const RECEIVE_BUFFER: u32 = 4 << 10;
+
+/// What the large facts are of.
+#[derive(Default, Serialize, Deserialize)]
+struct Ballast {}
+
+#[derive(Serialize, Deserialize)]
+enum BallastCommand {
+    #[serde(rename = "ballast.load")]
+    Load { text: String },
+}
+
+#[derive(Serialize, Deserialize)]
+enum BallastEvent {
+    #[serde(rename = "ballast.loaded")]
+    Loaded { text: String },
+}
+
+impl Aggregate for Ballast {
+    const KIND: &'static str = "ballast";
+    type Command = BallastCommand;
+    type Event = BallastEvent;
+    type Refusal = Infallible;
+
+    fn decide(&self, command: BallastCommand, _: &Context) -> Result<Vec<BallastEvent>, Infallible> {
+        let BallastCommand::Load { text } = command;
+        Ok(vec![BallastEvent::Loaded { text }])
+    }
+
+    fn evolve(self, _: &BallastEvent) -> Self {
+        self
+    }
+}
 
 /// The flags of `towpath bench stream`.
 #[derive(Args)]
@@ -100,7 +141,7 @@ pub(crate) async fn run(flags: StreamFlags) -> Result<(), Failure> {
 }
 
 async fn measure(scratch: &Scratch, flags: &StreamFlags) -> Result<Report, Failure> {
-    let builder = Towpath::builder().store(scratch.url()).aggregate::<Account>();
+    let builder = Towpath::builder().store(scratch.url()).aggregate::<Account>().aggregate::<Ballast>();
     let app = builder.start().await.map_err(|error| Failure::unreachable(error.report()))?;
     let feed = Feed::start(app.clone(), Default::default(), FeedOptions::default());
     let listener = TcpListener::bind("127.0.0.1:0").await.map_err(broken)?;
@@ -186,6 +227,9 @@ async fn turn(
     let mut ticks = tokio::time::interval(Duration::from_secs(1) / flags.rate.max(1));
     for number in 0..facts {
         ticks.tick().await;
+        let load = BallastCommand::Load { text: "x".repeat(LARGE) };
+        let sent = app.send::<Ballast>(format!("ballast-{}", number % 1000), load).await;
+        sent.map_err(|error| Failure::unreachable(error.to_string()))?;
         let deposit = AccountCommand::Deposit { amount: now_in_micros() };
         let sent = app.send::<Account>(format!("account-{}", number % 1000), deposit).await;
         sent.map_err(|error| Failure::unreachable(error.to_string()))?;
@@ -205,15 +249,13 @@ async fn turn(
 pub(crate) async fn read(flags: ReaderFlags) -> Result<(), Failure> {
     let mut never = Vec::new();
     for _ in 0..flags.never_reading {
-        let mut connection = TcpStream::connect(&flags.address).await.map_err(broken)?;
-        let request = format!("GET /api/events/stream HTTP/1.1\r\nHost: {}\r\n\r\n", flags.address);
-        connection.write_all(request.as_bytes()).await.map_err(broken)?;
-        never.push(connection);
+        never.push(never_reading(&flags.address).await?);
     }
     let mut readers = Vec::new();
     for _ in 0..flags.readers {
-        let mut reader =
-            StreamClient::open(&flags.address, "/api/events/stream", "").await.map_err(broken)?;
+        let mut reader = StreamClient::open(&flags.address, "/api/events/stream?type=account.*", "")
+            .await
+            .map_err(broken)?;
         if !reader.head.contains(" 200 ") {
             return Err(Failure::unreachable(format!("a reader was refused: {}", reader.head)));
         }
@@ -239,6 +281,25 @@ pub(crate) async fn read(flags: ReaderFlags) -> Result<(), Failure> {
     Ok(())
 }
 
+/// A stream of everything of which only the beginning of the answer is read.
+async fn never_reading(address: &str) -> Result<TcpStream, Failure> {
+    let socket = TcpSocket::new_v4().map_err(broken)?;
+    socket.set_recv_buffer_size(RECEIVE_BUFFER).map_err(broken)?;
+    let at: SocketAddr = address.parse().map_err(|_| Failure::usage(format!("{address} is no address")))?;
+    let mut connection = socket.connect(at).await.map_err(broken)?;
+    let request = format!("GET /api/events/stream HTTP/1.1\r\nHost: {address}\r\n\r\n");
+    connection.write_all(request.as_bytes()).await.map_err(broken)?;
+    let mut head = [0; "HTTP/1.1 200".len()];
+    connection.read_exact(&mut head).await.map_err(broken)?;
+    match &head {
+        b"HTTP/1.1 200" => Ok(connection),
+        other => {
+            let head = String::from_utf8_lossy(other);
+            Err(Failure::unreachable(format!("the one that never reads was refused: {head}")))
+        }
+    }
+}
+
 async fn read_all(mut reader: StreamClient, facts: u64) -> Result<Vec<f64>, Failure> {
     let mut took = Vec::new();
     let mut last = None;
@@ -249,7 +310,8 @@ async fn read_all(mut reader: StreamClient, facts: u64) -> Result<Vec<f64>, Fail
         let digits: String = amount.chars().take_while(char::is_ascii_digit).collect();
         let sent: u64 = digits.parse().map_err(|_| Failure::unreachable("a fact without its time"))?;
         took.push(now_in_micros().saturating_sub(sent) as f64 / 1e3);
-        if last.is_some_and(|last: u64| message.id != Some(last + 1)) {
+        // The large one is written before it and takes the position between the two.
+        if last.is_some_and(|last: u64| message.id != Some(last + 2)) {
             return Err(Failure::unreachable(format!("{:?} came after {last:?}", message.id)));
         }
         last = message.id;

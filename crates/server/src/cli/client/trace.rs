@@ -55,7 +55,11 @@ fn drawn(flow: &Value, looked_for: &str) -> Vec<String> {
         things.map(|thing| (cell(&thing[id]), thing.clone())).collect()
     };
     let (commands, events) = (by_id("commands", "commandId"), by_id("events", "eventId"));
-    let whole = if flow["whole"] == true { "whole" } else { "NOT WHOLE" };
+    let whole = match (flow["whole"].as_bool(), flow["truncated"].as_bool()) {
+        (_, Some(true)) => "only its beginning: it is too large to be shown",
+        (Some(true), _) => "whole",
+        _ => "NOT WHOLE",
+    };
     let mut lines = vec![format!("{} ({whole})", cell(&flow["correlationId"]))];
     for node in flow["tree"].as_array().into_iter().flatten() {
         let depth = usize::try_from(node["depth"].as_u64().unwrap_or(0)).unwrap_or(0);
@@ -122,5 +126,7 @@ mod tests {
                 "  ! x names no cause",
             ]
         );
+        let cut = serde_json::json!({"correlationId": "flow-2", "whole": null, "truncated": true});
+        assert_eq!(drawn(&cut, "e"), ["flow-2 (only its beginning: it is too large to be shown)"]);
     }
 }

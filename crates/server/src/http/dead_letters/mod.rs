@@ -98,7 +98,7 @@ impl Which {
 )]
 async fn list(State(app): State<Towpath>, Query(which): Query<Which>) -> Result<Response, Problem> {
     let (after, limit) = (which.after, which.limit);
-    let letters = app.dead_letters().list(&which.filter(), after, limit).await?;
+    let letters = app.store().letters_in_short(&which.filter(), after, limit).await?;
     let next = letters.last().map_or(after, |letter| letter.letter_id);
     Ok(Json(Listed { letters: letters.iter().map(Shown::from).collect(), next }).into_response())
 }
