@@ -207,10 +207,23 @@ fn assert_same<T: Ord + std::fmt::Debug>(mut found: Vec<T>, expected: impl Itera
     assert_eq!(found, expected);
 }
 
+/// Reads like a client that comes back when it is told to.
+fn read(server: &Server, by: &[(&str, &str)], path: &str) -> Value {
+    for _ in 0..50 {
+        let answer = server.get(path, by);
+        match answer.status {
+            200 => return answer.json(),
+            429 | 503 | 504 => std::thread::sleep(Duration::from_millis(200)),
+            _ => panic!("{path}: {answer:?}"),
+        }
+    }
+    panic!("{path}: it stays away")
+}
+
 fn all(server: &Server, by: &[(&str, &str)], path: &str, list: &str, id: &str) -> Vec<Value> {
     let (mut rows, mut after) = (Vec::new(), 0);
     loop {
-        let page = server.get(&format!("{path}?after={after}&limit=500"), by).json();
+        let page = read(server, by, &format!("{path}?after={after}&limit=500"));
         let page = page[list].as_array().unwrap().clone();
         let Some(last) = page.last() else { return rows };
         after = last[id].as_i64().unwrap();
@@ -221,7 +234,7 @@ fn all(server: &Server, by: &[(&str, &str)], path: &str, list: &str, id: &str) -
 fn all_facts(server: &Server, by: &[(&str, &str)]) -> Vec<Value> {
     let (mut facts, mut after) = (Vec::new(), 0);
     loop {
-        let page = server.get(&format!("/api/events?after={after}&limit=500"), by).json();
+        let page = read(server, by, &format!("/api/events?after={after}&limit=500"));
         let page = page["events"].as_array().unwrap().clone();
         let Some(last) = page.last() else { return facts };
         after = last["position"].as_u64().unwrap();
