@@ -240,8 +240,8 @@ async fn an_outage_is_noticed_although_nothing_is_due() {
     let hour = Duration::from_secs(3600);
     let settings = HiveSettings { interval: hour, poll: hour, ready_stale: hour, ..settings() };
     let running = Running::with("sqlite", "local", settings, at_once(), |builder| builder).await;
-    let platform = || running.app.observers().into_iter().find(|one| one.name == OBSERVER).unwrap().platform;
-    eventually("it is up", || async { (platform() == Platform::Up).then_some(()) }).await;
+    let platform = || Some(running.app.observers().into_iter().find(|one| one.name == OBSERVER)?.platform);
+    eventually("it is up", || async { (platform()? == Platform::Up).then_some(()) }).await;
     running.cluster.set_down(true);
     let alerts = || async { running.hive.alerts(running.app.store(), 10).await.unwrap() };
     eventually("the alert", || async { alerts().await.pop() }).await;

@@ -215,6 +215,8 @@ async fn what_is_due_is_looked_at_and_what_follows_is_sent(fresh: &Fresh) {
     shelf.put("late", Answer::There);
     wake.wake();
     was_seen(&app, "late").await;
+    // It is counted before it is noted.
+    eventually("it is noted", || async { shelf.due.lock().unwrap().is_empty().then_some(()) }).await;
     let standing = app.observers().remove(0);
     assert_eq!((standing.looks, standing.failures, standing.looking), (11, 0, true));
     app.stop().await;
