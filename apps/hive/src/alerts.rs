@@ -6,6 +6,8 @@ use towpath::observer::Platform;
 use towpath::ports::store::StoreResult;
 use towpath::tables::{Record, Value};
 
+use crate::texts;
+
 /// The alert that is raised while the platform does not answer.
 pub const GATEWAY_DOWN: &str = "gateway-down";
 
@@ -49,8 +51,12 @@ pub(crate) async fn platform_is(
             if tables.rows("hive.alert.open", sql, vec![GATEWAY_DOWN.into()]).await?.is_empty() {
                 let sql = "INSERT INTO hive_alerts (alert, raised_at, code, message, cleared_at) \
                            VALUES (?, ?, ?, ?, NULL)";
-                let values: Vec<Value<'_>> =
-                    vec![GATEWAY_DOWN.into(), (*since).into(), code.as_str().into(), message.as_str().into()];
+                let values: Vec<Value<'_>> = vec![
+                    GATEWAY_DOWN.into(),
+                    (*since).into(),
+                    code.as_str().into(),
+                    texts::readable(message).into(),
+                ];
                 tables.execute("hive.alert.raise", sql, values).await?;
             }
             transaction.finish().await

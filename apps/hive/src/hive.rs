@@ -110,7 +110,8 @@ impl Hive {
         // One channel per sort of reader: what is of no interest to a handler does not get into its queue.
         let (observed, requested) = (format!("{facts}.observed"), format!("{facts}.requested"));
         let (stale, interval) = (settings.ready_stale, settings.interval);
-        let targets = Targets::new(self.gateway.clone(), settings.failure_threshold, interval, stale);
+        let (gateway, timeout) = (self.gateway.clone(), settings.timeout);
+        let targets = Targets::new(gateway, settings.failure_threshold, interval, stale, timeout);
         let policy = ObserverPolicy {
             poll: settings.poll.min(interval),
             longest_pause: interval,

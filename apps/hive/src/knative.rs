@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use towpath::{Aggregate, Context};
 
-use crate::gateway::{Observed, RevisionSeen, RouteTarget};
+use crate::gateway::{FoundService, Observed, RevisionSeen, RouteTarget};
 use crate::service::{ServiceStatus, Snapshot};
 use crate::spec::{ResourceName, SpecHash};
 
@@ -235,7 +235,7 @@ impl KnativeService {
     }
 
     fn new_revisions(&self, look: &Look) -> Vec<KnativeServiceEvent> {
-        let Observed::Found(found) = &look.observed else { return Vec::new() };
+        let Some(found) = look.found() else { return Vec::new() };
         let new = found.revisions.iter().filter(|revision| !self.revisions.contains(&revision.name));
         new.map(|revision| {
             let is_latest = found.latest_created_revision.as_ref() == Some(&revision.name);
@@ -250,7 +250,7 @@ impl KnativeService {
     }
 
     fn new_route(&self, look: &Look) -> Option<KnativeServiceEvent> {
-        let Observed::Found(found) = &look.observed else { return None };
+        let found = look.found()?;
         if found.traffic.is_empty() || found.traffic == self.traffic {
             return None;
         }
@@ -263,6 +263,20 @@ impl KnativeService {
     }
 }
 
+impl Look {
+    /// The resource, unless it belongs to another service: what is made of that one is not this one's.
+    fn found(&self) -> Option<&FoundService> {
+        match &self.observed {
+            Observed::Found(found)
+                if found.service_id.as_ref().is_none_or(|owner| *owner == self.service_id) =>
+            {
+                Some(found)
+            }
+            _ => None,
+        }
+    }
+}
+
 fn is_due(told_at: Option<DateTime<Utc>>, now: DateTime<Utc>) -> bool {
     told_at.is_none_or(|told_at| now - told_at >= TOLD_AGAIN_AFTER)
 }
@@ -272,7 +286,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a panic is a test's verdict")]
 
     use super::*;
-    use crate::gateway::{Condition, ConditionStatus, Conditions, FoundService};
+    use crate::gateway::{Condition, ConditionStatus, Conditions};
 
     const WANTED: &str = "wanted";
 
@@ -320,6 +334,31 @@ mod tests {
         let counts: Vec<_> =
             told(looks).into_iter().map(|told| Some(told?.snapshot.consecutive_failures)).collect();
         assert_eq!(counts, [Some(0), None, Some(1), Some(2)]);
+    }
+
+    #[test]
+    fn revisions_and_routes_of_another_service_are_not_its_own() {
+        let context = Context { now: Utc::now(), version: 0, actor_id: None, tenant_id: None };
+        for (owner, told) in [(None, 2), (Some("shop.cart"), 2), (Some("other"), 0)] {
+            let revision = || "cart-00001".to_owned();
+            let found = FoundService {
+                service_id: owner.map(str::to_owned),
+                revisions: vec![RevisionSeen { name: revision(), image: None, created_at: None }],
+                traffic: vec![RouteTarget { revision: revision(), percent: 100, latest: true, tag: None }],
+                ..FoundService::default()
+            };
+            let observed = Observed::Found(Box::new(found));
+            let look = Look { observed, ..look(WANTED, ConditionStatus::True, 0) };
+            let events =
+                KnativeService::default().decide(KnativeServiceCommand::Observe(look), &context).unwrap();
+            let of_parts = |event: &&KnativeServiceEvent| {
+                matches!(
+                    event,
+                    KnativeServiceEvent::RevisionCreated(_) | KnativeServiceEvent::RouteAligned(_)
+                )
+            };
+            assert_eq!(events.iter().filter(of_parts).count(), told, "{owner:?}");
+        }
     }
 
     #[test]

@@ -16,6 +16,7 @@ pub mod service;
 pub mod spec;
 pub mod tables;
 pub mod targets;
+mod texts;
 pub mod views;
 
 pub use hive::{Hive, HiveSettings, OBSERVER, Rebuilt, ServiceView, rebuild};

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use futures_util::StreamExt as _;
+use tokio::time::Instant;
 use towpath::observer::{Decision, ExternalResources, Hints, Looked, ObserveError, Platform};
 use towpath::ports::store::StoreResult;
 use towpath::tables::{OwnTables, Record, Value};
@@ -22,10 +23,15 @@ use crate::knative::{KnativeService, KnativeServiceCommand, Look};
 use crate::namespace::{Namespace, NamespaceCommand, NamespaceValidated};
 use crate::service::{ApplyOutcome, ApplyResult, Service, ServiceCommand, ServiceStatus, Snapshot};
 use crate::spec::{ResourceName, ServiceSpec, SpecHash};
+use crate::texts;
 use crate::views::{Wanted, later, resource_key};
 
 const COLUMNS: &str = "service_id, version, resource, status, spec, spec_hash, spec_version, force_replace, \
                        applied, wanted, cause_id, flow_id, snapshot, due_at";
+
+/// The share of the time of a look within which a resource must have been seen, for what was applied before to be told in the
+/// rest of it.
+const TOLD_BEFORE: f64 = 0.9;
 
 /// The services that are looked at.
 pub struct Targets {
@@ -33,6 +39,7 @@ pub struct Targets {
     failure_threshold: u32,
     interval: Duration,
     stale: Duration,
+    timeout: Duration,
 }
 
 /// A service that is looked at, and what is known of it.
@@ -64,14 +71,15 @@ pub struct Evidence {
 }
 
 impl Targets {
-    /// Looks through this gateway.
+    /// Looks through this gateway. `timeout` is how long one look may take.
     pub fn new(
         gateway: Arc<dyn ServingGateway>,
         failure_threshold: u32,
         interval: Duration,
         stale: Duration,
+        timeout: Duration,
     ) -> Self {
-        Self { gateway, failure_threshold, interval, stale }
+        Self { gateway, failure_threshold, interval, stale, timeout }
     }
 
     async fn apply(&self, target: &Target) -> Result<ApplyResult, ObserveError> {
@@ -88,9 +96,34 @@ impl Targets {
             }
             Err(error) if error.is_passing() => Err(not_seen(error)),
             Err(error) => {
-                Ok(ApplyResult::Refused { reason: error.code().to_owned(), message: error.to_string() })
+                let message = texts::readable(&error.to_string());
+                Ok(ApplyResult::Refused { reason: error.code().to_owned(), message })
             }
         }
+    }
+
+    /// Whether the namespace is there. A platform that will never tell does not keep a service from being applied: that
+    /// answers for itself.
+    async fn namespace_exists(&self, namespace: &str) -> Result<Option<bool>, ObserveError> {
+        match self.gateway.namespace_exists(namespace).await {
+            Ok(exists) => Ok(Some(exists)),
+            Err(error) if error.is_passing() => Err(not_seen(error)),
+            Err(error) => {
+                tracing::debug!(namespace, code = error.code(), %error, "it cannot be known whether it exists");
+                Ok(None)
+            }
+        }
+    }
+
+    /// Looks, after something was applied so early that there is time to tell what came of that.
+    async fn look_until(&self, deadline: Instant, target: &Target) -> Result<Observed, ObserveError> {
+        let looking = self.look(target);
+        let timed_out = |_| Err(ObserveError::timed_out(self.timeout));
+        tokio::time::timeout_at(deadline, looking).await.unwrap_or_else(timed_out)
+    }
+
+    async fn look(&self, target: &Target) -> Result<Observed, ObserveError> {
+        self.gateway.observe(&target.resource).await.map(Observed::readable).map_err(not_seen)
     }
 
     async fn delete(&self, target: &Target) -> Result<(), ObserveError> {
@@ -184,6 +217,10 @@ impl ExternalResources for Targets {
         Ok(current.filter(|current| !half(current) || half(listed)))
     }
 
+    fn is_wanted_anew(&self, failed: &Target, listed: &Target) -> bool {
+        listed.version > failed.version
+    }
+
     async fn reachable(&self) -> Result<(), ObserveError> {
         self.gateway.reachable().await.map_err(not_seen)
     }
@@ -198,12 +235,11 @@ impl ExternalResources for Targets {
 
     async fn observe(&self, target: &Target) -> Result<Evidence, ObserveError> {
         let (mut namespace_exists, mut applied) = (None, None);
+        let deadline = Instant::now() + self.timeout.mul_f64(TOLD_BEFORE);
         match target.wanted {
             Some(Wanted::Apply) if target.status.is_converging() => {
                 if target.spec_version == 1 {
-                    let namespace = &target.resource.namespace;
-                    namespace_exists =
-                        Some(self.gateway.namespace_exists(namespace).await.map_err(not_seen)?);
+                    namespace_exists = self.namespace_exists(&target.resource.namespace).await?;
                 }
                 let outcome = self.apply(target).await?;
                 // A no for good is told at once: whatever else could not be seen would keep it back.
@@ -215,7 +251,11 @@ impl ExternalResources for Targets {
             Some(Wanted::Delete) if target.status == ServiceStatus::Deleting => self.delete(target).await?,
             _ => {}
         }
-        let observed = match self.gateway.observe(&target.resource).await.map_err(not_seen) {
+        let observed = match applied {
+            Some(_) => self.look_until(deadline, target).await,
+            None => self.look(target).await,
+        };
+        let observed = match observed {
             // What nobody has labelled is not ours to delete, so it does not keep a service from being gone.
             Ok(Observed::Found(found))
                 if target.status == ServiceStatus::Deleting && found.service_id.is_none() =>

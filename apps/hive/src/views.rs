@@ -15,6 +15,7 @@ use crate::namespace::{Namespace, NamespaceValidated};
 use crate::record::{ServiceAudited, ServicePersisted, ServiceRecord};
 use crate::service::{Service, ServiceEvent, ServiceStatus};
 use crate::spec::ResourceName;
+use crate::texts;
 
 /// The longest that a look is put off: nobody means longer, and not every database can write a far moment down.
 const LONGEST: Duration = Duration::from_secs(3600 * 24 * 365);
@@ -257,8 +258,8 @@ impl Pages {
         let rows = self.revisions.iter().map(|((service_id, name), (created, at))| {
             vec![
                 service_id.clone().into(),
-                name.clone().into(),
-                created.revision.image.clone().into(),
+                texts::code(name).into(),
+                created.revision.image.as_deref().map(texts::readable).into(),
                 created.spec_hash.as_ref().map(ToString::to_string).into(),
                 created.revision.created_at.into(),
                 (*at).into(),
@@ -273,7 +274,7 @@ impl Pages {
             Ok(vec![
                 service_id.clone().into(),
                 (*version).into(),
-                aligned.url.clone().into(),
+                aligned.url.as_deref().map(texts::readable).into(),
                 serde_json::to_string(&aligned.traffic)?.into(),
                 (*at).into(),
             ])
@@ -371,8 +372,8 @@ impl ServiceRow {
             service.resource.name.clone().into(),
             self.status().to_owned().into(),
             self.status_changed_at.into(),
-            service.failure.as_ref().map(|failure| cut(&failure.reason)).into(),
-            service.failure.as_ref().map(|failure| failure.message.clone()).into(),
+            service.failure.as_ref().map(|failure| texts::code(&failure.reason)).into(),
+            service.failure.as_ref().map(|failure| texts::readable(&failure.message)).into(),
             u32::from(self.is_ready()).into(),
             service.desired_spec_hash.to_string().into(),
             observed.map(|hash| hash.to_string()).into(),
@@ -446,11 +447,6 @@ fn read<T: serde::de::DeserializeOwned>(event: &IncomingEvent) -> Result<T, Hand
 /// JSON that was stored.
 pub(crate) fn json<T: serde::de::DeserializeOwned>(text: String) -> Result<T, HandlerError> {
     Ok(Payload::from_text(text)?.read("a stored row")?)
-}
-
-/// A platform's code, cut to what the column holds.
-fn cut(code: &str) -> String {
-    code.chars().take(128).collect()
 }
 
 #[cfg(test)]

@@ -160,6 +160,8 @@ async fn a_gateway_that_is_down_is_one_alert_and_changes_nobodys_status() {
 struct Half {
     cluster: SimulatedCluster,
     refuses: bool,
+    /// Whether a look goes without an answer for ever, instead of being told no.
+    hangs: bool,
     blind: AtomicBool,
 }
 
@@ -177,6 +179,7 @@ impl ServingGateway for Half {
 
     async fn observe(&self, resource: &ResourceName) -> Result<Observed, GatewayError> {
         match self.blind.load(Ordering::SeqCst) {
+            true if self.hangs => std::future::pending().await,
             true => Err(GatewayError::Unavailable { message: "not now".to_owned() }),
             false => self.cluster.observe(resource).await,
         }
@@ -187,7 +190,14 @@ impl ServingGateway for Half {
     }
 
     async fn namespace_exists(&self, namespace: &str) -> Result<bool, GatewayError> {
-        self.cluster.namespace_exists(namespace).await
+        match namespace {
+            // As one does that lets a service account see its own namespaces only.
+            "shop" => {
+                let (reason, message) = ("Forbidden".to_owned(), "never".to_owned());
+                Err(GatewayError::Refused { reason, message })
+            }
+            _ => self.cluster.namespace_exists(namespace).await,
+        }
     }
 
     async fn reachable(&self) -> Result<(), GatewayError> {
@@ -197,11 +207,11 @@ impl ServingGateway for Half {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_came_of_an_apply_is_told_although_nothing_can_be_seen() {
-    for refuses in [true, false] {
+    for (refuses, hangs) in [(true, false), (false, false), (false, true)] {
         let fresh = Fresh::on("sqlite").await;
         let cluster = SimulatedCluster::new(at_once()).unwrap();
-        let half = Arc::new(Half { cluster: cluster.clone(), refuses, blind: AtomicBool::new(true) });
-        let hive = Hive::new(settings(), half.clone());
+        let half = Arc::new(Half { cluster: cluster.clone(), refuses, hangs, blind: AtomicBool::new(true) });
+        let hive = Hive::new(HiveSettings { timeout: Duration::from_secs(1), ..settings() }, half.clone());
         let builder = towpath::Towpath::builder().store(fresh.url()).scan(Duration::from_millis(50));
         let app = hive.install(builder).start().await.unwrap();
         let running = Running { app, hive, cluster, fresh: Some(fresh) };
@@ -217,8 +227,27 @@ async fn what_came_of_an_apply_is_told_although_nothing_can_be_seen() {
             half.blind.store(false, Ordering::SeqCst);
             running.reaches(&id, ServiceStatus::Ready).await;
         }
+        // That the namespace cannot be asked for has kept nothing back, and nothing is said about it.
+        let sql = "SELECT namespace FROM hive_namespaces";
+        let rows = running.app.store().own_rows("test.namespaces", sql, Vec::new()).await.unwrap();
+        assert!(rows.is_empty());
         running.app.stop().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_outage_is_noticed_although_nothing_is_due() {
+    let hour = Duration::from_secs(3600);
+    let settings = HiveSettings { interval: hour, poll: hour, ready_stale: hour, ..settings() };
+    let running = Running::with("sqlite", "local", settings, at_once(), |builder| builder).await;
+    let platform = || Some(running.app.observers().into_iter().find(|one| one.name == OBSERVER)?.platform);
+    eventually("it is up", || async { (platform()? == Platform::Up).then_some(()) }).await;
+    running.cluster.set_down(true);
+    let alerts = || async { running.hive.alerts(running.app.store(), 10).await.unwrap() };
+    eventually("the alert", || async { alerts().await.pop() }).await;
+    running.cluster.set_down(false);
+    eventually("its end", || async { alerts().await.pop()?.cleared_at }).await;
+    running.app.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

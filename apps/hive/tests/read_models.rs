@@ -5,16 +5,23 @@
 mod support;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use towpath::SqlStore;
 use towpath::ports::store::Store as _;
 use towpath::tables::{Table, Value};
-use towpath_hive::rebuild;
-use towpath_hive::service::{ServiceCommand, ServiceStatus};
+use towpath_hive::gateway::simulated::SimulatedCluster;
+use towpath_hive::gateway::{
+    Applied, Apply, Condition, ConditionStatus, Deletion, GatewayError, Observed, ServingGateway,
+};
+use towpath_hive::service::{ServiceCommand, ServiceStatus, TakeObservation};
+use towpath_hive::spec::ResourceName;
 use towpath_hive::tables::{AUDIT, NAMESPACES, REVISIONS, ROUTES, SERVICES, SPECS};
+use towpath_hive::{Hive, rebuild};
 
-use support::{Running, at_once, settings, update};
+use support::{Fresh, Running, at_once, resource, settings, update};
 
 /// The read models. The observer writes to `hive_targets` as well, and an outage is no fact.
 const VIEWS: [&Table; 6] = [&SERVICES, &REVISIONS, &ROUTES, &SPECS, &AUDIT, &NAMESPACES];
@@ -204,6 +211,90 @@ async fn a_fact_is_never_folded_onto_nothing() {
     let view = running.app.load::<towpath_hive::service::Service>(&id).await.unwrap().unwrap();
     assert_eq!(shown, view.version);
     running.app.stop().await;
+}
+
+/// What no database keeps as a text: PostgreSQL has no NUL, and a TEXT of MySQL's ends at 64 KB.
+fn unkeepable() -> String {
+    format!("a\0b{}", "c".repeat(100_000))
+}
+
+/// A simulated cluster that says too much.
+struct Wordy(SimulatedCluster);
+
+#[async_trait]
+impl ServingGateway for Wordy {
+    async fn apply(&self, apply: &Apply) -> Result<Applied, GatewayError> {
+        self.0.apply(apply).await
+    }
+
+    async fn observe(&self, resource: &ResourceName) -> Result<Observed, GatewayError> {
+        let mut observed = self.0.observe(resource).await?;
+        if let Observed::Found(found) = &mut observed {
+            found.conditions.ready = Condition::because(ConditionStatus::False, unkeepable(), unkeepable());
+            found.url = Some(unkeepable());
+            found.revisions.iter_mut().for_each(|revision| revision.image = Some(unkeepable()));
+        }
+        Ok(observed)
+    }
+
+    async fn delete(&self, service_id: &str, resource: &ResourceName) -> Result<Deletion, GatewayError> {
+        self.0.delete(service_id, resource).await
+    }
+
+    async fn namespace_exists(&self, namespace: &str) -> Result<bool, GatewayError> {
+        self.0.namespace_exists(namespace).await
+    }
+
+    async fn reachable(&self) -> Result<(), GatewayError> {
+        self.0.reachable().await
+    }
+}
+
+/// Whatever the platform says, the read models take it in, and a service comes to its end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn texts_that_no_database_keeps_hold_up_nothing() {
+    for database in ["sqlite", "postgres", "mysql"] {
+        let fresh = Fresh::on(database).await;
+        let cluster = SimulatedCluster::new(at_once()).unwrap();
+        let hive = Hive::new(settings(), Arc::new(Wordy(cluster.clone())));
+        let builder = towpath::Towpath::builder().store(fresh.url()).scan(Duration::from_millis(50));
+        let app = hive.install(builder).start().await.unwrap();
+        let running = Running { app, hive, cluster, fresh: Some(fresh) };
+        let store = running.app.store().clone();
+        let id = running.create("cart").await;
+        let failed = running.reaches(&id, ServiceStatus::Failed).await;
+        let failure = failed.failure.clone().unwrap();
+        assert_eq!((failure.reason.chars().count(), failure.message.chars().count()), (128, 4001));
+        assert!(failure.message.starts_with("a\u{fffd}bc") && failure.message.ends_with("c…"), "{database}");
+        running.quiet().await;
+
+        // A fact from before texts were bounded. Nobody looks meanwhile.
+        running.cluster.set_broken(resource("cart"), true);
+        running.send(&id, update("registry.example/cart:2")).await.unwrap();
+        let updating = running.service(&id).await;
+        let mut snapshot = failed.snapshot.unwrap();
+        snapshot.observed_spec_hash = Some(updating.desired_spec_hash.clone());
+        snapshot.ready_condition = Condition::because(ConditionStatus::False, unkeepable(), unkeepable());
+        snapshot.consecutive_failures = 1;
+        let taken = TakeObservation {
+            snapshot,
+            observation: 0,
+            spec_version: updating.spec_version,
+            failure_threshold: 1,
+        };
+        running.send(&id, ServiceCommand::TakeObservation(taken)).await.unwrap();
+        assert_eq!(running.service(&id).await.failure.unwrap().message, unkeepable(), "{database}");
+        running.cluster.set_broken(resource("cart"), false);
+        running.quiet().await;
+        let sql = "SELECT status_reason, status_message FROM hive_services WHERE status = 'FAILED'";
+        let rows = store.own_rows("test.failed", sql, Vec::new()).await.unwrap();
+        let length = |column: &str| rows[0].text(column).unwrap().chars().count();
+        assert_eq!((length("status_reason"), length("status_message")), (128, 4001), "{database}");
+
+        running.send(&id, ServiceCommand::Delete {}).await.unwrap();
+        running.reaches(&id, ServiceStatus::Deleted).await;
+        running.app.stop().await;
+    }
 }
 
 /// What another transaction has committed since this one first read is what a handler begins with.

@@ -116,8 +116,14 @@ pub trait ExternalResources: Send + Sync + 'static {
         resource: &Self::Resource,
     ) -> impl Future<Output = Result<Self::Evidence, ObserveError>> + Send;
 
-    /// Whether the platform is there at all, about no resource in particular. Asked at the start, and when a look goes
-    /// without an answer: a resource that does not answer is its own affair, a platform that does not is everybody's.
+    /// Whether something new is wanted of a resource since the look at it that failed. It is then not left alone for as long
+    /// as one that fails again and again.
+    fn is_wanted_anew(&self, _failed: &Self::Resource, _listed: &Self::Resource) -> bool {
+        false
+    }
+
+    /// Whether the platform is there at all, about no resource in particular. Asked at the start, when hints
+    /// end or cannot be had, and when a look goes without an answer: a resource that does not answer is its own affair, a platform that does not is everybody's.
     fn reachable(&self) -> impl Future<Output = Result<(), ObserveError>> + Send;
 
     /// What is missing from the evidence. What follows from the rest is sent all the same, and the resource is looked at

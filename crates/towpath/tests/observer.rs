@@ -6,7 +6,7 @@
 mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -49,6 +49,12 @@ struct Shelf {
     always: Arc<Mutex<BTreeSet<String>>>,
     /// What is not to be looked at any more when its turn comes.
     withdrawn: Arc<Mutex<BTreeSet<String>>>,
+    /// How many hints were given.
+    given: Arc<AtomicUsize>,
+    /// How many hints were asked for, each time.
+    named: Arc<Mutex<Vec<usize>>>,
+    /// Whether something new is wanted of what failed.
+    anew: Arc<AtomicBool>,
 }
 
 impl Default for Shelf {
@@ -63,6 +69,9 @@ impl Default for Shelf {
             gate: Arc::new(tokio::sync::Semaphore::new(0)),
             always: Arc::default(),
             withdrawn: Arc::default(),
+            given: Arc::default(),
+            named: Arc::default(),
+            anew: Arc::default(),
         }
     }
 }
@@ -99,7 +108,12 @@ impl ExternalResources for Shelf {
     }
 
     async fn named(&self, _: &SqlStore, hints: &[String]) -> StoreResult<Vec<String>> {
+        self.named.lock().unwrap().push(hints.len());
         Ok(hints.to_vec())
+    }
+
+    fn is_wanted_anew(&self, _: &String, _: &String) -> bool {
+        self.anew.load(Ordering::SeqCst)
     }
 
     async fn current(&self, _: &SqlStore, listed: &String) -> StoreResult<Option<String>> {
@@ -153,8 +167,15 @@ impl ExternalResources for Shelf {
 
     async fn watch(&self) -> Result<Option<Hints>, ObserveError> {
         let hints = self.hints.lock().unwrap().take();
+        let given = self.given.clone();
         Ok(hints.map(|mut hints| -> Hints {
-            Box::pin(futures_util::stream::poll_fn(move |context| hints.poll_recv(context)))
+            Box::pin(futures_util::stream::poll_fn(move |context| {
+                let hint = hints.poll_recv(context);
+                if matches!(hint, std::task::Poll::Ready(Some(_))) {
+                    given.fetch_add(1, Ordering::SeqCst);
+                }
+                hint
+            }))
         }))
     }
 }
@@ -194,6 +215,8 @@ async fn what_is_due_is_looked_at_and_what_follows_is_sent(fresh: &Fresh) {
     shelf.put("late", Answer::There);
     wake.wake();
     was_seen(&app, "late").await;
+    // It is counted before it is noted.
+    eventually("it is noted", || async { shelf.due.lock().unwrap().is_empty().then_some(()) }).await;
     let standing = app.observers().remove(0);
     assert_eq!((standing.looks, standing.failures, standing.looking), (11, 0, true));
     app.stop().await;
@@ -328,6 +351,70 @@ async fn a_hint_is_looked_at_between_scans(fresh: &Fresh) {
     app.stop().await;
 }
 
+async fn is_away(app: &Towpath) {
+    eventually("it is told", || async {
+        let standing = app.observers().into_iter().next()?;
+        matches!(standing.platform, Platform::Down { .. }).then_some(())
+    })
+    .await;
+}
+
+async fn the_end_of_hints_is_a_reason_to_ask_the_platform(fresh: &Fresh) {
+    let shelf = Shelf::default();
+    let (hint, hints) = tokio::sync::mpsc::unbounded_channel();
+    *shelf.hints.lock().unwrap() = Some(hints);
+    let (app, _) = start(fresh, &shelf, ObserverPolicy { poll: Duration::from_secs(3600), ..policy() }).await;
+    eventually("it is up", || async {
+        (app.observers().into_iter().next()?.platform == Platform::Up).then_some(())
+    })
+    .await;
+    // Nothing is due, and nobody looks.
+    shelf.away.store(true, Ordering::SeqCst);
+    drop(hint);
+    is_away(&app).await;
+    assert!(shelf.looks.lock().unwrap().is_empty());
+    app.stop().await;
+}
+
+async fn hints_that_were_missed_are_asked_for_in_parts(fresh: &Fresh) {
+    let shelf = Shelf::default();
+    let (hint, hints) = tokio::sync::mpsc::unbounded_channel();
+    *shelf.hints.lock().unwrap() = Some(hints);
+    let (app, _) = start(fresh, &shelf, policy()).await;
+    shelf.away.store(true, Ordering::SeqCst);
+    shelf.put("book", Answer::There);
+    is_away(&app).await;
+    let names = (0..500).map(|number| format!("book-{number}"));
+    for name in names {
+        shelf.withdrawn.lock().unwrap().insert(name.clone());
+        hint.send(name).unwrap();
+    }
+    eventually("all are given", || async { (shelf.given.load(Ordering::SeqCst) == 500).then_some(()) }).await;
+    assert!(shelf.named.lock().unwrap().is_empty(), "nobody asks while it is away");
+    shelf.away.store(false, Ordering::SeqCst);
+    let named = eventually("all are asked for", || async {
+        let named = shelf.named.lock().unwrap().clone();
+        (named.iter().sum::<usize>() == 500).then_some(named)
+    })
+    .await;
+    assert_eq!(named, [200, 200, 100]);
+    app.stop().await;
+}
+
+async fn one_that_fails_is_looked_at_when_something_new_is_wanted_of_it(fresh: &Fresh) {
+    let shelf = Shelf::default();
+    shelf.put("book", Answer::Away);
+    let (app, _) = start(fresh, &shelf, policy()).await;
+    // By now it is left alone for four seconds.
+    eventually("it has failed", || async { (app.observers().first()?.failures >= 4).then_some(()) }).await;
+    let failed_at = std::time::Instant::now();
+    shelf.put("book", Answer::There);
+    shelf.anew.store(true, Ordering::SeqCst);
+    was_seen(&app, "book").await;
+    assert!(failed_at.elapsed() < Duration::from_secs(3), "{:?}", failed_at.elapsed());
+    app.stop().await;
+}
+
 on_every_database!(
     what_is_due_is_looked_at_and_what_follows_is_sent,
     one_that_hangs_or_panics_holds_up_nobody,
@@ -336,4 +423,7 @@ on_every_database!(
     what_is_seen_after_the_lease_was_lost_has_no_effect,
     what_is_withdrawn_is_not_looked_at,
     a_hint_is_looked_at_between_scans,
+    the_end_of_hints_is_a_reason_to_ask_the_platform,
+    hints_that_were_missed_are_asked_for_in_parts,
+    one_that_fails_is_looked_at_when_something_new_is_wanted_of_it,
 );

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use towpath::retry::ErrorClass;
 
 use crate::spec::{ResourceName, ServiceSpec, SpecHash};
+use crate::texts;
 
 /// The platform. Every call may be repeated: it has the effect of one.
 ///
@@ -255,6 +256,24 @@ impl GatewayError {
     /// Whether asking again can help.
     pub fn is_passing(&self) -> bool {
         self.class() == ErrorClass::Transient
+    }
+}
+
+impl Observed {
+    /// The same with texts that every database can keep. What a platform says may hold anything, and be of any length.
+    #[must_use]
+    pub fn readable(self) -> Self {
+        let Self::Found(mut found) = self else { return self };
+        let Conditions { ready, configurations_ready, routes_ready } = &mut found.conditions;
+        for condition in [ready, configurations_ready, routes_ready] {
+            condition.reason = condition.reason.as_deref().map(texts::code);
+            condition.message = condition.message.as_deref().map(texts::readable);
+        }
+        found.url = found.url.as_deref().map(texts::readable);
+        for revision in &mut found.revisions {
+            revision.image = revision.image.as_deref().map(texts::readable);
+        }
+        Self::Found(found)
     }
 }
 

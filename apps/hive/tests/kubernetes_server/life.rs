@@ -3,50 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
-use futures_util::stream::BoxStream;
 use kube::api::DeleteParams;
 use serde_json::json;
 use towpath::Towpath;
 use towpath::retry::RetryPolicy;
 use towpath_hive::Hive;
-use towpath_hive::gateway::kubernetes::KubernetesGateway;
-use towpath_hive::gateway::{Applied, Apply, Deletion, GatewayError, Observed, ServingGateway};
 use towpath_hive::service::{Service, ServiceAsked, ServiceCommand, ServiceStatus, UpdateAsked};
-use towpath_hive::spec::ResourceName;
 
 use crate::cluster::Cluster;
 use crate::support::{Fresh, eventually, settings, update};
-
-/// The server of these tests serves no namespaces; everything else is the real thing.
-struct WithNamespaces(KubernetesGateway);
-
-#[async_trait]
-impl ServingGateway for WithNamespaces {
-    async fn apply(&self, apply: &Apply) -> Result<Applied, GatewayError> {
-        self.0.apply(apply).await
-    }
-
-    async fn observe(&self, resource: &ResourceName) -> Result<Observed, GatewayError> {
-        self.0.observe(resource).await
-    }
-
-    async fn delete(&self, service_id: &str, resource: &ResourceName) -> Result<Deletion, GatewayError> {
-        self.0.delete(service_id, resource).await
-    }
-
-    async fn reachable(&self) -> Result<(), GatewayError> {
-        self.0.reachable().await
-    }
-
-    async fn namespace_exists(&self, _: &str) -> Result<bool, GatewayError> {
-        Ok(true)
-    }
-
-    async fn watch(&self) -> Result<Option<BoxStream<'static, ResourceName>>, GatewayError> {
-        self.0.watch().await
-    }
-}
 
 struct Life {
     app: Towpath,
@@ -83,7 +48,7 @@ async fn a_whole_life_on_kubernetes() {
     let fresh = Fresh::on("sqlite").await;
     // The scan is a minute away: what happens within seconds was told by the watch.
     let settings = towpath_hive::HiveSettings { interval: Duration::from_secs(60), ..settings() };
-    let hive = Hive::new(settings, Arc::new(WithNamespaces(cluster.gateway().await)));
+    let hive = Hive::new(settings, Arc::new(cluster.gateway().await));
     let builder = Towpath::builder()
         .store(fresh.url())
         .broker("local:")
@@ -98,6 +63,7 @@ async fn a_whole_life_on_kubernetes() {
         image: "registry.example/cart:1".to_owned(),
         ..ServiceAsked::default()
     };
+    // The server of these tests serves no namespaces: that is not known then, and keeps nothing back.
     life.send(ServiceCommand::Create(asked)).await;
     let ready = life.reaches(ServiceStatus::Ready).await;
     assert_eq!(ready.snapshot.unwrap().latest_ready_revision.as_deref(), Some("cart-00001"));

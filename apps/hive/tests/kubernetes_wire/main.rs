@@ -15,6 +15,7 @@ use towpath_hive::gateway::{
 use towpath_hive::spec::{ResourceName, ServiceSpec};
 
 const SERVICE: &str = "/apis/serving.knative.dev/v1/namespaces/shop/services/cart";
+const SERVICES: &str = "/apis/serving.knative.dev/v1/services";
 const REVISIONS: &str = "/apis/serving.knative.dev/v1/namespaces/shop/revisions";
 
 fn cart() -> ResourceName {
@@ -81,6 +82,10 @@ fn shown(change: impl FnOnce(&mut Value)) -> Play {
     Play::Json(200, shown)
 }
 
+fn generation(generation: i64) -> Play {
+    shown(|shown| shown["metadata"]["generation"] = json!(generation))
+}
+
 fn edited() -> Play {
     shown(|shown| {
         shown["spec"]["template"]["spec"]["containers"][0]["image"] = json!("registry.example/other:1")
@@ -109,7 +114,7 @@ fn fields_of_others() -> Play {
 
 #[tokio::test]
 async fn a_service_is_made_by_server_side_apply() {
-    let made = Play::Json(201, json!({ "metadata": { "generation": 1 } }));
+    let made = generation(1);
     let (server, gateway) = PlayedServer::with([no_service(), made]).await;
     let applied = gateway.apply(&wanted()).await.unwrap();
     assert_eq!(applied, Applied { generation: 1, changed: true });
@@ -136,7 +141,7 @@ async fn what_is_as_wanted_already_is_left_alone() {
 
 #[tokio::test]
 async fn a_change_is_applied_to_the_very_resource_that_was_seen() {
-    let changed = Play::Json(200, json!({ "metadata": { "generation": 5 } }));
+    let changed = generation(5);
     let (server, gateway) = PlayedServer::with([edited(), changed]).await;
     assert_eq!(gateway.apply(&wanted()).await.unwrap(), Applied { generation: 5, changed: true });
     let asked = server.asked();
@@ -146,10 +151,78 @@ async fn a_change_is_applied_to_the_very_resource_that_was_seen() {
 
 #[tokio::test]
 async fn a_forced_replacement_takes_fields_over() {
-    let changed = Play::Json(200, json!({ "metadata": { "generation": 5 } }));
+    let changed = generation(5);
     let (server, gateway) = PlayedServer::with([edited(), changed]).await;
     gateway.apply(&Apply { force: true, ..wanted() }).await.unwrap();
     assert_eq!(server.asked()[1].query["force"], "true");
+}
+
+#[tokio::test]
+async fn a_field_that_somebody_added_is_a_conflict_and_goes_by_force() {
+    const TEMPLATE: [&str; 2] = ["/spec/template/metadata/annotations", "/spec/template/spec"];
+    let spec = ServiceSpec {
+        min_scale: None,
+        max_scale: None,
+        concurrency: None,
+        replacement: None,
+        ..wanted().spec
+    };
+    let apply = Apply { spec_hash: spec.hash(), spec, ..wanted() };
+    // Added by hand, and not among the fields that are applied: the server says yes and leaves it there.
+    let added = |field: usize, name: &str, value: Value| {
+        shown(|shown| {
+            shown["metadata"]["resourceVersion"] = json!("17");
+            shown["metadata"]["managedFields"] = json!([{
+                "manager": "kubectl-edit",
+                "operation": "Update",
+                "fieldsV1": { "f:spec": { "f:template": { "f:spec": { "f:containerConcurrency": {} } } } },
+            }]);
+            shown["spec"]["template"]["metadata"]["annotations"] = json!({});
+            shown["spec"]["template"]["spec"].as_object_mut().unwrap().remove("containerConcurrency");
+            if !name.is_empty() {
+                shown.pointer_mut(TEMPLATE[field]).unwrap()[name] = value;
+            }
+        })
+    };
+    let nothing_added = || added(0, "", Value::Null);
+    let fields = [
+        (0, "autoscaling.knative.dev/min-scale", json!("2")),
+        (0, "autoscaling.knative.dev/max-scale", json!("2")),
+        (0, "towpath.dev/replacement", json!("2")),
+        (1, "containerConcurrency", json!(2)),
+    ];
+    for (field, name, value) in fields {
+        let added = || added(field, name, value.clone());
+        let (server, gateway) = PlayedServer::with([added(), added()]).await;
+        let error = gateway.apply(&apply).await.unwrap_err();
+        assert_eq!(
+            error,
+            GatewayError::Conflict { resource: cart(), by: "kubectl-edit".to_owned() },
+            "{name}"
+        );
+        assert_eq!(server.methods(), ["GET", "PATCH"]);
+
+        let forced = Apply { force: true, ..apply.clone() };
+        let (server, gateway) = PlayedServer::with([added(), added(), nothing_added()]).await;
+        gateway.apply(&forced).await.expect(name);
+        let removal = server.asked().remove(2);
+        assert_eq!((removal.method.as_str(), removal.path.as_str()), ("PATCH", SERVICE));
+        assert_eq!(removal.headers["content-type"], "application/merge-patch+json");
+        assert_eq!(removal.query["fieldManager"], "towpath-hive/shop.cart");
+        let mut body = json!({
+            "metadata": { "uid": "uid-1", "resourceVersion": "17" },
+            "spec": { "template": {} },
+        });
+        match field {
+            0 => body["spec"]["template"]["metadata"]["annotations"][name] = Value::Null,
+            _ => body["spec"]["template"]["spec"][name] = Value::Null,
+        }
+        assert_eq!(removal.body, body);
+
+        // Somebody puts it back at once.
+        let (_server, gateway) = PlayedServer::with([added(), added(), added()]).await;
+        assert!(matches!(gateway.apply(&forced).await, Err(GatewayError::Conflict { .. })), "{name}");
+    }
 }
 
 #[tokio::test]
@@ -168,7 +241,7 @@ async fn a_resource_that_was_replaced_meanwhile_is_looked_at_again() {
     let uid = json!({ "reason": "FieldValueInvalid", "message": "immutable", "field": "metadata.uid" });
     let made_anew = no(422, "Invalid", json!({ "name": "cart", "kind": "Service", "causes": [uid] }));
     for another in [replaced(), made_anew] {
-        let made = Play::Json(201, json!({ "metadata": { "generation": 1 } }));
+        let made = generation(1);
         let (server, gateway) = PlayedServer::with([edited(), another, no_service(), made]).await;
         assert_eq!(gateway.apply(&wanted()).await.unwrap(), Applied { generation: 1, changed: true });
         assert_eq!(server.asked()[3].body, body(None));
@@ -309,14 +382,20 @@ async fn no_answer_says_nothing_about_the_service() {
 
 #[tokio::test]
 async fn whether_the_server_is_there_is_asked_of_the_server_itself() {
-    let plays = [Play::Json(200, json!({ "major": "1" })), no(403, "Forbidden", Value::Null)];
+    let plays = [
+        Play::Json(200, json!({ "items": [] })),
+        no(403, "Forbidden", Value::Null),
+        Play::Text(404, "404 page not found\n"),
+    ];
     let (server, gateway) = PlayedServer::with(plays).await;
-    for _ in 0..2 {
+    for _ in 0..3 {
         gateway.reachable().await.expect("an answer is an answer, also that it does not tell");
     }
-    let asked: Vec<(String, String)> =
-        server.asked().into_iter().map(|asked| (asked.method, asked.path)).collect();
-    assert_eq!(asked, vec![("GET".to_owned(), "/version".to_owned()); 2]);
+    // Not of what a server answers by itself: one that has lost its storage still tells its version.
+    for asked in server.asked() {
+        assert_eq!((asked.method.as_str(), asked.path.as_str()), ("GET", SERVICES));
+        assert_eq!(asked.query["limit"], "1");
+    }
     for play in [no(401, "Unauthorized", Value::Null), no(503, "Unavailable", Value::Null), Play::Cut] {
         let (_server, gateway) = PlayedServer::with([play]).await;
         assert!(matches!(gateway.reachable().await, Err(GatewayError::Unavailable { .. })));

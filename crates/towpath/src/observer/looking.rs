@@ -18,7 +18,7 @@ use towpath_store::SqlStore;
 
 use super::holding::{self, Held, while_held};
 use super::standing::{Platform, Standings};
-use super::watching::Watching;
+use super::watching::{HINTS_AT_ONCE, Heard, Watching};
 use super::{Decision, ExternalResources, Looked, ObserveError, ObserverPolicy, ObserverWake};
 use crate::bus::{Bus, SendError, with_causes};
 use crate::send::Send;
@@ -95,7 +95,9 @@ struct Scan<R> {
 }
 
 /// A resource that could not be looked at.
-struct Failing {
+struct Failing<R> {
+    /// As it was when it failed.
+    resource: R,
     times: u32,
     not_before: Instant,
 }
@@ -120,7 +122,7 @@ struct Looking<R: ExternalResources> {
     hinted: HashSet<String>,
     /// Hints that the store had no answer to.
     missed: HashSet<String>,
-    failing: HashMap<String, Failing>,
+    failing: HashMap<String, Failing<R::Resource>>,
     /// Tasks of their own: a look may hold a connection that this loop waits for.
     in_flight: JoinSet<Look<R::Resource>>,
     hints: Watching<R>,
@@ -189,6 +191,13 @@ impl Health {
         }
     }
 
+    /// There is a reason to ask. Who is asked already, or will be, is not asked sooner.
+    fn ask_soon(&mut self) {
+        if self.asking.is_none() && self.ask_at.is_none() {
+            self.ask_at = Some(Instant::now());
+        }
+    }
+
     /// Waits for the moment to ask, or for the answer.
     async fn next(&mut self) -> Option<Result<(), ObserveError>> {
         if let Some(asking) = &mut self.asking {
@@ -251,7 +260,11 @@ impl<R: ExternalResources> Looking<R> {
                 Some(first) = self.in_flight.join_next(), if !self.in_flight.is_empty() => {
                     self.end_looks(first).await;
                 }
-                names = self.hints.next(), if looks => self.look_at_named(names).await,
+                heard = self.hints.next(), if looks => match heard {
+                    Heard::Hints(names) => self.look_at_named(names).await,
+                    // Where nothing is due, nobody else would notice that the platform is away.
+                    Heard::End => self.health.ask_soon(),
+                },
                 answer = self.health.next(), if looks => self.heard_of_platform(answer),
             }
         }
@@ -348,7 +361,10 @@ impl<R: ExternalResources> Looking<R> {
                     let key = self.resources.key(&resource);
                     match self.failing.get(&key) {
                         None => self.waiting.push_back(key, resource),
-                        Some(failing) if failing.not_before <= Instant::now() => {
+                        Some(failing)
+                            if failing.not_before <= Instant::now()
+                                || self.resources.is_wanted_anew(&failing.resource, &resource) =>
+                        {
                             self.waiting_again.push_back(key, resource);
                         }
                         // Left alone for a while.
@@ -408,11 +424,11 @@ impl<R: ExternalResources> Looking<R> {
             match look {
                 Ended::Looked(mut look) => {
                     self.heard(look.failure.as_ref());
-                    look.pause = self.pause_after(&key, look.failure.as_ref());
+                    look.pause = self.pause_after(&key, &look);
                     looked.push(look);
                 }
                 Ended::NotBegun(mut look) => {
-                    look.pause = self.pause_after(&key, look.failure.as_ref());
+                    look.pause = self.pause_after(&key, &look);
                     looked.push(look);
                 }
                 Ended::Gone => drop(self.failing.remove(&key)),
@@ -443,13 +459,14 @@ impl<R: ExternalResources> Looking<R> {
             (self.health.unanswered, self.health.ask_at, self.health.asking) = (0, None, None);
             self.is_up();
         }
-        if !answered && self.health.asking.is_none() && self.health.ask_at.is_none() {
-            self.health.ask_at = Some(Instant::now());
+        if !answered {
+            self.health.ask_soon();
         }
     }
 
     /// For how long a resource is left alone after a look.
-    fn pause_after(&mut self, key: &str, failure: Option<&ObserveError>) -> Duration {
+    fn pause_after(&mut self, key: &str, look: &Looked<R::Resource>) -> Duration {
+        let failure = look.failure.as_ref();
         let eyes = Arc::clone(&self.eyes);
         eyes.standings.looked(&eyes.name, failure.is_none());
         let Some(failure) = failure else {
@@ -457,7 +474,12 @@ impl<R: ExternalResources> Looking<R> {
             return Duration::ZERO;
         };
         let now = Instant::now();
-        let failing = self.failing.entry(key.to_owned()).or_insert(Failing { times: 0, not_before: now });
+        let failing = self.failing.entry(key.to_owned()).or_insert_with(|| Failing {
+            resource: look.resource.clone(),
+            times: 0,
+            not_before: now,
+        });
+        failing.resource = look.resource.clone();
         let pause = doubled(FIRST_PAUSE, failing.times).min(self.policy.longest_pause);
         failing.times = failing.times.saturating_add(1);
         failing.not_before = now + pause;
@@ -552,23 +574,28 @@ impl<R: ExternalResources> Looking<R> {
             self.missed.extend(names);
             return;
         }
-        match self.resources.named(&self.eyes.store, &names).await {
-            Ok(resources) => {
-                for resource in resources {
-                    let key = self.resources.key(&resource);
-                    if self.in_hand.contains(&key) {
-                        self.hinted.insert(key);
-                    } else if self.failing.contains_key(&key) {
-                        self.waiting_again.push_front(key, resource);
-                    } else {
-                        self.waiting.push_front(key, resource);
-                    }
+        // What was missed while the platform was away may be more than a statement can name.
+        for names in names.chunks(HINTS_AT_ONCE) {
+            match self.resources.named(&self.eyes.store, names).await {
+                Ok(resources) => self.put_first(resources),
+                Err(error) => {
+                    store_failed(&self.eyes, "find what it was hinted at", &error);
+                    // What was hinted at may not be due for long: it is not forgotten.
+                    self.missed.extend(names.iter().cloned());
                 }
             }
-            Err(error) => {
-                store_failed(&self.eyes, "find what it was hinted at", &error);
-                // What was hinted at may not be due for long: it is not forgotten.
-                self.missed.extend(names);
+        }
+    }
+
+    fn put_first(&mut self, resources: Vec<R::Resource>) {
+        for resource in resources {
+            let key = self.resources.key(&resource);
+            if self.in_hand.contains(&key) {
+                self.hinted.insert(key);
+            } else if self.failing.contains_key(&key) {
+                self.waiting_again.push_front(key, resource);
+            } else {
+                self.waiting.push_front(key, resource);
             }
         }
     }

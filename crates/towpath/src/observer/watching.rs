@@ -13,7 +13,7 @@ use super::{ExternalResources, Hints};
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
 /// How many hints are taken together.
-const HINTS_AT_ONCE: usize = 200;
+pub(super) const HINTS_AT_ONCE: usize = 200;
 
 /// Watches, again and again.
 pub(super) struct Watching<R> {
@@ -24,6 +24,15 @@ pub(super) struct Watching<R> {
     state: State,
     /// How often it has ended soon, in a row.
     ended: u32,
+}
+
+/// What is heard of the platform.
+#[derive(Debug, PartialEq)]
+pub(super) enum Heard {
+    /// Names.
+    Hints(Vec<String>),
+    /// Hints have ended, or could not be had: perhaps because nobody is there.
+    End,
 }
 
 enum State {
@@ -38,12 +47,15 @@ impl<R: ExternalResources> Watching<R> {
         Self { resources, timeout, longest_pause, state, ended: 0 }
     }
 
-    /// The next hints. Dropping the wait loses none.
-    pub(super) async fn next(&mut self) -> Vec<String> {
+    /// The next hints, or that there are none for a while. Dropping the wait loses nothing.
+    pub(super) async fn next(&mut self) -> Heard {
         loop {
             match &mut self.state {
                 State::Starting(start) => match start.await {
-                    None => self.begin_again(false),
+                    None => {
+                        self.begin_again(false);
+                        return Heard::End;
+                    }
                     Some(None) => self.state = State::Never,
                     Some(Some(hints)) => {
                         let hints = hints.ready_chunks(HINTS_AT_ONCE);
@@ -53,8 +65,11 @@ impl<R: ExternalResources> Watching<R> {
                 State::Running { hints, since } => {
                     let since = *since;
                     match hints.next().await {
-                        Some(names) => return names,
-                        None => self.begin_again(since.elapsed() >= self.longest_pause),
+                        Some(names) => return Heard::Hints(names),
+                        None => {
+                            self.begin_again(since.elapsed() >= self.longest_pause);
+                            return Heard::End;
+                        }
                     }
                 }
                 State::Never => std::future::pending().await,
@@ -177,8 +192,10 @@ mod tests {
         let moody = Arc::new(Moody { asked_at: Mutex::default(), fails: 3 });
         let longest = Duration::from_millis(20);
         let mut watching = Watching::new(Arc::clone(&moody), Duration::from_secs(10), longest);
-        assert_eq!(watching.next().await, ["one"]);
-        assert_eq!(watching.next().await, ["two"]);
+        let hint = |name: &str| Heard::Hints(vec![name.to_owned()]);
+        for heard in [Heard::End, Heard::End, Heard::End, hint("one"), Heard::End, hint("two")] {
+            assert_eq!(watching.next().await, heard);
+        }
         let asked_at = moody.asked_at.lock().unwrap().clone();
         assert_eq!(asked_at.len(), 5);
         // A watch that ends at once is no better than none.

@@ -78,13 +78,30 @@ impl Calls {
         uid: Option<&str>,
         force: bool,
     ) -> Result<KnativeResource, Fault> {
-        // A manager per service: what another service made a moment ago is then a conflict, and not ours to change.
-        let manager = format!("{}/{}", self.settings.field_manager, writing::label_of(&apply.service_id));
-        let parameters = PatchParams { force, ..PatchParams::apply(&manager) }.validation_strict();
+        let parameters = PatchParams { force, ..self.patching(apply) };
         let wanted = Patch::Apply(writing::wanted(apply, uid));
         let resource = &apply.resource;
         let request = in_namespace(resource, SERVICES)?.patch(&resource.name, &parameters, &wanted);
         self.read(request).await
+    }
+
+    /// Removes the optional fields that somebody else has set and that are not wanted.
+    pub(super) async fn remove_unwanted(
+        &self,
+        apply: &Apply,
+        seen: &KnativeResource,
+    ) -> Result<KnativeResource, Fault> {
+        let resource = &apply.resource;
+        let removed = Patch::Merge(writing::without(seen, &apply.spec));
+        let request =
+            in_namespace(resource, SERVICES)?.patch(&resource.name, &self.patching(apply), &removed);
+        self.read(request).await
+    }
+
+    /// A manager per service: what another service made a moment ago is then a conflict, and not ours to change.
+    fn patching(&self, apply: &Apply) -> PatchParams {
+        let manager = format!("{}/{}", self.settings.field_manager, writing::label_of(&apply.service_id));
+        PatchParams::apply(&manager).validation_strict()
     }
 
     /// Deletes a service after everything that it owns.
@@ -106,12 +123,18 @@ impl Calls {
         self.call(request).await.map(|_| ())
     }
 
-    /// What the server is: the least that it can be asked.
-    pub(super) async fn version(&self) -> Result<(), Fault> {
-        let request = Request::get("/version")
-            .body(Vec::new())
-            .map_err(|error| Fault::NotSent { message: error.to_string() })?;
-        self.call(Ok(request)).await.map(|_| ())
+    /// Any one service: the least that needs all that a look needs. A server tells its version also when it has lost what it
+    /// keeps everything in.
+    pub(super) async fn any_service(&self) -> Result<(), Fault> {
+        let path = match &self.settings.namespace {
+            Some(namespace) => {
+                check_name(namespace)?;
+                format!("/apis/{GROUP}/{VERSION}/{NAMESPACES}/{namespace}/{SERVICES}")
+            }
+            None => format!("/apis/{GROUP}/{VERSION}/{SERVICES}"),
+        };
+        let request = Requests::new(path).list(&ListParams::default().limit(1));
+        self.call(request).await.map(|_| ())
     }
 
     /// The services to watch, without what is in them.

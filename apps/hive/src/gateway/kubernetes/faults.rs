@@ -119,7 +119,7 @@ impl Fault {
 
     /// What it means when the server itself was asked for.
     pub(super) fn about_the_server(self) -> GatewayError {
-        self.meaning("the version of the server".to_owned())
+        self.meaning(format!("{GROUP}/{VERSION} on the cluster (Knative Serving)"))
     }
 
     fn meaning(self, what: String) -> GatewayError {

@@ -45,6 +45,20 @@ impl KubernetesGateway {
         Ok(Self { calls: Calls::new(client, settings), known: Arc::default() })
     }
 
+    /// Applies. By force, the optional fields that somebody else has set go, too: an apply only changes those that it names.
+    async fn apply_once(
+        &self,
+        apply: &Apply,
+        uid: Option<&str>,
+        force: bool,
+    ) -> Result<KnativeResource, Fault> {
+        let applied = self.calls.apply(apply, uid, force).await?;
+        match force && !applied.is_what_is_wanted(apply, self.calls.field_manager()) {
+            true => self.calls.remove_unwanted(apply, &applied).await,
+            false => Ok(applied),
+        }
+    }
+
     /// The revisions of a service. Where they are not served, or may not be read, those that its status names.
     async fn revisions(
         &self,
@@ -91,11 +105,16 @@ impl ServingGateway for KubernetesGateway {
             // Where nothing is, there is nothing to take over. What somebody makes meanwhile is looked at first.
             let force = apply.force && found.is_some();
             let uid = found.as_ref().and_then(KnativeResource::uid);
-            match self.calls.apply(apply, uid, force).await {
-                Ok(applied) => {
+            match self.apply_once(apply, uid, force).await {
+                Ok(applied) if applied.is_what_is_wanted(apply, self.calls.field_manager()) => {
                     let before = found.as_ref().map(KnativeResource::generation);
                     let generation = applied.generation();
                     return Ok(Applied { generation, changed: before != Some(generation) });
+                }
+                // Applied, and somebody else's fields make something else of it.
+                Ok(applied) => {
+                    let by = applied.other_managers(self.calls.field_manager());
+                    return Err(GatewayError::Conflict { resource: resource.clone(), by });
                 }
                 Err(fault) if fault.is_about_another_one() => {}
                 Err(fault) => match fault.other_managers() {
@@ -145,8 +164,8 @@ impl ServingGateway for KubernetesGateway {
     }
 
     async fn reachable(&self) -> Result<(), GatewayError> {
-        match self.calls.version().await.map_err(Fault::about_the_server) {
-            // It has answered, be it that it does not tell everybody.
+        match self.calls.any_service().await.map_err(Fault::about_the_server) {
+            // It has answered, be it that it does not tell everybody, or has no such thing.
             Ok(()) => Ok(()),
             Err(error) if !error.is_passing() => Ok(()),
             Err(error) => Err(error),

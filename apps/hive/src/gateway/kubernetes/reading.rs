@@ -3,7 +3,7 @@
 //! Only what is needed is read, and nothing is taken for granted: a resource that somebody has bent out of shape by hand
 //! is seen as one that is not what was asked for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::{DateTime, Utc};
 use serde::Deserialize;
@@ -44,6 +44,7 @@ pub(super) struct RevisionList {
 struct Metadata {
     name: Option<String>,
     uid: Option<String>,
+    resource_version: Option<String>,
     generation: Option<i64>,
     labels: Option<BTreeMap<String, String>>,
     annotations: Option<BTreeMap<String, String>>,
@@ -103,6 +104,10 @@ impl KnativeResource {
         self.metadata.uid.as_deref()
     }
 
+    pub(super) fn resource_version(&self) -> Option<&str> {
+        self.metadata.resource_version.as_deref()
+    }
+
     pub(super) fn generation(&self) -> i64 {
         self.metadata.generation.unwrap_or_default()
     }
@@ -114,10 +119,43 @@ impl KnativeResource {
     /// Whether applying would change nothing: it says that it is what is wanted, it belongs to the service, and it really is
     /// what it says.
     pub(super) fn carries(&self, apply: &Apply, field_manager: &str) -> bool {
-        let wanted = &apply.spec_hash;
         self.owner() == Some(apply.service_id.as_str())
-            && self.metadata.annotation(SPEC_HASH_ANNOTATION) == Some(wanted.as_str())
-            && self.specification(field_manager).is_some_and(|spec| spec.hash() == *wanted)
+            && self.metadata.annotation(SPEC_HASH_ANNOTATION) == Some(apply.spec_hash.as_str())
+            && self.is_what_is_wanted(apply, field_manager)
+    }
+
+    /// Whether what is there is what is wanted, and nothing besides.
+    pub(super) fn is_what_is_wanted(&self, apply: &Apply, field_manager: &str) -> bool {
+        self.specification(field_manager).is_some_and(|spec| spec.hash() == apply.spec_hash)
+    }
+
+    /// The optional fields that are there and not wanted: the annotations of the template, and whether the concurrency is
+    /// one of them. Applying leaves them alone, because they are somebody else's.
+    pub(super) fn unwanted(&self, spec: &ServiceSpec) -> (Vec<&'static str>, bool) {
+        let template = &self.spec["template"];
+        let optional = [
+            (MIN_SCALE, spec.min_scale.is_some()),
+            (MAX_SCALE, spec.max_scale.is_some()),
+            (REPLACEMENT_ANNOTATION, spec.replacement.is_some()),
+        ];
+        let is_there = |name: &str| template["metadata"]["annotations"].get(name).is_some();
+        let annotations = optional.into_iter().filter(|(name, wanted)| !wanted && is_there(name));
+        let concurrency =
+            spec.concurrency.is_none() && template["spec"].get("containerConcurrency").is_some();
+        (annotations.map(|(name, _)| name).collect(), concurrency)
+    }
+
+    /// Who else has set something of the specification. The names are for people: they stand in texts only.
+    pub(super) fn other_managers(&self, field_manager: &str) -> String {
+        let others = self.metadata.managed_fields.iter().flatten().filter(|fields| {
+            fields.manager.split('/').next() != Some(field_manager) && fields.owns(&["f:spec"])
+        });
+        let names: BTreeSet<&str> =
+            others.map(|fields| fields.manager.as_str()).filter(|name| !name.is_empty()).collect();
+        match names.is_empty() {
+            true => "another field manager".to_owned(),
+            false => names.into_iter().collect::<Vec<_>>().join(" and "),
+        }
     }
 
     /// Adds to the revisions that were listed those that the status alone names.

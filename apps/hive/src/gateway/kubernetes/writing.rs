@@ -4,8 +4,9 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use super::calls::{GROUP, VERSION};
+use super::reading::KnativeResource;
 use crate::gateway::Apply;
-use crate::spec::{REPLACEMENT_ANNOTATION, SERVICE_ID_LABEL, SPEC_HASH_ANNOTATION};
+use crate::spec::{REPLACEMENT_ANNOTATION, SERVICE_ID_LABEL, SPEC_HASH_ANNOTATION, ServiceSpec};
 
 /// The fewest instances.
 pub(super) const MIN_SCALE: &str = "autoscaling.knative.dev/min-scale";
@@ -60,6 +61,26 @@ pub(super) fn wanted(apply: &Apply, uid: Option<&str>) -> Value {
     })
 }
 
+/// A merge patch that removes fields of somebody else's: from the very resource that was seen, as it was seen.
+pub(super) fn without(seen: &KnativeResource, spec: &ServiceSpec) -> Value {
+    let (annotations, concurrency) = seen.unwanted(spec);
+    let mut template = Map::new();
+    if !annotations.is_empty() {
+        let removed: Map<String, Value> =
+            annotations.into_iter().map(|name| (name.to_owned(), Value::Null)).collect();
+        template.insert("metadata".to_owned(), json!({ "annotations": removed }));
+    }
+    if concurrency {
+        template.insert("spec".to_owned(), json!({ "containerConcurrency": null }));
+    }
+    let identity = [("uid", seen.uid()), ("resourceVersion", seen.resource_version())];
+    let metadata: Map<String, Value> = identity
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.to_owned(), Value::from(value?))))
+        .collect();
+    json!({ "metadata": metadata, "spec": { "template": template } })
+}
+
 /// The value of the label that names a service. An id may be longer than a label, or have other characters; then it is the
 /// hash of the id, and the id itself stands in the annotation of the same name.
 pub(super) fn label_of(service_id: &str) -> String {
@@ -80,7 +101,7 @@ pub(super) fn label_of(service_id: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{ResourceName, ServiceSpec};
+    use crate::spec::ResourceName;
 
     #[test]
     fn only_what_was_asked_for_is_owned() {

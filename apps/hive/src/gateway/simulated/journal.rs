@@ -44,16 +44,18 @@ impl Journal {
             return Ok(Vec::new());
         }
         self.file.seek(SeekFrom::Start(self.read))?;
-        let mut text = String::new();
-        self.file.read_to_string(&mut text)?;
+        // Bytes, and no text yet: the torn end may be one in the middle of a character.
+        let mut bytes = Vec::new();
+        self.file.read_to_end(&mut bytes)?;
         // A writer that was killed in the middle of a line leaves no end of it. Nobody was told of that change, and
         // whoever holds the lock takes it away.
-        let whole = text.rfind('\n').map_or(0, |at| at + 1);
-        if whole < text.len() {
+        let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        if whole < bytes.len() {
             self.file.set_len(self.read + whole as u64)?;
         }
         self.read += whole as u64;
-        text[..whole].lines().map(|line| serde_json::from_str(line).map_err(io::Error::other)).collect()
+        let lines = bytes[..whole].split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+        lines.map(|line| serde_json::from_slice(line).map_err(io::Error::other)).collect()
     }
 
     /// Writes a change down. Needs the lock, and that everything was read.

@@ -75,9 +75,9 @@ async fn a_file_outlives_its_process_and_is_shared() {
     one.apply(&apply_of("a")).await.unwrap();
     assert_eq!(other.look(&resource()).unwrap(), one.look(&resource()).unwrap());
     other.apply(&apply_of("b")).await.unwrap();
-    // Half a line: its writer was killed.
+    // Half a line, in the middle of a character: its writer was killed.
     let mut half = std::fs::OpenOptions::new().append(true).open(&file).unwrap();
-    std::io::Write::write_all(&mut half, b"{\"change\":\"dele").unwrap();
+    std::io::Write::write_all(&mut half, b"{\"change\":\"dele\xc3").unwrap();
     let later = SimulatedCluster::new(settings()).unwrap();
     assert_eq!(later.look(&resource()).unwrap(), one.look(&resource()).unwrap());
     one.delete("cart", &resource()).await.unwrap();
