@@ -218,6 +218,8 @@ async fn what_is_deleted_by_hand_is_seen_and_recorded() {
     let running = Running::on("sqlite", "local").await;
     let id = running.create("cart").await;
     running.reaches(&id, ServiceStatus::Ready).await;
+    // Who looks knows that it is READY: what a service still waits for would be applied again.
+    running.quiet().await;
     running.cluster.delete_by_hand(&resource("cart")).unwrap();
     emits(&running, &id, &joined(&[&CREATED, &["service.snapshot.updated", "service.external.purged"]]))
         .await;
