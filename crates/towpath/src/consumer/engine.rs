@@ -808,7 +808,6 @@ impl Job {
         }
     }
 
-    /// Tells the application's watchers.
     /// What watchers are told once the deliveries are through. Nothing, when nobody watches.
     fn noted<'r>(
         &self,
@@ -826,6 +825,7 @@ impl Job {
         arrived.iter().map(|(event, received, _)| (event.clone(), *received, outcome(event))).collect()
     }
 
+    /// Tells the application's watchers.
     fn tell(&self, message: &Received, event: Option<&IncomingEvent>, outcome: DeliveringOutcome<'_>) {
         let trace_id = event.and_then(|event| event.trace_id.as_ref()).map(ToString::to_string);
         self.running.watchers.delivered(&Delivering {
