@@ -4,7 +4,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use towpath::SqlStore;
 use towpath::observer::Platform;
 use towpath::ports::store::StoreResult;
-use towpath::tables::{Record, Value};
+use towpath::tables::{OwnTables, Record, Value};
 
 use crate::texts;
 
@@ -31,20 +31,17 @@ pub struct Alert {
 
 /// Raises or clears the alert about the platform. What is so already stays as it is.
 pub(crate) async fn platform_is(
-    store: &SqlStore,
+    tables: &mut OwnTables<'_>,
     platform: &Platform,
     now: DateTime<Utc>,
 ) -> StoreResult<()> {
     match platform {
-        Platform::Unknown => Ok(()),
+        Platform::Unknown => {}
         Platform::Up => {
             let sql = "UPDATE hive_alerts SET cleared_at = ? WHERE alert = ? AND cleared_at IS NULL";
-            store.own_execute("hive.alert.clear", sql, vec![now.into(), GATEWAY_DOWN.into()]).await?;
-            Ok(())
+            tables.execute("hive.alert.clear", sql, vec![now.into(), GATEWAY_DOWN.into()]).await?;
         }
         Platform::Down { since, code, message } => {
-            let mut transaction = store.open_transaction().await?;
-            let mut tables = transaction.own_tables();
             let sql = "DELETE FROM hive_alerts WHERE cleared_at < ?";
             tables.execute("hive.alert.forget", sql, vec![(now - KEPT).into()]).await?;
             let sql = "SELECT alert FROM hive_alerts WHERE alert = ? AND cleared_at IS NULL";
@@ -59,9 +56,9 @@ pub(crate) async fn platform_is(
                 ];
                 tables.execute("hive.alert.raise", sql, values).await?;
             }
-            transaction.finish().await
         }
     }
+    Ok(())
 }
 
 /// The alerts, the last raised first.

@@ -40,7 +40,8 @@ pub struct HiveSettings {
     pub poll: Duration,
     /// For how long a READY service needs no look (H14).
     pub ready_stale: Duration,
-    /// How many looks in a row must find a service not ready before it is FAILED (H6).
+    /// How many looks in a row must find a service not ready before it is FAILED (H6). Looks that hints lead to within an
+    /// interval count once.
     pub failure_threshold: u32,
     /// How many looks run at a time.
     pub concurrency: usize,

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
+use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use schemars::JsonSchema;
@@ -63,6 +64,9 @@ pub struct Look {
     pub known: bool,
     /// How many looks in a row must find it not ready before it counts as failed.
     pub failure_threshold: u32,
+    /// How long after a look that counts the next one counts. Hints make looks frequent, and a threshold is meant in scans.
+    #[serde(default)]
+    pub failure_interval_ms: u64,
 }
 
 /// What a look showed.
@@ -100,6 +104,9 @@ pub struct KnativeServiceObserved {
     pub spec_version: u64,
     /// How many looks in a row must find it not ready before it counts as failed.
     pub failure_threshold: u32,
+    /// When it was last counted that it is not ready.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure_counted_at: Option<DateTime<Utc>>,
     /// All that was seen.
     pub snapshot: Snapshot,
 }
@@ -200,11 +207,15 @@ impl KnativeService {
             0,
             look.observed_at,
         );
+        let mut failure_counted_at = None;
         // What is not what was asked for says nothing about what was.
         if snapshot.ready == Some(false) && snapshot.hash_match {
             let before = earlier.map_or(0, |told| told.snapshot.consecutive_failures);
+            let counted_at = earlier.and_then(|told| told.failure_counted_at);
+            let counts = before == 0 || counted_at.is_none_or(|at| look.is_an_interval_after(at));
+            failure_counted_at = if counts { Some(look.observed_at) } else { counted_at };
             // Beyond the threshold one more says nothing new.
-            snapshot.consecutive_failures = (before + 1).min(look.failure_threshold.max(1));
+            snapshot.consecutive_failures = (before + u32::from(counts)).min(look.failure_threshold.max(1));
         }
         KnativeServiceObserved {
             service_id: look.service_id.clone(),
@@ -214,6 +225,7 @@ impl KnativeService {
             desired_spec_hash: look.desired_spec_hash.clone(),
             spec_version: look.spec_version,
             failure_threshold: look.failure_threshold,
+            failure_counted_at,
             snapshot,
         }
     }
@@ -264,6 +276,12 @@ impl KnativeService {
 }
 
 impl Look {
+    fn is_an_interval_after(&self, moment: DateTime<Utc>) -> bool {
+        let interval = Duration::from_millis(self.failure_interval_ms);
+        // A clock that was set back, or another instance's that is behind, holds up nothing for longer than that.
+        (self.observed_at - moment).abs().to_std().is_ok_and(|between| between >= interval)
+    }
+
     /// The resource, unless it belongs to another service: what is made of that one is not this one's.
     fn found(&self) -> Option<&FoundService> {
         match &self.observed {
@@ -307,6 +325,7 @@ mod tests {
             status: ServiceStatus::Updating,
             known: true,
             failure_threshold: 3,
+            failure_interval_ms: 1_000,
         }
     }
 
@@ -334,6 +353,20 @@ mod tests {
         let counts: Vec<_> =
             told(looks).into_iter().map(|told| Some(told?.snapshot.consecutive_failures)).collect();
         assert_eq!(counts, [Some(0), None, Some(1), Some(2)]);
+    }
+
+    #[test]
+    fn looks_within_an_interval_count_once() {
+        let looks: Vec<Look> = [0, 0, 20, 59, 60, 61, 119, 120]
+            .map(|seconds| Look {
+                failure_interval_ms: 60_000,
+                ..look(WANTED, ConditionStatus::False, seconds)
+            })
+            .into();
+        let counts: Vec<_> =
+            told(looks).into_iter().map(|told| Some(told?.snapshot.consecutive_failures)).collect();
+        // Told again after a minute whatever the count, because the service waits for it.
+        assert_eq!(counts, [Some(1), None, None, None, Some(2), None, None, Some(3)]);
     }
 
     #[test]

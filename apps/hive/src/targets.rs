@@ -12,10 +12,11 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use futures_util::StreamExt as _;
 use tokio::time::Instant;
+use towpath::ids::AggregateKey;
 use towpath::observer::{Decision, ExternalResources, Hints, Looked, ObserveError, Platform};
-use towpath::ports::store::StoreResult;
+use towpath::ports::store::{Store as _, StoreError, StoreResult};
 use towpath::tables::{OwnTables, Record, Value};
-use towpath::{InvalidPayload, Payload, SqlStore};
+use towpath::{Aggregate as _, InvalidPayload, Payload, SqlStore};
 
 use crate::alerts;
 use crate::gateway::{Apply, GatewayError, Observed, ServingGateway};
@@ -59,6 +60,9 @@ pub struct Target {
     flow_id: Option<String>,
     snapshot: Option<Snapshot>,
     due_at: DateTime<Utc>,
+    /// Whether the service has gone on, and the row does not say so yet. Then it is looked at, and nothing is done to it:
+    /// what it waited for has come, and who undoes it now is to be seen and not put right.
+    overtaken: bool,
 }
 
 /// What a look showed, and what was done.
@@ -153,8 +157,7 @@ impl Targets {
         let Some(Ok(observed)) = observed else { return Ok(decisions) };
         let known = target.knows(&observed, began_at);
         // What a service waits for is told also when it should know it.
-        let waits = target.status.is_converging() || target.status == ServiceStatus::Deleting;
-        if waits || !known {
+        if target.is_acted_on() || !known {
             let command = KnativeServiceCommand::Observe(Look {
                 service_id: target.service_id.clone(),
                 resource: target.resource.clone(),
@@ -165,6 +168,7 @@ impl Targets {
                 status: target.status,
                 known,
                 failure_threshold: self.failure_threshold,
+                failure_interval_ms: u64::try_from(self.interval.as_millis()).unwrap_or(u64::MAX),
             });
             decisions.push(target.in_flow(Decision::of::<KnativeService>(&target.service_id, &command)?));
         }
@@ -214,7 +218,18 @@ impl ExternalResources for Targets {
         let current = rows.first().map(Target::read).transpose()?;
         // Half of a change has been taken in since it was listed: it is due again with the other half.
         let half = |target: &Target| target.wanted == Some(Wanted::Facts);
-        Ok(current.filter(|current| !half(current) || half(listed)))
+        let Some(mut current) = current.filter(|current| !half(current) || half(listed)) else {
+            return Ok(None);
+        };
+        if current.is_acted_on() {
+            // Rows are written by a consumer, and so a moment late.
+            let key = AggregateKey::new(Service::KIND, &current.service_id).map_err(|error| {
+                StoreError::Corrupt { what: "hive_targets.service_id".to_owned(), source: Box::new(error) }
+            })?;
+            let last = store.last_state_change(&key).await?;
+            current.overtaken = last.is_some_and(|last| last.aggregate_version > current.version);
+        }
+        Ok(Some(current))
     }
 
     fn is_wanted_anew(&self, failed: &Target, listed: &Target) -> bool {
@@ -229,14 +244,14 @@ impl ExternalResources for Targets {
         evidence.observed.as_ref().and_then(|observed| observed.as_ref().err().cloned())
     }
 
-    async fn platform_is(&self, store: &SqlStore, platform: &Platform) -> StoreResult<()> {
-        alerts::platform_is(store, platform, Utc::now()).await
+    async fn platform_is(&self, tables: &mut OwnTables<'_>, platform: &Platform) -> StoreResult<()> {
+        alerts::platform_is(tables, platform, Utc::now()).await
     }
 
     async fn observe(&self, target: &Target) -> Result<Evidence, ObserveError> {
         let (mut namespace_exists, mut applied) = (None, None);
         let deadline = Instant::now() + self.timeout.mul_f64(TOLD_BEFORE);
-        match target.wanted {
+        match target.wanted.filter(|_| !target.overtaken) {
             Some(Wanted::Apply) if target.status.is_converging() => {
                 if target.spec_version == 1 {
                     namespace_exists = self.namespace_exists(&target.resource.namespace).await?;
@@ -278,10 +293,11 @@ impl ExternalResources for Targets {
         };
         // Somebody has undone what the service still waits for.
         let undone = own.is_none_or(|found| found.spec_hash.as_ref() != Some(&target.spec_hash));
-        if applied.is_none() && target.applied && target.status.is_converging() && undone {
+        if applied.is_none() && target.applied && target.is_waited_for() && undone {
             applied = Some(self.apply(target).await?);
         }
         if target.status == ServiceStatus::Deleting
+            && !target.overtaken
             && target.wanted != Some(Wanted::Delete)
             && own.is_some_and(|found| !found.deleting)
         {
@@ -362,7 +378,18 @@ impl Target {
             flow_id: record.text_or_null("flow_id")?,
             snapshot,
             due_at: record.time("due_at")?,
+            overtaken: false,
         })
+    }
+
+    /// Whether a look at it does something to it.
+    fn is_acted_on(&self) -> bool {
+        self.status.is_converging() || self.status == ServiceStatus::Deleting
+    }
+
+    /// Whether the service still waits for what was applied.
+    fn is_waited_for(&self) -> bool {
+        self.status.is_converging() && !self.overtaken
     }
 
     /// Whether the service knows already what a look shows.

@@ -23,7 +23,11 @@ use towpath_testkit::CountingProbe;
 use support::{Fresh, Running, asked, at_once, eventually, resource, settings, update};
 
 /// Makes copies of a service's rows under other ids.
-async fn copies(store: &SqlStore, of: &str, count: usize) {
+async fn copies(store: &SqlStore, database: &str, of: &str, count: usize) {
+    let id = match database {
+        "mysql" => "CONCAT('copy-', numbers.n)",
+        _ => "'copy-' || numbers.n",
+    };
     for table in [&SERVICES, &TARGETS] {
         let name = table.name();
         let columns = if name == "hive_targets" {
@@ -36,7 +40,7 @@ async fn copies(store: &SqlStore, of: &str, count: usize) {
         for numbers in (0..count).collect::<Vec<_>>().chunks(500) {
             let list: Vec<String> = numbers.iter().map(|number| format!("SELECT '{number}' AS n")).collect();
             let sql = format!(
-                "INSERT INTO {name} (service_id, {columns}) SELECT 'copy-' || numbers.n, {columns} FROM {name}, \
+                "INSERT INTO {name} (service_id, {columns}) SELECT {id}, {columns} FROM {name}, \
                  ({}) numbers WHERE service_id = ?",
                 list.join(" UNION ALL ")
             );
@@ -63,7 +67,7 @@ async fn a_pass_over_ready_services_that_need_none_costs_one_query(database: &st
         (rows[0].text("status").unwrap() == "READY").then_some(())
     })
     .await;
-    copies(store, &id, 10_000).await;
+    copies(store, database, &id, 10_000).await;
     let standing = || running.app.observers().into_iter().find(|one| one.name == OBSERVER).unwrap();
     let (looks, calls, scanned_at) = (standing().looks, running.cluster.calls(), standing().scanned_at);
     probe.take();
@@ -96,6 +100,47 @@ async fn a_pass_over_ten_thousand_on_sqlite() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pass_over_ten_thousand_on_postgres() {
     a_pass_over_ready_services_that_need_none_costs_one_query("postgres").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pass_over_ten_thousand_on_mysql() {
+    a_pass_over_ready_services_that_need_none_costs_one_query("mysql").await;
+}
+
+/// Who takes facts into rows may be behind: what the service itself says decides whether something is done to the resource.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_deleted_by_hand_just_after_ready_is_not_made_again() {
+    let hour = Duration::from_secs(3600);
+    let settings = HiveSettings { interval: hour, ready_stale: hour, ..settings() };
+    let running = Running::with("sqlite", "local", settings, at_once(), |builder| builder).await;
+    let id = running.create("cart").await;
+    running.reaches(&id, ServiceStatus::Ready).await;
+    running.quiet().await;
+    // The row as it was a moment before: applied, and waited for. Once it is still to be applied, once it was.
+    for wanted in ["'apply'", "NULL"] {
+        let sql = format!(
+            "UPDATE hive_targets SET status = 'CREATING', applied = 1, wanted = {wanted}, version = 4 \
+             WHERE service_id = ?"
+        );
+        let store = running.app.store();
+        assert_eq!(store.own_execute("test.behind", &sql, vec![id.as_str().into()]).await.unwrap(), 1);
+        running.cluster.delete_by_hand(&resource("cart")).unwrap();
+        let looks = || running.app.observers().into_iter().find(|one| one.name == OBSERVER).unwrap().looks;
+        let before = looks();
+        eventually("it is looked at", || async { (looks() > before).then_some(()) }).await;
+        eventually("it is seen to be gone", || async {
+            (!running.service(&id).await.snapshot?.present).then_some(())
+        })
+        .await;
+        running.quiet().await;
+        assert_eq!(running.cluster.look(&resource("cart")).unwrap(), Observed::NotFound);
+        assert_eq!(running.names(&id).await.last().map(String::as_str), Some("service.external.purged"));
+        // What is wanted anew is done.
+        running.send(&id, update("registry.example/cart:2")).await.unwrap();
+        running.reaches(&id, ServiceStatus::Ready).await;
+        running.quiet().await;
+    }
+    running.app.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -160,6 +160,16 @@ impl SqlStore {
         self.transaction().await
     }
 
+    /// Opens a transaction that comes true only if a grant is still the newest of its lease: nobody takes it before the end.
+    ///
+    /// # Errors
+    /// [`StoreError::Fenced`]: somebody has taken it.
+    pub async fn open_transaction_under(&self, grant: &LeaseGrant) -> StoreResult<SqlTransaction> {
+        let mut transaction = self.transaction().await?;
+        ops::leases::fence(&mut transaction.session(), std::slice::from_ref(grant)).await?;
+        Ok(transaction)
+    }
+
     /// Counts a failed delivery and answers what the inbox says of it: handled or given up meanwhile, it stays so.
     pub async fn count_failure(&self, failure: &InboxFailure<'_>) -> StoreResult<InboxEntry> {
         transacting!(self, ops::inbox::fail_entry, failure)

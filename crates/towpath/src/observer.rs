@@ -25,7 +25,7 @@ use towpath_core::aggregate::Aggregate;
 use towpath_core::payload::{InvalidPayload, Payload};
 use towpath_core::ports::store::StoreResult;
 use towpath_core::to_variant;
-use towpath_store::SqlStore;
+use towpath_store::{OwnTables, SqlStore};
 
 use crate::service::{Service, Wake};
 
@@ -143,10 +143,11 @@ pub trait ExternalResources: Send + Sync + 'static {
     ) -> Vec<Decision>;
 
     /// The platform was found to be there or away, and that is not known to have been told before. It is told again when
-    /// this fails, and by another instance that begins to look: it should have the effect of once.
+    /// this fails, and by another instance that begins to look: it should have the effect of once. What is written comes
+    /// true only if this instance is still the one that looks.
     fn platform_is(
         &self,
-        _store: &SqlStore,
+        _tables: &mut OwnTables<'_>,
         _platform: &Platform,
     ) -> impl Future<Output = StoreResult<()>> + Send {
         async { Ok(()) }

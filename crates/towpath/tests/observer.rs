@@ -16,6 +16,7 @@ use towpath::observer::{
     Platform,
 };
 use towpath::ports::store::StoreResult;
+use towpath::tables::OwnTables;
 use towpath::{SqlStore, Towpath};
 
 use support::{Fresh, Order, OrderCommand, eventually};
@@ -144,7 +145,7 @@ impl ExternalResources for Shelf {
         }
     }
 
-    async fn platform_is(&self, _: &SqlStore, platform: &Platform) -> StoreResult<()> {
+    async fn platform_is(&self, _: &mut OwnTables<'_>, platform: &Platform) -> StoreResult<()> {
         self.told.lock().unwrap().push(platform.clone());
         Ok(())
     }
@@ -328,6 +329,27 @@ async fn what_is_seen_after_the_lease_was_lost_has_no_effect(fresh: &Fresh) {
     app.stop().await;
 }
 
+async fn what_is_found_of_the_platform_after_the_lease_was_lost_is_not_told(fresh: &Fresh) {
+    let shelf = Shelf::default();
+    let observer = Observer::named("shelf", shelf.clone(), policy(), ObserverWake::default());
+    // Long enough that it does not notice by itself.
+    let app = fresh.builder().lease(Duration::from_secs(60)).observer(observer).start().await.unwrap();
+    eventually("it is up", || async { (*shelf.told.lock().unwrap() == [Platform::Up]).then_some(()) }).await;
+    let sql = "UPDATE leases SET holder_id = 'other', epoch = epoch + 1 WHERE lease_name = 'observer/shelf'";
+    assert_eq!(app.store().own_execute("test.take", sql, Vec::new()).await.unwrap(), 1);
+    shelf.away.store(true, Ordering::SeqCst);
+    shelf.put("book", Answer::There);
+    is_away(&app).await;
+    // When it is found to be back, it has been tried to tell that it was away.
+    shelf.away.store(false, Ordering::SeqCst);
+    eventually("it is back", || async {
+        (app.observers().into_iter().next()?.platform == Platform::Up).then_some(())
+    })
+    .await;
+    assert_eq!(*shelf.told.lock().unwrap(), [Platform::Up]);
+    app.stop().await;
+}
+
 async fn what_is_withdrawn_is_not_looked_at(fresh: &Fresh) {
     let shelf = Shelf::default();
     shelf.put("a-book", Answer::There);
@@ -421,6 +443,7 @@ on_every_database!(
     one_that_does_not_answer_is_its_own_affair,
     a_platform_that_is_away_is_told_once_and_comes_back,
     what_is_seen_after_the_lease_was_lost_has_no_effect,
+    what_is_found_of_the_platform_after_the_lease_was_lost_is_not_told,
     what_is_withdrawn_is_not_looked_at,
     a_hint_is_looked_at_between_scans,
     the_end_of_hints_is_a_reason_to_ask_the_platform,

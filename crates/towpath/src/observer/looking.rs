@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use towpath_core::ids::InstanceId;
-use towpath_core::ports::store::{LeaseGrant, StoreError};
+use towpath_core::ports::store::{LeaseGrant, StoreError, StoreResult};
 use towpath_core::retry::ErrorClass;
 use towpath_store::SqlStore;
 
@@ -562,10 +562,15 @@ impl<R: ExternalResources> Looking<R> {
 
     /// Tells the application what was found of the platform, until it has taken it.
     async fn tell_of_the_platform(&mut self) {
+        let Some(grant) = self.grant.clone() else { return };
         let Some(platform) = self.health.untold.take() else { return };
-        if let Err(error) = self.resources.platform_is(&self.eyes.store, &platform).await {
-            store_failed(&self.eyes, "tell whether the platform answers", &error);
-            self.health.untold = Some(platform);
+        match tell(&self.eyes, self.resources.as_ref(), &grant, &platform).await {
+            // Somebody else looks by now, and tells what it finds itself.
+            Ok(()) | Err(StoreError::Fenced { .. }) => {}
+            Err(error) => {
+                store_failed(&self.eyes, "tell whether the platform answers", &error);
+                self.health.untold = Some(platform);
+            }
         }
     }
 
@@ -599,6 +604,18 @@ impl<R: ExternalResources> Looking<R> {
             }
         }
     }
+}
+
+/// Tells the application of the platform, if this instance is still the one that looks.
+async fn tell<R: ExternalResources>(
+    eyes: &Eyes,
+    resources: &R,
+    grant: &LeaseGrant,
+    platform: &Platform,
+) -> StoreResult<()> {
+    let mut transaction = eyes.store.open_transaction_under(grant).await?;
+    resources.platform_is(&mut transaction.own_tables(), platform).await?;
+    transaction.finish().await
 }
 
 /// A pause, doubled so many times.
