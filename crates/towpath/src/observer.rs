@@ -116,9 +116,9 @@ pub trait ExternalResources: Send + Sync + 'static {
         resource: &Self::Resource,
     ) -> impl Future<Output = Result<Self::Evidence, ObserveError>> + Send;
 
-    /// Whether something new is wanted of a resource since the look at it that failed. It is then not left alone for as long
-    /// as one that fails again and again.
-    fn is_wanted_anew(&self, _failed: &Self::Resource, _listed: &Self::Resource) -> bool {
+    /// Whether something new is wanted of a resource since the look at it that failed, or is under way. It is then not left
+    /// alone for as long as one that fails again and again, and is looked at once more after the look under way.
+    fn is_wanted_anew(&self, _earlier: &Self::Resource, _listed: &Self::Resource) -> bool {
         false
     }
 
@@ -290,7 +290,7 @@ impl ObserveError {
 /// The code of a look that took too long.
 pub(crate) const TIMED_OUT: &str = "observer-timeout";
 
-/// Makes an observer look now and not at its next scan.
+/// Makes an observer look now and not at its next scan, and at what it did not know of before all else.
 #[derive(Clone, Default)]
 pub struct ObserverWake(pub(crate) Wake);
 

@@ -29,7 +29,7 @@ enum Answer {
     Panic,
     /// No answer, about this one.
     Away,
-    /// An answer, when somebody lets it through.
+    /// An answer, when somebody lets it through: one look for a permit.
     Held,
 }
 
@@ -131,7 +131,7 @@ impl ExternalResources for Shelf {
             Some(Answer::Never) => std::future::pending().await,
             Some(Answer::Panic) => panic!("on purpose"),
             Some(Answer::Held) => {
-                drop(self.gate.acquire().await.unwrap());
+                self.gate.acquire().await.unwrap().forget();
                 Ok(())
             }
             Some(Answer::Away) | None => Err(ObserveError::unanswered("away", "nobody is there")),
@@ -350,6 +350,62 @@ async fn what_is_found_of_the_platform_after_the_lease_was_lost_is_not_told(fres
     app.stop().await;
 }
 
+async fn what_is_asked_for_does_not_wait_behind_a_long_scan(fresh: &Fresh) {
+    let shelf = Shelf::default();
+    // Pages of three, two looks at a time, and none of them ends.
+    (0..30).for_each(|number| shelf.put(&format!("book-{number}"), Answer::Held));
+    let long = ObserverPolicy { timeout: Duration::from_secs(60), poll: Duration::from_secs(3600), ..policy() };
+    let (app, wake) = start(fresh, &shelf, long).await;
+    let begun = || shelf.looks.lock().unwrap().len();
+    eventually("it looks", || async { (begun() == 2).then_some(()) }).await;
+    let scanned_at = || app.observers().remove(0).scanned_at;
+    let before = scanned_at();
+    // Before all others, as what is to be done at once.
+    shelf.put("a-new-one", Answer::There);
+    wake.wake();
+    eventually("it scans", || async { (scanned_at() != before).then_some(()) }).await;
+    // One look ends, and the next is at what was asked for, although others were listed long before.
+    shelf.gate.add_permits(1);
+    eventually("it is looked at", || async { (shelf.looked("a-new-one") > 0).then_some(()) }).await;
+    assert!(begun() <= 4, "{} of 31 were looked at", begun());
+    shelf.gate.add_permits(1_000);
+    for number in 0..30 {
+        was_seen(&app, &format!("book-{number}")).await;
+    }
+    app.stop().await;
+}
+
+async fn hints_are_not_forgotten_when_the_platform_goes_away(fresh: &Fresh) {
+    let shelf = Shelf::default();
+    let (hint, hints) = tokio::sync::mpsc::unbounded_channel();
+    *shelf.hints.lock().unwrap() = Some(hints);
+    let long = ObserverPolicy { timeout: Duration::from_secs(60), poll: Duration::from_secs(3600), ..policy() };
+    let (app, _) = start(fresh, &shelf, long).await;
+    eventually("it is up", || async {
+        (app.observers().into_iter().next()?.platform == Platform::Up).then_some(())
+    })
+    .await;
+    // Two are looked at, the others wait; none of them is due.
+    for number in 0..10 {
+        let name = format!("book-{number}");
+        shelf.answers.lock().unwrap().insert(name.clone(), Answer::Held);
+        hint.send(name).unwrap();
+    }
+    eventually("two are looked at", || async { (shelf.looks.lock().unwrap().len() == 2).then_some(()) }).await;
+    eventually("all are given", || async { (shelf.given.load(Ordering::SeqCst) == 10).then_some(()) }).await;
+    shelf.away.store(true, Ordering::SeqCst);
+    // The end of hints is a reason to ask.
+    drop(hint);
+    is_away(&app).await;
+    assert_eq!(shelf.looks.lock().unwrap().len(), 2);
+    shelf.gate.add_permits(1_000);
+    shelf.away.store(false, Ordering::SeqCst);
+    for number in 0..10 {
+        was_seen(&app, &format!("book-{number}")).await;
+    }
+    app.stop().await;
+}
+
 async fn what_is_withdrawn_is_not_looked_at(fresh: &Fresh) {
     let shelf = Shelf::default();
     shelf.put("a-book", Answer::There);
@@ -444,6 +500,8 @@ on_every_database!(
     a_platform_that_is_away_is_told_once_and_comes_back,
     what_is_seen_after_the_lease_was_lost_has_no_effect,
     what_is_found_of_the_platform_after_the_lease_was_lost_is_not_told,
+    what_is_asked_for_does_not_wait_behind_a_long_scan,
+    hints_are_not_forgotten_when_the_platform_goes_away,
     what_is_withdrawn_is_not_looked_at,
     a_hint_is_looked_at_between_scans,
     the_end_of_hints_is_a_reason_to_ask_the_platform,

@@ -111,11 +111,14 @@ struct Looking<R: ExternalResources> {
     grant: Option<LeaseGrant>,
     /// When the next scan begins.
     scan_at: Instant,
+    /// Somebody has just asked for something: it does not wait behind what a scan has found.
+    woken: bool,
     scanning: Option<Scan<R::Resource>>,
     waiting: Waiting<R::Resource>,
     /// Those that failed the last time: they have a row of their own, so that nobody waits behind them.
     waiting_again: Waiting<R::Resource>,
-    in_hand: HashSet<String>,
+    /// Those that are looked at, as they were listed.
+    in_hand: HashMap<String, R::Resource>,
     /// Those in hand that failed the last time.
     again_in_hand: HashSet<String>,
     /// Keys that were hinted at while they were in hand: looked at once more.
@@ -129,38 +132,61 @@ struct Looking<R: ExternalResources> {
     health: Health,
 }
 
-/// Resources that wait to be looked at, each once.
+/// Resources that wait to be looked at, each once. Those that somebody has just asked for, or was told of, go first.
 struct Waiting<R> {
+    first: VecDeque<(String, R)>,
     row: VecDeque<(String, R)>,
-    keys: HashSet<String>,
+    /// Which ones, and whether they go first.
+    keys: HashMap<String, bool>,
 }
 
 impl<R> Waiting<R> {
     fn new() -> Self {
-        Self { row: VecDeque::new(), keys: HashSet::new() }
+        Self { first: VecDeque::new(), row: VecDeque::new(), keys: HashMap::new() }
     }
 
     fn push_back(&mut self, key: String, resource: R) {
-        if self.keys.insert(key.clone()) {
+        if !self.keys.contains_key(&key) {
+            self.keys.insert(key.clone(), false);
             self.row.push_back((key, resource));
         }
     }
 
-    fn push_front(&mut self, key: String, resource: R) {
-        if self.keys.insert(key.clone()) {
-            self.row.push_front((key, resource));
+    /// Puts it before those that were not hinted at. What waits behind already is passed over when its turn comes.
+    fn push_first(&mut self, key: String, resource: R) {
+        if self.keys.insert(key.clone(), true) != Some(true) {
+            self.first.push_back((key, resource));
         }
     }
 
     fn pop(&mut self) -> Option<(String, R)> {
-        let (key, resource) = self.row.pop_front()?;
-        self.keys.remove(&key);
-        Some((key, resource))
+        if let Some((key, resource)) = self.first.pop_front() {
+            self.keys.remove(&key);
+            return Some((key, resource));
+        }
+        loop {
+            let (key, resource) = self.row.pop_front()?;
+            // Another of the same name went before it.
+            if self.keys.get(&key) == Some(&false) {
+                self.keys.remove(&key);
+                return Some((key, resource));
+            }
+        }
     }
 
-    fn clear(&mut self) {
+    fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    fn has(&self, key: &str) -> bool {
+        self.keys.contains_key(key)
+    }
+
+    /// Ends the wait of all; answers who would have gone first.
+    fn clear(&mut self) -> Vec<String> {
         self.row.clear();
         self.keys.clear();
+        self.first.drain(..).map(|(key, _)| key).collect()
     }
 }
 
@@ -229,10 +255,11 @@ impl<R: ExternalResources> Looking<R> {
             held,
             grant: None,
             scan_at: Instant::now(),
+            woken: false,
             scanning: None,
             waiting: Waiting::new(),
             waiting_again: Waiting::new(),
-            in_hand: HashSet::new(),
+            in_hand: HashMap::new(),
             again_in_hand: HashSet::new(),
             hinted: HashSet::new(),
             missed: HashSet::new(),
@@ -256,7 +283,7 @@ impl<R: ExternalResources> Looking<R> {
                 () = stopping.asked() => break,
                 changed = self.held.changed() => if changed.is_err() { break },
                 () = tokio::time::sleep_until(next), if looks => {}
-                () = wake.0.woken() => self.scan_at = Instant::now(),
+                () = wake.0.woken() => self.woken = true,
                 Some(first) = self.in_flight.join_next(), if !self.in_flight.is_empty() => {
                     self.end_looks(first).await;
                 }
@@ -318,7 +345,8 @@ impl<R: ExternalResources> Looking<R> {
         if self.health.down {
             return;
         }
-        if self.scan_at <= Instant::now() && self.scanning.is_none() {
+        let woken = std::mem::take(&mut self.woken);
+        if woken || (self.scan_at <= Instant::now() && self.scanning.is_none()) {
             let began_at = self.eyes.bus.clock.now();
             self.scanning = Some(Scan { began_at, after: None });
             self.scan_at = Instant::now() + self.policy.poll;
@@ -332,10 +360,16 @@ impl<R: ExternalResources> Looking<R> {
             self.eyes.standings.change(&self.eyes.name, |standing| standing.scanned_at = Some(began_at));
         }
         let most = self.policy.concurrency.max(1);
+        let page = self.policy.page.max(1);
+        if woken {
+            // As many as can be looked at: the next that is asked for does not wait behind a page of these.
+            let few = u32::try_from(most).unwrap_or(page).min(page);
+            self.next_page(few, Waiting::push_first).await;
+        }
         while self.in_flight.len().saturating_sub(self.again_in_hand.len()) < most {
             match self.waiting.pop() {
                 Some((key, resource)) => drop(self.look(key, resource)),
-                None if self.next_page().await => {}
+                None if self.next_page(page, Waiting::push_back).await => {}
                 None => break,
             }
         }
@@ -347,10 +381,14 @@ impl<R: ExternalResources> Looking<R> {
         }
     }
 
-    /// Asks for the next page of the scan; answers whether there may be something to look at.
-    async fn next_page(&mut self) -> bool {
+    /// Asks for the next page of the scan, and puts what is not known yet where it belongs; answers whether there may be
+    /// something to look at.
+    async fn next_page(
+        &mut self,
+        limit: u32,
+        put: fn(&mut Waiting<R::Resource>, String, R::Resource),
+    ) -> bool {
         let Some(Scan { began_at, after }) = self.scanning.take() else { return false };
-        let limit = self.policy.page.max(1);
         match self.resources.due(&self.eyes.store, began_at, after.as_ref(), limit).await {
             Ok(page) => {
                 let full = page.len() >= usize::try_from(limit).unwrap_or(usize::MAX);
@@ -359,11 +397,15 @@ impl<R: ExternalResources> Looking<R> {
                 }
                 for resource in page {
                     let key = self.resources.key(&resource);
+                    let anew = |known: &R::Resource| self.resources.is_wanted_anew(known, &resource);
+                    // It was due when the look at it began, and is until that has ended.
+                    if self.in_hand.get(&key).is_some_and(|known| !anew(known)) || self.waiting.has(&key) {
+                        continue;
+                    }
                     match self.failing.get(&key) {
-                        None => self.waiting.push_back(key, resource),
+                        None => put(&mut self.waiting, key, resource),
                         Some(failing)
-                            if failing.not_before <= Instant::now()
-                                || self.resources.is_wanted_anew(&failing.resource, &resource) =>
+                            if failing.not_before <= Instant::now() || anew(&failing.resource) =>
                         {
                             self.waiting_again.push_back(key, resource);
                         }
@@ -371,7 +413,7 @@ impl<R: ExternalResources> Looking<R> {
                         Some(_) => {}
                     }
                 }
-                full || !self.waiting.row.is_empty()
+                full || !self.waiting.is_empty()
             }
             Err(error) => {
                 store_failed(&self.eyes, "ask what is due", &error);
@@ -384,10 +426,11 @@ impl<R: ExternalResources> Looking<R> {
     /// Begins a look, unless one at the same is under way: then there is another afterwards. Answers whether it began.
     fn look(&mut self, key: String, resource: R::Resource) -> bool {
         let Some(grant) = self.grant.clone() else { return false };
-        if !self.in_hand.insert(key.clone()) {
+        if self.in_hand.contains_key(&key) {
             self.hinted.insert(key);
             return false;
         }
+        self.in_hand.insert(key.clone(), resource.clone());
         let (eyes, resources, timeout) =
             (Arc::clone(&self.eyes), Arc::clone(&self.resources), self.policy.timeout);
         let held = self.held.clone();
@@ -443,8 +486,10 @@ impl<R: ExternalResources> Looking<R> {
         if !looked.is_empty()
             && let Err(error) = self.resources.note(&self.eyes.store, &looked).await
         {
-            // They are due as before, and looked at again.
+            // What was due is due as before, and looked at again. What was hinted at may not have been.
             store_failed(&self.eyes, "note what it has looked at", &error);
+            let failed = looked.iter().filter(|look| look.failure.is_some());
+            self.missed.extend(failed.map(|look| self.resources.key(&look.resource)));
         }
         if !hinted.is_empty() {
             self.look_at_named(hinted).await;
@@ -544,8 +589,9 @@ impl<R: ExternalResources> Looking<R> {
             return;
         }
         self.health.down = true;
-        self.waiting.clear();
-        self.waiting_again.clear();
+        // What a scan has found is found again; what was hinted at may not be due for long.
+        self.missed.extend(self.waiting.clear());
+        self.missed.extend(self.waiting_again.clear());
         self.scanning = None;
         let (code, message) = (failure.code.clone(), failure.message.clone());
         tracing::error!(
@@ -595,12 +641,12 @@ impl<R: ExternalResources> Looking<R> {
     fn put_first(&mut self, resources: Vec<R::Resource>) {
         for resource in resources {
             let key = self.resources.key(&resource);
-            if self.in_hand.contains(&key) {
+            if self.in_hand.contains_key(&key) {
                 self.hinted.insert(key);
             } else if self.failing.contains_key(&key) {
-                self.waiting_again.push_front(key, resource);
+                self.waiting_again.push_first(key, resource);
             } else {
-                self.waiting.push_front(key, resource);
+                self.waiting.push_first(key, resource);
             }
         }
     }
