@@ -101,6 +101,11 @@ impl SqlStore {
         reading!(self, ops::backlog::look, channels, now, self.floors())
     }
 
+    /// Whether all connections are in use at this moment. Who keeps one then, without need, keeps others waiting.
+    pub fn is_exhausted(&self) -> bool {
+        self.connections().iter().any(|pool| pool.used >= pool.most)
+    }
+
     /// How the connections are used at this moment. Asks nobody.
     pub fn connections(&self) -> Vec<Connections> {
         fn of<DB: sqlx::Database>(name: &'static str, pool: &sqlx::Pool<DB>) -> Connections {

@@ -96,6 +96,7 @@ mod tests {
                 reconnects: false,
                 durable: false,
                 tells_standing: false,
+                in_store: false,
             }
         }
 

@@ -11,14 +11,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use support::delivery::{Broker, Stage, effects, effects_of};
-use support::{Order, OrderCommand, OrderEvent, eventually};
+use support::{Order, OrderCommand, OrderEvent, eventually, eventually_within};
 use towpath::letters::{LetterFilter, SetAside};
 use towpath::lifecycle::LetterStatus;
 use towpath::ports::broker::{Destination, Message};
 use towpath::ports::store::StoreError;
 use towpath::retry::RetryPolicy;
 use towpath::{
-    Afterwards, Batch, Consumer, ConsumerPolicy, DeadTo, Delivery, HandlerError, LettersError, Next, Towpath,
+    Afterwards, Batch, Consumer, ConsumerPolicy, DeadTo, Delivery, HandlerError, LettersError, Next,
+    StoreOptions, Towpath,
 };
 
 on_every_pair!(
@@ -41,6 +42,7 @@ on_every_pair!(
     order_is_kept_for_senders_that_give_no_key,
     a_watcher_that_panics_changes_nothing,
     what_waits_behind_nothing_goes_on,
+    workers_do_not_wait_for_each_others_connections,
 );
 
 /// Quick retries, for tests.
@@ -81,6 +83,34 @@ async fn a_fact_has_its_effect_once_however_often_it_is_delivered(stage: &Stage)
     let counted = effects(&app).await;
     assert_eq!(counted.len(), 21);
     assert!(counted.values().all(|count| *count == 1), "{counted:?}");
+    app.stop().await;
+}
+
+/// More workers than connections, all of them busy: settling needs a connection, too, where the broker is in the store.
+async fn workers_do_not_wait_for_each_others_connections(stage: &Stage) {
+    const FACTS: u32 = 150;
+    let handled = Arc::new(AtomicU32::new(0));
+    let consumers = ["one", "two", "three"].map(|name| {
+        let handled = Arc::clone(&handled);
+        Consumer::of(stage.channel()).with(quick()).each(name, move |delivery: Delivery| {
+            handled.fetch_add(1, Ordering::SeqCst);
+            async move { Ok(delivery.handled()) }
+        })
+    });
+    // Who waits for a connection here waits for ever.
+    let few = StoreOptions {
+        max_connections: 4,
+        acquire_timeout: Duration::from_secs(3600),
+        ..StoreOptions::default()
+    };
+    let app = stage.app_with_connections(few, consumers).await;
+    futures_util::future::join_all((0..FACTS).map(|number| {
+        let app = app.clone();
+        async move { place(&app, &format!("order-{number}")).await }
+    }))
+    .await;
+    let all = || async { (handled.load(Ordering::SeqCst) >= 3 * FACTS).then_some(()) };
+    eventually_within("all are handled", Duration::from_secs(60), all).await;
     app.stop().await;
 }
 

@@ -354,7 +354,8 @@ async fn what_is_asked_for_does_not_wait_behind_a_long_scan(fresh: &Fresh) {
     let shelf = Shelf::default();
     // Pages of three, two looks at a time, and none of them ends.
     (0..30).for_each(|number| shelf.put(&format!("book-{number}"), Answer::Held));
-    let long = ObserverPolicy { timeout: Duration::from_secs(60), poll: Duration::from_secs(3600), ..policy() };
+    let long =
+        ObserverPolicy { timeout: Duration::from_secs(60), poll: Duration::from_secs(3600), ..policy() };
     let (app, wake) = start(fresh, &shelf, long).await;
     let begun = || shelf.looks.lock().unwrap().len();
     eventually("it looks", || async { (begun() == 2).then_some(()) }).await;
@@ -379,7 +380,8 @@ async fn hints_are_not_forgotten_when_the_platform_goes_away(fresh: &Fresh) {
     let shelf = Shelf::default();
     let (hint, hints) = tokio::sync::mpsc::unbounded_channel();
     *shelf.hints.lock().unwrap() = Some(hints);
-    let long = ObserverPolicy { timeout: Duration::from_secs(60), poll: Duration::from_secs(3600), ..policy() };
+    let long =
+        ObserverPolicy { timeout: Duration::from_secs(60), poll: Duration::from_secs(3600), ..policy() };
     let (app, _) = start(fresh, &shelf, long).await;
     eventually("it is up", || async {
         (app.observers().into_iter().next()?.platform == Platform::Up).then_some(())
@@ -391,7 +393,8 @@ async fn hints_are_not_forgotten_when_the_platform_goes_away(fresh: &Fresh) {
         shelf.answers.lock().unwrap().insert(name.clone(), Answer::Held);
         hint.send(name).unwrap();
     }
-    eventually("two are looked at", || async { (shelf.looks.lock().unwrap().len() == 2).then_some(()) }).await;
+    eventually("two are looked at", || async { (shelf.looks.lock().unwrap().len() == 2).then_some(()) })
+        .await;
     eventually("all are given", || async { (shelf.given.load(Ordering::SeqCst) == 10).then_some(()) }).await;
     shelf.away.store(true, Ordering::SeqCst);
     // The end of hints is a reason to ask.

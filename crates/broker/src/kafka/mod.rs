@@ -70,6 +70,7 @@ pub const PROMISES: BrokerPromises = BrokerPromises {
     durable: true,
     // A group's lag is not a queue's depth, and asking for it would join the group.
     tells_standing: false,
+    in_store: false,
 };
 
 /// A Kafka cluster.

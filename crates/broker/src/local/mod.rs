@@ -51,6 +51,7 @@ pub const PROMISES: BrokerPromises = BrokerPromises {
     reconnects: false,
     durable: true,
     tells_standing: true,
+    in_store: true,
 };
 
 /// How it works.

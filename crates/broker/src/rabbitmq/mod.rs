@@ -53,6 +53,7 @@ pub const PROMISES: BrokerPromises = BrokerPromises {
     reconnects: false,
     durable: true,
     tells_standing: true,
+    in_store: false,
 };
 
 /// A RabbitMQ broker.

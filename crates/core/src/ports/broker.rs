@@ -43,6 +43,8 @@ pub struct BrokerPromises {
     pub durable: bool,
     /// How many messages wait in a queue can be asked. Where this is not so, no queue is known to be there.
     pub tells_standing: bool,
+    /// Messages are kept in the application's own database: whoever settles one needs a connection of it.
+    pub in_store: bool,
 }
 
 /// A fault or a refusal of the broker.

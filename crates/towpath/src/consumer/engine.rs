@@ -304,7 +304,9 @@ fn place_of(received: &Received, workers: usize) -> usize {
 type SharedReceiver = Arc<tokio::sync::Mutex<mpsc::Receiver<Arrived>>>;
 
 /// A transaction that was opened with the commit of the one before it. Only a worker that has more to do at once keeps
-/// one: nobody is idle in a transaction.
+/// one: nobody is idle in a transaction. And only where nobody waits for its connection: what was handled is settled while
+/// it is kept, and with a broker in the store that needs a connection, too. Workers that all keep theirs would wait for
+/// each other.
 type Spare = Option<SqlTransaction>;
 
 /// Where a worker's deliveries come from.
@@ -414,7 +416,7 @@ impl Job {
         while ready.len() > 1 {
             match self.attempt(&mut ready, spare).await {
                 Attempt::Done(next) => {
-                    *spare = next;
+                    *spare = next.filter(|_| self.may_keep_a_connection());
                     return self.acknowledge_all(&ready).await;
                 }
                 // Those whose aggregate waits leave the batch; the others stay together.
@@ -455,7 +457,7 @@ impl Job {
         loop {
             let settlement = match self.attempt(std::slice::from_mut(ready), spare).await {
                 Attempt::Done(next) => {
-                    *spare = next;
+                    *spare = next.filter(|_| self.may_keep_a_connection());
                     Ok(Some(Settlement::Acknowledge))
                 }
                 Attempt::Waits(_) => {
@@ -493,6 +495,10 @@ impl Job {
                 }
             }
         }
+    }
+
+    fn may_keep_a_connection(&self) -> bool {
+        !self.running.broker.promises().in_store && !self.running.store.is_exhausted()
     }
 
     fn note_store(&self, error: &StoreError) {

@@ -182,6 +182,7 @@ mod tests {
         reconnects: false,
         durable: true,
         tells_standing: false,
+        in_store: false,
     };
     const LOG: BrokerPromises = BrokerPromises { dead_letters: false, settles_singly: false, ..QUEUES };
 

@@ -404,9 +404,7 @@ impl<R: ExternalResources> Looking<R> {
                     }
                     match self.failing.get(&key) {
                         None => put(&mut self.waiting, key, resource),
-                        Some(failing)
-                            if failing.not_before <= Instant::now() || anew(&failing.resource) =>
-                        {
+                        Some(failing) if failing.not_before <= Instant::now() || anew(&failing.resource) => {
                             self.waiting_again.push_back(key, resource);
                         }
                         // Left alone for a while.

@@ -159,6 +159,19 @@ impl Stage {
         app
     }
 
+    /// With connections of its own number and patience.
+    pub async fn app_with_connections(
+        &self,
+        options: towpath::StoreOptions,
+        consumers: impl IntoIterator<Item = Consumer>,
+    ) -> Towpath {
+        let mut builder = self.builder().topology(self.topology(false)).store_options(options);
+        for consumer in consumers {
+            builder = builder.consumer(consumer);
+        }
+        builder.start().await.expect("start")
+    }
+
     /// One that does nothing by itself: it has to be told.
     pub async fn app_that_looks_rarely(&self, consumer: Consumer) -> Towpath {
         const RARELY: Duration = Duration::from_secs(3600);
