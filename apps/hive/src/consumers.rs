@@ -128,7 +128,9 @@ pub(crate) async fn write(
         let mut values = Vec::new();
         let chosen = OwnTables::one_of("service_id", gone, &mut values);
         let sql = format!("DELETE FROM hive_targets WHERE {chosen}");
-        tables.execute("hive.forget.targets", &sql, values).await?;
+        tables.execute("hive.forget.targets", &sql, values.clone()).await?;
+        let sql = format!("DELETE FROM hive_failures WHERE {chosen}");
+        tables.execute("hive.forget.failures", &sql, values).await?;
     }
     Ok(())
 }

@@ -13,6 +13,7 @@ use towpath::{Builder, Channel, HandlerError, IncomingEvent, SendError, SqlStore
 
 use crate::alerts::{self, Alert};
 use crate::consumers;
+use crate::failures::{self, Looks};
 use crate::gateway::ServingGateway;
 use crate::knative::KnativeService;
 use crate::namespace::Namespace;
@@ -20,13 +21,22 @@ use crate::record::ServiceRecord;
 use crate::service::{Service, ServiceStatus};
 use crate::tables::TABLES;
 use crate::targets::Targets;
-use crate::views::{Pages, ServiceRow};
+use crate::views::{Keyed, Pages, RowKey, ServiceRow};
 
 /// The name of hive's observer: of its lease, and among [`Towpath::observers`].
 pub const OBSERVER: &str = "hive";
 
 /// How many events a rebuild reads at a time.
 const PAGE: u64 = 1_000;
+
+/// How many rows that no fact speaks of are deleted at a time.
+const STRAYS_AT_ONCE: usize = 64;
+
+/// The code of a transaction that gave way to another one.
+const CONTENTION: &str = "contention";
+
+/// How often a rebuild gives way and begins anew.
+const GIVES_WAY_AT_MOST: u32 = 20;
 
 /// How often somebody who waits looks.
 const WAIT_TICK: Duration = Duration::from_millis(100);
@@ -171,6 +181,11 @@ impl Hive {
         }
     }
 
+    /// When a service was last looked at, and why it could not be since.
+    pub async fn looks(&self, store: &SqlStore, service_id: &str) -> Result<Looks, StoreError> {
+        failures::looks(store, service_id).await
+    }
+
     /// The alerts about the platform, the last raised first.
     pub async fn alerts(&self, store: &SqlStore, limit: u32) -> Result<Vec<Alert>, StoreError> {
         alerts::list(store, limit).await
@@ -278,14 +293,25 @@ pub struct Rebuilt {
 /// # Errors
 /// A fact that cannot be read, or the store's.
 pub async fn rebuild(store: &SqlStore, ready_stale: Duration) -> Result<Rebuilt, HandlerError> {
+    let mut gave_way = 0;
+    loop {
+        match rebuild_once(store, ready_stale).await {
+            // The consumers write the same rows, and one of two has to give way.
+            Err(error) if error.code() == CONTENTION && gave_way < GIVES_WAY_AT_MOST => gave_way += 1,
+            rebuilt => return rebuilt,
+        }
+    }
+}
+
+async fn rebuild_once(store: &SqlStore, ready_stale: Duration) -> Result<Rebuilt, HandlerError> {
     let kinds = [
         <Service as towpath::Aggregate>::KIND,
         <KnativeService as towpath::Aggregate>::KIND,
         <ServiceRecord as towpath::Aggregate>::KIND,
         <Namespace as towpath::Aggregate>::KIND,
     ];
-    // Rows that are younger may stem from facts that are committed while the log is read.
-    let older = chrono::Utc::now() - chrono::TimeDelta::seconds(60);
+    // Whatever a row that is there now stems from is in the log that is read afterwards.
+    let there = rows_there(store).await?;
     let mut pages = Pages::default();
     // Facts that nobody has given a position yet are facts: who has handled them does not get them again.
     let head = towpath::complete_head(store).await?;
@@ -305,16 +331,15 @@ pub async fn rebuild(store: &SqlStore, ready_stale: Duration) -> Result<Rebuilt,
     pages.urgent = pages.services.keys().cloned().collect();
     let mut transaction = store.open_transaction().await?;
     let mut tables = transaction.own_tables();
-    for (table, column) in [
-        ("hive_services", "updated_at"),
-        ("hive_revisions", "seen_at"),
-        ("hive_routes", "aligned_at"),
-        ("hive_specs", "persisted_at"),
-        ("hive_audit", "requested_at"),
-        ("hive_namespaces", "validated_at"),
-    ] {
-        let sql = format!("DELETE FROM {table} WHERE {column} < ?");
-        tables.execute("hive.rebuild.clear", &sql, vec![older.into()]).await?;
+    // No fact speaks of these. The others are written over, unless the consumers have gone on with them meanwhile.
+    for (table, keys) in &there {
+        let strays: Vec<&RowKey> = keys.iter().filter(|key| !pages.has(table, key)).collect();
+        for strays in strays.chunks(STRAYS_AT_ONCE) {
+            let values = strays.iter().flat_map(|key| key.values()).collect();
+            let any = vec![table.condition(); strays.len()].join(" OR ");
+            let sql = format!("DELETE FROM {} WHERE {any}", table.name());
+            tables.execute("hive.rebuild.stray", &sql, values).await?;
+        }
     }
     let mut known = BTreeMap::new();
     let sql = "SELECT service_id, version FROM hive_services";
@@ -325,6 +350,18 @@ pub async fn rebuild(store: &SqlStore, ready_stale: Duration) -> Result<Rebuilt,
     consumers::write(&mut tables, &pages, ready_stale).await?;
     transaction.finish().await?;
     Ok(Rebuilt { facts, services })
+}
+
+/// The rows of the read models that are there, by their keys.
+async fn rows_there(store: &SqlStore) -> Result<BTreeMap<Keyed, Vec<RowKey>>, HandlerError> {
+    let mut there = BTreeMap::new();
+    for table in Keyed::ALL {
+        let sql = format!("SELECT {} FROM {}", table.columns(), table.name());
+        let rows = store.own_rows("hive.rebuild.there", &sql, Vec::new()).await?;
+        let keys = rows.iter().map(|record| table.key(record)).collect::<Result<_, _>>()?;
+        there.insert(table, keys);
+    }
+    Ok(there)
 }
 
 #[cfg(test)]

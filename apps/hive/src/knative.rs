@@ -31,6 +31,9 @@ pub struct KnativeService {
     pub revisions: BTreeSet<String>,
     /// Where requests were told to go.
     pub traffic: Vec<RouteTarget>,
+    /// At which address.
+    #[serde(default)]
+    pub url: Option<String>,
 }
 
 /// What may be asked of it.
@@ -187,7 +190,9 @@ impl Aggregate for KnativeService {
             KnativeServiceEvent::RevisionCreated(created) => {
                 self.revisions.insert(created.revision.name.clone());
             }
-            KnativeServiceEvent::RouteAligned(aligned) => self.traffic = aligned.traffic.clone(),
+            KnativeServiceEvent::RouteAligned(aligned) => {
+                (self.traffic, self.url) = (aligned.traffic.clone(), aligned.url.clone());
+            }
         }
         self
     }
@@ -261,17 +266,16 @@ impl KnativeService {
         .collect()
     }
 
+    /// Requests go elsewhere, or nowhere any more.
     fn new_route(&self, look: &Look) -> Option<KnativeServiceEvent> {
-        let found = look.found()?;
-        if found.traffic.is_empty() || found.traffic == self.traffic {
+        let (traffic, url) = look.found().map_or_else(Default::default, |found| {
+            (found.traffic.clone(), found.url.clone().filter(|_| !found.traffic.is_empty()))
+        });
+        if traffic == self.traffic && url == self.url {
             return None;
         }
-        Some(KnativeServiceEvent::RouteAligned(RouteAligned {
-            service_id: look.service_id.clone(),
-            resource: look.resource.clone(),
-            traffic: found.traffic.clone(),
-            url: found.url.clone(),
-        }))
+        let (service_id, resource) = (look.service_id.clone(), look.resource.clone());
+        Some(KnativeServiceEvent::RouteAligned(RouteAligned { service_id, resource, traffic, url }))
     }
 }
 
@@ -282,14 +286,10 @@ impl Look {
         (self.observed_at - moment).abs().to_std().is_ok_and(|between| between >= interval)
     }
 
-    /// The resource, unless it belongs to another service: what is made of that one is not this one's.
+    /// The resource, if it is the service's: what is made of another's, or of nobody's, is not this one's.
     fn found(&self) -> Option<&FoundService> {
         match &self.observed {
-            Observed::Found(found)
-                if found.service_id.as_ref().is_none_or(|owner| *owner == self.service_id) =>
-            {
-                Some(found)
-            }
+            Observed::Found(found) if found.service_id.as_ref() == Some(&self.service_id) => Some(found),
             _ => None,
         }
     }
@@ -372,7 +372,7 @@ mod tests {
     #[test]
     fn revisions_and_routes_of_another_service_are_not_its_own() {
         let context = Context { now: Utc::now(), version: 0, actor_id: None, tenant_id: None };
-        for (owner, told) in [(None, 2), (Some("shop.cart"), 2), (Some("other"), 0)] {
+        for (owner, told) in [(None, 0), (Some("shop.cart"), 2), (Some("other"), 0)] {
             let revision = || "cart-00001".to_owned();
             let found = FoundService {
                 service_id: owner.map(str::to_owned),
@@ -392,6 +392,39 @@ mod tests {
             };
             assert_eq!(events.iter().filter(of_parts).count(), told, "{owner:?}");
         }
+    }
+
+    #[test]
+    fn a_route_is_told_when_its_address_changes_and_when_it_is_gone() {
+        let routed = |url: &str| {
+            let target =
+                RouteTarget { revision: "cart-00001".to_owned(), percent: 100, latest: true, tag: None };
+            let found = FoundService {
+                service_id: Some("shop.cart".to_owned()),
+                traffic: vec![target],
+                url: Some(url.to_owned()),
+                ..FoundService::default()
+            };
+            Observed::Found(Box::new(found))
+        };
+        let seen = [routed("http://cart"), routed("http://cart"), routed("https://cart"), Observed::NotFound];
+        let context = Context { now: Utc::now(), version: 0, actor_id: None, tenant_id: None };
+        let mut state = KnativeService::default();
+        let mut told = Vec::new();
+        for observed in seen {
+            let look = Look { observed, ..look(WANTED, ConditionStatus::True, 0) };
+            let events = state.decide(KnativeServiceCommand::Observe(look), &context).unwrap();
+            state = events.iter().fold(state, |state, event| state.evolve(event));
+            told.push(events.into_iter().find_map(|event| match event {
+                KnativeServiceEvent::RouteAligned(aligned) => Some((aligned.traffic.len(), aligned.url)),
+                _ => None,
+            }));
+        }
+        let url = |text: &str| Some(text.to_owned());
+        assert_eq!(
+            told,
+            [Some((1, url("http://cart"))), None, Some((1, url("https://cart"))), Some((0, None))]
+        );
     }
 
     #[test]

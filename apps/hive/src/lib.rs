@@ -6,6 +6,7 @@
 
 pub mod alerts;
 mod consumers;
+pub mod failures;
 pub mod gateway;
 mod hive;
 pub mod knative;

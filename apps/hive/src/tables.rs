@@ -32,7 +32,7 @@ pub const SERVICES: Table = Table::new(
         column("updated_at", Time),
     ],
     &["service_id"],
-    &[Index::new("hive_services_name", &["namespace", "name"])],
+    &[Index::new("hive_services_status", &["status", "service_id"])],
 );
 
 /// The revisions that were seen.
@@ -119,6 +119,21 @@ pub const ALERTS: Table = Table::new(
     &[],
 );
 
+/// What could not be looked at, or not be done there, the last time: a row per service for as long as that is so. The observer
+/// writes here.
+pub const FAILURES: Table = Table::new(
+    "hive_failures",
+    &[
+        column("service_id", Name(128)),
+        column("code", Name(128)),
+        column("message", Text),
+        column("since", Time),
+        column("failed_at", Time),
+    ],
+    &["service_id"],
+    &[],
+);
+
 /// What is to be looked at, and when: a row per service that is not DELETED. The observer writes here when it has looked.
 pub const TARGETS: Table = Table::new(
     "hive_targets",
@@ -148,4 +163,5 @@ pub const TARGETS: Table = Table::new(
 );
 
 /// All of them.
-pub const TABLES: [Table; 8] = [SERVICES, REVISIONS, ROUTES, SPECS, AUDIT, NAMESPACES, TARGETS, ALERTS];
+pub const TABLES: [Table; 9] =
+    [SERVICES, REVISIONS, ROUTES, SPECS, AUDIT, NAMESPACES, TARGETS, FAILURES, ALERTS];

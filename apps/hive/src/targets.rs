@@ -6,6 +6,7 @@
 //! done. What was done and is undone by somebody else is done again as long as the service waits for it.
 
 use std::collections::BTreeMap;
+use std::hash::{Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use towpath::tables::{OwnTables, Record, Value};
 use towpath::{Aggregate as _, InvalidPayload, Payload, SqlStore};
 
 use crate::alerts;
+use crate::failures;
 use crate::gateway::{Apply, GatewayError, Observed, ServingGateway};
 use crate::knative::{KnativeService, KnativeServiceCommand, Look};
 use crate::namespace::{Namespace, NamespaceCommand, NamespaceValidated};
@@ -72,6 +74,8 @@ pub struct Evidence {
     applied: Option<ApplyResult>,
     /// What is there; none when it was not looked at, because of what came before.
     observed: Option<Result<Observed, ObserveError>>,
+    /// Why it could not be deleted, for good.
+    refused: Option<ObserveError>,
 }
 
 impl Targets {
@@ -84,6 +88,15 @@ impl Targets {
         timeout: Duration,
     ) -> Self {
         Self { gateway, failure_threshold, interval, stale, timeout }
+    }
+
+    /// So much later are READY services looked at that were looked at together: what was found in one long scan does not
+    /// come due at one moment for ever. Less than the time between two looks at others.
+    fn spread(&self, looked: &[&Looked<Target>]) -> Duration {
+        let mut hasher = std::hash::DefaultHasher::new();
+        looked.first().map(|look| (&look.resource.service_id, look.at)).hash(&mut hasher);
+        let share = u32::try_from(hasher.finish() % 100).unwrap_or_default();
+        self.interval.min(self.stale / 10) * share / 100
     }
 
     async fn apply(&self, target: &Target) -> Result<ApplyResult, ObserveError> {
@@ -130,8 +143,13 @@ impl Targets {
         self.gateway.observe(&target.resource).await.map(Observed::readable).map_err(not_seen)
     }
 
-    async fn delete(&self, target: &Target) -> Result<(), ObserveError> {
-        self.gateway.delete(&target.service_id, &target.resource).await.map(|_| ()).map_err(not_seen)
+    /// Deletes; answers why the platform will not, if it says so. What is there is to be seen all the same.
+    async fn delete(&self, target: &Target) -> Result<Option<ObserveError>, ObserveError> {
+        match self.gateway.delete(&target.service_id, &target.resource).await {
+            Ok(_) => Ok(None),
+            Err(error) if error.is_passing() => Err(not_seen(error)),
+            Err(error) => Ok(Some(not_seen(error))),
+        }
     }
 
     fn decisions(
@@ -140,7 +158,7 @@ impl Targets {
         evidence: Evidence,
         began_at: DateTime<Utc>,
     ) -> Result<Vec<Decision>, InvalidPayload> {
-        let Evidence { namespace_exists, applied, observed } = evidence;
+        let Evidence { namespace_exists, applied, observed, refused: _ } = evidence;
         let mut decisions = Vec::new();
         if let Some(exists) = namespace_exists {
             let namespace = target.resource.namespace.clone();
@@ -241,7 +259,8 @@ impl ExternalResources for Targets {
     }
 
     fn missing(&self, evidence: &Evidence) -> Option<ObserveError> {
-        evidence.observed.as_ref().and_then(|observed| observed.as_ref().err().cloned())
+        let unseen = evidence.observed.as_ref().and_then(|observed| observed.as_ref().err().cloned());
+        unseen.or_else(|| evidence.refused.clone())
     }
 
     async fn platform_is(&self, tables: &mut OwnTables<'_>, platform: &Platform) -> StoreResult<()> {
@@ -249,21 +268,26 @@ impl ExternalResources for Targets {
     }
 
     async fn observe(&self, target: &Target) -> Result<Evidence, ObserveError> {
-        let (mut namespace_exists, mut applied) = (None, None);
+        let (mut namespace_exists, mut applied, mut refused) = (None, None, None);
         let deadline = Instant::now() + self.timeout.mul_f64(TOLD_BEFORE);
         match target.wanted.filter(|_| !target.overtaken) {
             Some(Wanted::Apply) if target.status.is_converging() => {
-                if target.spec_version == 1 {
-                    namespace_exists = self.namespace_exists(&target.resource.namespace).await?;
-                }
+                namespace_exists = self.namespace_exists(&target.resource.namespace).await?;
                 let outcome = self.apply(target).await?;
                 // A no for good is told at once: whatever else could not be seen would keep it back.
                 if matches!(outcome, ApplyResult::Refused { .. }) {
-                    return Ok(Evidence { namespace_exists, applied: Some(outcome), observed: None });
+                    return Ok(Evidence {
+                        namespace_exists,
+                        applied: Some(outcome),
+                        observed: None,
+                        refused,
+                    });
                 }
                 applied = Some(outcome);
             }
-            Some(Wanted::Delete) if target.status == ServiceStatus::Deleting => self.delete(target).await?,
+            Some(Wanted::Delete) if target.status == ServiceStatus::Deleting => {
+                refused = self.delete(target).await?;
+            }
             _ => {}
         }
         let observed = match applied {
@@ -271,24 +295,14 @@ impl ExternalResources for Targets {
             None => self.look(target).await,
         };
         let observed = match observed {
-            // What nobody has labelled is not ours to delete, so it does not keep a service from being gone.
-            Ok(Observed::Found(found))
-                if target.status == ServiceStatus::Deleting && found.service_id.is_none() =>
-            {
-                Observed::NotFound
-            }
             Ok(observed) => observed,
             Err(error) if applied.is_some() => {
-                return Ok(Evidence { namespace_exists, applied, observed: Some(Err(error)) });
+                return Ok(Evidence { namespace_exists, applied, observed: Some(Err(error)), refused });
             }
             Err(error) => return Err(error),
         };
         let own = match &observed {
-            Observed::Found(found)
-                if found.service_id.as_ref().is_none_or(|owner| *owner == target.service_id) =>
-            {
-                Some(found)
-            }
+            Observed::Found(found) if found.service_id.as_ref() == Some(&target.service_id) => Some(found),
             _ => None,
         };
         // Somebody has undone what the service still waits for.
@@ -301,9 +315,9 @@ impl ExternalResources for Targets {
             && target.wanted != Some(Wanted::Delete)
             && own.is_some_and(|found| !found.deleting)
         {
-            self.delete(target).await?;
+            refused = self.delete(target).await?;
         }
-        Ok(Evidence { namespace_exists, applied, observed: Some(Ok(observed)) })
+        Ok(Evidence { namespace_exists, applied, observed: Some(Ok(observed)), refused })
     }
 
     fn decide(&self, target: &Target, evidence: Evidence, began_at: DateTime<Utc>) -> Vec<Decision> {
@@ -317,15 +331,26 @@ impl ExternalResources for Targets {
     async fn note(&self, store: &SqlStore, looked: &[Looked<Target>]) -> StoreResult<()> {
         let (seen, failed): (Vec<_>, Vec<_>) = looked.iter().partition(|look| look.failure.is_none());
         if let Some(at) = seen.iter().map(|look| look.at).max() {
-            let mut values: Vec<Value<'_>> =
-                vec![at.into(), later(at, self.stale).into(), later(at, self.interval).into()];
+            let mut values: Vec<Value<'_>> = vec![
+                at.into(),
+                later(at, self.stale + self.spread(&seen)).into(),
+                later(at, self.interval).into(),
+            ];
             let chosen = as_listed(&seen, &mut values);
             let sql = format!(
                 "UPDATE hive_targets SET observed_at = ?, wanted = CASE WHEN wanted <> 'look' THEN wanted END, \
                  due_at = CASE WHEN status = 'READY' AND missing = 0 THEN ? ELSE ? END WHERE {chosen}"
             );
             store.own_execute("hive.noted", &sql, values).await?;
+            failures::end(store, seen.iter().map(|look| look.resource.service_id.as_str())).await?;
         }
+        failures::keep(
+            store,
+            failed.iter().filter_map(|look| {
+                Some((look.resource.service_id.as_str(), look.failure.as_ref()?, look.at))
+            }),
+        )
+        .await?;
         let mut paused: BTreeMap<Duration, Vec<_>> = BTreeMap::new();
         for look in failed {
             paused.entry(look.pause).or_default().push(look);

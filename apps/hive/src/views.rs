@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use towpath::ids::AggregateKey;
-use towpath::tables::{Record, Value};
+use towpath::tables::{Record, Table, Value};
 use towpath::{Aggregate, HandlerError, IncomingEvent, Payload};
 
 use crate::knative::{KnativeService, RevisionCreated, RouteAligned};
@@ -15,6 +15,7 @@ use crate::namespace::{Namespace, NamespaceValidated};
 use crate::record::{ServiceAudited, ServicePersisted, ServiceRecord};
 use crate::service::{Service, ServiceEvent, ServiceStatus};
 use crate::spec::ResourceName;
+use crate::tables::{AUDIT, NAMESPACES, REVISIONS, ROUTES, SERVICES, SPECS, TARGETS};
 use crate::texts;
 
 /// The longest that a look is put off: nobody means longer, and not every database can write a far moment down.
@@ -63,6 +64,89 @@ pub struct ServiceRow {
     pub wanted: Option<Wanted>,
     /// The fact because of which something is to be done, or was.
     pub cause: Option<Cause>,
+}
+
+/// A table of the read models, or of what is to be looked at, by what tells its rows apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Keyed {
+    Services,
+    Targets,
+    Revisions,
+    Routes,
+    Specs,
+    Audit,
+    Namespaces,
+}
+
+/// What tells a row apart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum RowKey {
+    /// A service, an event, a namespace.
+    One(String),
+    /// A revision of a service.
+    Named(String, String),
+    /// A specification of a service.
+    Numbered(String, u64),
+}
+
+impl Keyed {
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Services,
+        Self::Targets,
+        Self::Revisions,
+        Self::Routes,
+        Self::Specs,
+        Self::Audit,
+        Self::Namespaces,
+    ];
+
+    fn table(self) -> &'static Table {
+        match self {
+            Self::Services => &SERVICES,
+            Self::Targets => &TARGETS,
+            Self::Revisions => &REVISIONS,
+            Self::Routes => &ROUTES,
+            Self::Specs => &SPECS,
+            Self::Audit => &AUDIT,
+            Self::Namespaces => &NAMESPACES,
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        self.table().name()
+    }
+
+    /// The columns of its key.
+    pub(crate) fn columns(self) -> String {
+        self.table().primary_key().join(", ")
+    }
+
+    /// That a row is a certain one.
+    pub(crate) fn condition(self) -> String {
+        let columns: Vec<String> =
+            self.table().primary_key().iter().map(|column| format!("{column} = ?")).collect();
+        format!("({})", columns.join(" AND "))
+    }
+
+    pub(crate) fn key(self, record: &Record) -> Result<RowKey, HandlerError> {
+        Ok(match self {
+            Self::Services | Self::Targets | Self::Routes => RowKey::One(record.text("service_id")?),
+            Self::Audit => RowKey::One(record.text("event_id")?),
+            Self::Namespaces => RowKey::One(record.text("namespace")?),
+            Self::Revisions => RowKey::Named(record.text("service_id")?, record.text("revision")?),
+            Self::Specs => RowKey::Numbered(record.text("service_id")?, record.count("spec_version")?),
+        })
+    }
+}
+
+impl RowKey {
+    pub(crate) fn values(&self) -> Vec<Value<'_>> {
+        match self {
+            Self::One(key) => vec![key.as_str().into()],
+            Self::Named(key, name) => vec![key.as_str().into(), name.as_str().into()],
+            Self::Numbered(key, number) => vec![key.as_str().into(), (*number).into()],
+        }
+    }
 }
 
 /// Facts that are missing.
@@ -152,7 +236,7 @@ impl Pages {
             KnativeService::KIND => match event.event_type.as_str() {
                 "RevisionCreated" => {
                     let created: RevisionCreated = read(event)?;
-                    self.revisions.insert((id, created.revision.name.clone()), (created, at));
+                    self.revisions.insert((id, texts::code(&created.revision.name)), (created, at));
                 }
                 "RouteAligned" => drop(self.routes.insert(id, (version, read(event)?, at))),
                 _ => {}
@@ -258,7 +342,7 @@ impl Pages {
         let rows = self.revisions.iter().map(|((service_id, name), (created, at))| {
             vec![
                 service_id.clone().into(),
-                texts::code(name).into(),
+                name.clone().into(),
                 created.revision.image.as_deref().map(texts::readable).into(),
                 created.spec_hash.as_ref().map(ToString::to_string).into(),
                 created.revision.created_at.into(),
@@ -321,6 +405,21 @@ impl Pages {
             ]
         });
         rows.collect()
+    }
+
+    /// Whether facts speak of a row.
+    pub(crate) fn has(&self, table: &Keyed, key: &RowKey) -> bool {
+        match (table, key) {
+            (Keyed::Services | Keyed::Targets, RowKey::One(id)) => self.services.contains_key(id),
+            (Keyed::Routes, RowKey::One(id)) => self.routes.contains_key(id),
+            (Keyed::Audit, RowKey::One(id)) => self.audit.contains_key(id),
+            (Keyed::Namespaces, RowKey::One(name)) => self.namespaces.contains_key(name),
+            (Keyed::Revisions, RowKey::Named(id, name)) => {
+                self.revisions.contains_key(&(id.clone(), name.clone()))
+            }
+            (Keyed::Specs, RowKey::Numbered(id, version)) => self.specs.contains_key(&(id.clone(), *version)),
+            _ => false,
+        }
     }
 
     /// Drops what is older than what is there.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use towpath::Aggregate;
 use towpath::ids::CorrelationId;
+use towpath_hive::gateway::Observed;
 use towpath_hive::gateway::simulated::{Fates, SimulatedSettings};
 use towpath_hive::knative::KnativeService;
 use towpath_hive::namespace::Namespace;
@@ -210,6 +211,41 @@ async fn a_forced_replacement_rolls_out_again_and_takes_over() {
         service.snapshot.clone().unwrap().latest_ready_revision.unwrap()
     };
     assert_ne!(revision(&taken), revision(&again));
+    running.quiet().await;
+
+    // The same without force is what runs already: nothing is rolled out for it.
+    running.send(&id, update("registry.example/cart:1")).await.unwrap();
+    let same = running.reaches(&id, ServiceStatus::Ready).await;
+    running.quiet().await;
+    assert_eq!(same.desired_spec_hash, again.desired_spec_hash);
+    assert_eq!(revision(&running.service(&id).await), revision(&again));
+    let generation = |service: &towpath_hive::service::Service| service.snapshot.clone().unwrap().generation;
+    assert_eq!(generation(&same), generation(&again));
+    running.app.stop().await;
+}
+
+/// What carries nobody's mark is no service of ours, whatever its name.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_somebody_made_by_hand_is_not_taken_for_a_service() {
+    let running = Running::on("sqlite", "local").await;
+    let by_hand = towpath_hive::spec::ServiceSpec { image: "hand".to_owned(), ..Default::default() };
+    running.cluster.make_by_hand(&resource("cart"), by_hand.clone()).unwrap();
+    let id = running.create("cart").await;
+    let refused = running.reaches(&id, ServiceStatus::Failed).await;
+    assert_eq!(refused.failure.unwrap().reason, "gateway-conflict");
+    running.send(&id, ServiceCommand::Refresh {}).await.unwrap();
+    running.quiet().await;
+    let seen = running.service(&id).await.snapshot.unwrap();
+    assert!(!seen.present && seen.url.is_none() && seen.traffic.is_empty(), "{seen:?}");
+    let kinds = running.events("knative-service", &id).await;
+    assert!(kinds.iter().all(|event| event.envelope.event_type.as_str() == "KnativeServiceObserved"));
+    // A deletion ends with ours, and leaves the other alone.
+    running.send(&id, ServiceCommand::Delete {}).await.unwrap();
+    running.reaches(&id, ServiceStatus::Deleted).await;
+    let Observed::Found(found) = running.cluster.look(&resource("cart")).unwrap() else {
+        panic!("it is gone");
+    };
+    assert_eq!((found.service_id, found.spec_hash, found.deleting), (None, Some(by_hand.hash()), false));
     running.app.stop().await;
 }
 

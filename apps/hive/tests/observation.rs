@@ -205,6 +205,8 @@ async fn a_gateway_that_is_down_is_one_alert_and_changes_nobodys_status() {
 struct Half {
     cluster: SimulatedCluster,
     refuses: bool,
+    /// Whether nothing is deleted.
+    keeps: AtomicBool,
     /// Whether a look goes without an answer for ever, instead of being told no.
     hangs: bool,
     blind: AtomicBool,
@@ -231,7 +233,13 @@ impl ServingGateway for Half {
     }
 
     async fn delete(&self, service_id: &str, resource: &ResourceName) -> Result<Deletion, GatewayError> {
-        self.cluster.delete(service_id, resource).await
+        match self.keeps.load(Ordering::SeqCst) {
+            true => {
+                let (reason, message) = ("Forbidden".to_owned(), "may not delete".to_owned());
+                Err(GatewayError::Refused { reason, message })
+            }
+            false => self.cluster.delete(service_id, resource).await,
+        }
     }
 
     async fn namespace_exists(&self, namespace: &str) -> Result<bool, GatewayError> {
@@ -255,7 +263,8 @@ async fn what_came_of_an_apply_is_told_although_nothing_can_be_seen() {
     for (refuses, hangs) in [(true, false), (false, false), (false, true)] {
         let fresh = Fresh::on("sqlite").await;
         let cluster = SimulatedCluster::new(at_once()).unwrap();
-        let half = Arc::new(Half { cluster: cluster.clone(), refuses, hangs, blind: AtomicBool::new(true) });
+        let (keeps, blind) = (AtomicBool::new(false), AtomicBool::new(true));
+        let half = Arc::new(Half { cluster: cluster.clone(), refuses, keeps, hangs, blind });
         let hive = Hive::new(HiveSettings { timeout: Duration::from_secs(1), ..settings() }, half.clone());
         let builder = towpath::Towpath::builder().store(fresh.url()).scan(Duration::from_millis(50));
         let app = hive.install(builder).start().await.unwrap();
@@ -278,6 +287,108 @@ async fn what_came_of_an_apply_is_told_although_nothing_can_be_seen() {
         assert!(rows.is_empty());
         running.app.stop().await;
     }
+}
+
+/// A service that does not get on says why, for as long as that is so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn why_a_service_does_not_get_on_is_shown() {
+    let fresh = Fresh::on("sqlite").await;
+    let cluster = SimulatedCluster::new(at_once()).unwrap();
+    let (keeps, blind) = (AtomicBool::new(true), AtomicBool::new(false));
+    let half = Arc::new(Half { cluster: cluster.clone(), refuses: false, keeps, hangs: false, blind });
+    let hive = Hive::new(settings(), half.clone());
+    let builder = towpath::Towpath::builder().store(fresh.url()).scan(Duration::from_millis(50));
+    let app = hive.install(builder).start().await.unwrap();
+    let running = Running { app, hive, cluster, fresh: Some(fresh) };
+    let looks = |id: String| {
+        let (hive, store) = (running.hive.clone(), running.app.store().clone());
+        async move { hive.looks(&store, &id).await.unwrap() }
+    };
+
+    // One that cannot be looked at.
+    running.cluster.set_broken(resource("broken"), true);
+    let broken = running.create("broken").await;
+    let failing = eventually("it is told", || async { looks(broken.clone()).await.failure }).await;
+    assert_eq!(failing.code, "gateway-unavailable");
+    let later = eventually("it fails again", || async {
+        looks(broken.clone()).await.failure.filter(|again| again.failed_at > failing.failed_at)
+    })
+    .await;
+    assert_eq!(later.since, failing.since);
+    running.cluster.set_broken(resource("broken"), false);
+    running.reaches(&broken, ServiceStatus::Ready).await;
+    eventually("it is over", || async { looks(broken.clone()).await.failure.is_none().then_some(()) }).await;
+    assert!(looks(broken.clone()).await.looked_at.is_some());
+
+    // One that may not be deleted: what is there is seen all the same.
+    let cart = running.create("cart").await;
+    running.reaches(&cart, ServiceStatus::Ready).await;
+    running.quiet().await;
+    running.send(&cart, ServiceCommand::Delete {}).await.unwrap();
+    let refused = eventually("it is told", || async { looks(cart.clone()).await.failure }).await;
+    assert_eq!(refused.code, "gateway-refused");
+    assert!(refused.message.contains("may not delete"), "{refused:?}");
+    let by_hand = towpath_hive::spec::ServiceSpec { image: "hand".to_owned(), ..Default::default() };
+    running.cluster.edit_by_hand(&resource("cart"), by_hand).unwrap();
+    eventually("the edit is seen", || async {
+        (!running.service(&cart).await.snapshot?.hash_match).then_some(())
+    })
+    .await;
+    assert_eq!(running.service(&cart).await.status, Some(ServiceStatus::Deleting));
+    half.keeps.store(false, Ordering::SeqCst);
+    running.reaches(&cart, ServiceStatus::Deleted).await;
+    eventually("it is forgotten", || async {
+        let sql = "SELECT service_id FROM hive_failures";
+        let rows = running.app.store().own_rows("test.failures", sql, Vec::new()).await.unwrap();
+        rows.is_empty().then_some(())
+    })
+    .await;
+    running.app.stop().await;
+}
+
+/// The platform tells of changes: nobody scans in the time of this test.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ready_is_known_by_a_hint_and_without_a_scan() {
+    let hour = Duration::from_secs(3600);
+    let settings = HiveSettings { interval: hour, poll: hour, ready_stale: hour, ..settings() };
+    let fates = Fates {
+        settles_after: Duration::from_millis(1500),
+        settles_within: Duration::from_millis(1600),
+        ..at_once().fates
+    };
+    let cluster = SimulatedSettings { fates, ..at_once() };
+    let running = Running::with("sqlite", "local", settings, cluster, |builder| builder).await;
+    let begun = std::time::Instant::now();
+    let id = running.create("cart").await;
+    running.reaches(&id, ServiceStatus::Ready).await;
+    let took = begun.elapsed();
+    assert!(took >= Duration::from_millis(1500), "{took:?}: it was not ready yet");
+    running.app.stop().await;
+}
+
+/// What nobody tells of, and nobody asks for, is found when what is known is stale.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ready_service_is_looked_at_when_what_is_known_is_stale() {
+    let settings = HiveSettings {
+        interval: Duration::from_secs(3600),
+        poll: Duration::from_millis(50),
+        ready_stale: Duration::from_millis(500),
+        ..settings()
+    };
+    let cluster = SimulatedSettings { watched: false, ..at_once() };
+    let running = Running::with("sqlite", "local", settings, cluster, |builder| builder).await;
+    let id = running.create("cart").await;
+    running.reaches(&id, ServiceStatus::Ready).await;
+    let observations = running.cluster.observations();
+    // More than once: each look says when the next one is due.
+    eventually("it is looked at", || async {
+        (running.cluster.observations() >= observations + 3).then_some(())
+    })
+    .await;
+    running.cluster.delete_by_hand(&resource("cart")).unwrap();
+    eventually("it is seen", || async { (!running.service(&id).await.snapshot?.present).then_some(()) })
+        .await;
+    running.app.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -6,6 +6,7 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -122,6 +123,51 @@ async fn the_same_after_a_rebuild(database: &str) {
     store.close().await;
 }
 
+/// Rebuilt again and again while facts come and are taken in, by an instance whose clock is behind besides: nothing is lost.
+async fn a_rebuild_beside_a_running_hive_loses_nothing(database: &str) {
+    let running = Running::on(database, "local").await;
+    let store = running.app.store().clone();
+    let busy = async {
+        for number in 0..8 {
+            let id = running.create(&format!("cart-{number}")).await;
+            running.reaches(&id, ServiceStatus::Ready).await;
+            // As the rows of who is behind look: a rebuild does not go by when something happened.
+            let old = chrono::Utc::now() - chrono::TimeDelta::days(1);
+            for (table, column) in [("hive_services", "updated_at"), ("hive_audit", "requested_at")] {
+                let sql = format!("UPDATE {table} SET {column} = ? WHERE service_id = ?");
+                let values: Vec<Value<'_>> = vec![old.into(), id.as_str().into()];
+                store.own_execute("test.age", &sql, values).await.unwrap();
+            }
+            running.send(&id, update("registry.example/cart:2")).await.unwrap();
+            running.reaches(&id, ServiceStatus::Ready).await;
+            if number % 2 == 0 {
+                running.send(&id, ServiceCommand::Delete {}).await.unwrap();
+                running.reaches(&id, ServiceStatus::Deleted).await;
+            }
+        }
+    };
+    let over = AtomicBool::new(false);
+    let rebuilding = async {
+        let mut times = 0;
+        while !over.load(Ordering::SeqCst) {
+            rebuild(&store, Duration::from_secs(900)).await.unwrap();
+            times += 1;
+        }
+        times
+    };
+    let busy = async {
+        busy.await;
+        over.store(true, Ordering::SeqCst);
+    };
+    let ((), times) = tokio::join!(busy, rebuilding);
+    assert!(times > 3, "{times} rebuilds");
+    running.quiet().await;
+    let before = everything(&store).await;
+    let counts: Vec<usize> = VIEWS.iter().map(|table| before[table.name()].len()).collect();
+    assert_eq!(counts, [8, 16, 8, 16, 20, 1], "{before:#?}");
+    running.app.stop().await;
+}
+
 /// What was handled and has no position yet when an instance ends is no less a fact.
 async fn facts_without_a_position_are_not_lost_by_a_rebuild(database: &str) {
     let running = Running::on(database, "local").await;
@@ -142,7 +188,7 @@ async fn facts_without_a_position_are_not_lost_by_a_rebuild(database: &str) {
         store.own_execute("test.unposition", sql, Vec::new()).await.unwrap();
     }
     assert_eq!(store.head().await.unwrap(), 3);
-    // Long ago, so that the rebuild does not keep the rows because they are young.
+    // A rebuild does not go by when something happened.
     for (table, column) in [
         ("hive_services", "updated_at"),
         ("hive_revisions", "seen_at"),
@@ -331,6 +377,21 @@ async fn facts_without_a_position_are_not_lost_by_a_rebuild_on_postgres() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn facts_without_a_position_are_not_lost_by_a_rebuild_on_mysql() {
     facts_without_a_position_are_not_lost_by_a_rebuild("mysql").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rebuild_beside_a_running_hive_loses_nothing_on_sqlite() {
+    a_rebuild_beside_a_running_hive_loses_nothing("sqlite").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rebuild_beside_a_running_hive_loses_nothing_on_postgres() {
+    a_rebuild_beside_a_running_hive_loses_nothing("postgres").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rebuild_beside_a_running_hive_loses_nothing_on_mysql() {
+    a_rebuild_beside_a_running_hive_loses_nothing("mysql").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

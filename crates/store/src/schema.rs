@@ -144,6 +144,11 @@ impl Table {
         self.name
     }
 
+    /// The columns that tell its rows apart.
+    pub const fn primary_key(&self) -> &'static [&'static str] {
+        self.primary_key
+    }
+
     /// The names of its columns.
     pub fn columns(&self) -> impl Iterator<Item = &'static str> + use<> {
         self.columns.iter().map(|column| column.name)

@@ -267,9 +267,8 @@ impl Snapshot {
     ) -> Self {
         let own = match observed {
             Observed::Found(found)
-                if service_id.is_none()
-                    || found.service_id.is_none()
-                    || found.service_id.as_deref() == service_id =>
+                // What carries nobody's mark was made by hand, or taken over.
+                if service_id.is_none() || found.service_id.as_deref() == service_id =>
             {
                 Some(found)
             }

@@ -8,6 +8,7 @@
 mod asked;
 mod events;
 
+use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use towpath::retry::ErrorClass;
 use towpath::{Aggregate, Context, Machine, Reason, Refusal};
@@ -42,6 +43,15 @@ pub struct Service {
     pub observation: u64,
     /// Why it is FAILED.
     pub failure: Option<FailureNote>,
+    /// The last specification that was seen to run; 0 for none.
+    #[serde(default)]
+    pub converged_spec_version: u64,
+    /// The last specification that was seen not to run; 0 for none.
+    #[serde(default)]
+    pub failed_spec_version: u64,
+    /// When its resource was seen to be gone although nobody here had asked for that; none when it was there since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub purged_at: Option<DateTime<Utc>>,
 }
 
 /// Why a service is FAILED.
@@ -266,8 +276,9 @@ impl Aggregate for Service {
             ServiceEvent::UpdateRequested(_) => self.status = Some(ServiceStatus::Updating),
             ServiceEvent::DeletionRequested(_) => self.status = Some(ServiceStatus::Deleting),
             ServiceEvent::SnapshotUpdated(updated) => {
-                if updated.snapshot.is_some() {
-                    self.snapshot = updated.snapshot.clone();
+                if let Some(snapshot) = &updated.snapshot {
+                    self.purged_at = self.purged_at.filter(|_| !snapshot.present);
+                    self.snapshot = Some(snapshot.clone());
                 }
                 self.observation = updated.observation.unwrap_or(self.observation);
             }
@@ -275,19 +286,24 @@ impl Aggregate for Service {
                 self.status = Some(ServiceStatus::Ready);
                 self.failure = None;
             }
+            ServiceEvent::ConvergenceConfirmed(converged) => {
+                self.converged_spec_version = converged.spec_version;
+            }
+            ServiceEvent::ConvergenceFailed(failed) => self.failed_spec_version = failed.spec_version,
+            ServiceEvent::CreationFailed(refused) => {
+                let (reason, message) = (refused.reason.clone(), refused.message.clone());
+                self.failure = Some(FailureNote { reason, message });
+            }
             ServiceEvent::Failed(failed) => {
                 self.status = Some(ServiceStatus::Failed);
                 let (reason, message) = (failed.reason.clone(), failed.message.clone());
                 self.failure = Some(FailureNote { reason, message });
             }
+            ServiceEvent::ExternalPurged(purged) => self.purged_at = Some(purged.observed_at),
             ServiceEvent::Deleted(_) => self.status = Some(ServiceStatus::Deleted),
             ServiceEvent::SpecApplyStarted(_)
-            | ServiceEvent::CreationFailed(_)
             | ServiceEvent::Updated(_)
-            | ServiceEvent::DeletionMarked(_)
-            | ServiceEvent::ConvergenceConfirmed(_)
-            | ServiceEvent::ConvergenceFailed(_)
-            | ServiceEvent::ExternalPurged(_) => {}
+            | ServiceEvent::DeletionMarked(_) => {}
         }
         self
     }
@@ -405,8 +421,11 @@ impl Service {
     ) -> [ServiceEvent; 2] {
         let spec_version = self.spec_version + 1;
         // The mark makes the specification another one, so that an equal one is rolled out again; and what runs already
-        // is not taken for it.
-        spec.replacement = force_replace.then(|| spec_version.to_string());
+        // is not taken for it. It stays: taking it away would make another one of it, too.
+        spec.replacement = match force_replace {
+            true => Some(spec_version.to_string()),
+            false => self.spec.replacement.clone(),
+        };
         let desired_spec_hash = spec.hash();
         [
             ServiceEvent::SpecAccepted(SpecAccepted {

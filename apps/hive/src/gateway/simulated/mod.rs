@@ -151,6 +151,18 @@ impl SimulatedCluster {
         })
     }
 
+    /// Somebody makes a resource by hand that is no service of ours.
+    ///
+    /// # Errors
+    /// There is one, or the file cannot be written.
+    pub fn make_by_hand(&self, resource: &ResourceName, spec: ServiceSpec) -> Result<(), GatewayError> {
+        let entry = Entry::Edited { at: Utc::now(), resource: resource.clone(), spec };
+        self.act(|world, now| match world.is_there(resource, now) {
+            false => Ok(((), Some(entry))),
+            true => Err(GatewayError::Conflict { resource: resource.clone(), by: "another".to_owned() }),
+        })
+    }
+
     /// Somebody deletes the resource by hand.
     ///
     /// # Errors
