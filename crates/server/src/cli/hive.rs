@@ -417,6 +417,16 @@ mod tests {
     }
 
     #[test]
+    fn the_document_shows_what_holds_without_a_file() {
+        let document = include_str!("../../../../docs/hive.md");
+        let example = document.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
+        let mut whole: toml::Table = toml::from_str(example).unwrap();
+        let Some(toml::Value::Table(section)) = whole.remove("hive") else { panic!("{example}") };
+        let shown = HiveConfig::read(section, Duration::from_secs(30)).map_err(|failure| failure.message);
+        assert_eq!(shown, Ok(HiveConfig::default()));
+    }
+
+    #[test]
     fn how_and_under_which_name_facts_are_published_can_be_said() {
         let text = "channel = \"hive-of-the-shop\"\n[outbox.publisher]\nfixedDelayMs = 250\nbatch = 7\nattempts = 3\n\
                     retries = { first = \"1s\", factor = 3.0, cap = \"1m\" }\n";
