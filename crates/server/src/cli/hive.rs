@@ -243,13 +243,18 @@ impl HiveConfig {
         Ok(config)
     }
 
-    /// Refuses a name that a broker would refuse, or whose channels have none.
+    /// Refuses a name that a broker would refuse, or under which the channels could not be told from those of another hive.
     fn check_channel(&self) -> Result<(), Failure> {
         let channel = &self.channel;
         let fits = |one: u8| one.is_ascii_alphanumeric() || b"._-".contains(&one);
         if !(1..=LONGEST_CHANNEL).contains(&channel.len()) || !channel.bytes().all(fits) {
             return Err(Failure::usage(format!(
                 "hive.channel is {channel:?}; write 1 to {LONGEST_CHANNEL} letters, digits, dots, _ and -"
+            )));
+        }
+        if let Some(end) = [".observed", ".requested"].into_iter().find(|end| channel.ends_with(end)) {
+            return Err(Failure::usage(format!(
+                "hive.channel is {channel:?}; a hive without {end} at the end of its name has a channel of that name"
             )));
         }
         Ok(())
@@ -394,7 +399,7 @@ mod tests {
         assert!(read("simulated.failing-percent = 101").unwrap_err().contains("failing-percent"));
         assert!(read("service.observation.interval-ms = 0").unwrap_err().contains("interval-ms"));
         assert!(read("poll = \"0s\"").unwrap_err().contains("hive.poll"));
-        for channel in ["", "two words", "café", &"c".repeat(55)] {
+        for channel in ["", "two words", "café", &"c".repeat(55), "a.observed", "a.requested"] {
             let said = read(&format!("channel = \"{channel}\"")).unwrap_err();
             assert!(said.contains("hive.channel"), "{said}");
         }
