@@ -9,7 +9,7 @@ use towpath::ids::{AggregateKey, Version};
 use towpath::observer::{Observer, ObserverPolicy, ObserverWake};
 use towpath::ports::store::{StateEvent, Store as _, StoreError};
 use towpath::tables::{Record, Value};
-use towpath::{Builder, Channel, HandlerError, IncomingEvent, SendError, SqlStore, Towpath};
+use towpath::{Builder, Channel, ChannelPolicy, HandlerError, IncomingEvent, SendError, SqlStore, Towpath};
 
 use crate::alerts::{self, Alert};
 use crate::consumers;
@@ -59,12 +59,15 @@ pub struct HiveSettings {
     pub timeout: Duration,
     /// How long a caller with `wait` is kept at most.
     pub wait_at_most: Duration,
-    /// What its channels are called, and so its exchanges or topics.
+    /// What its channels are called, and so its exchanges or topics. Two hives on one broker need different names: each takes
+    /// all that is published under its own.
     pub channel: String,
+    /// How its facts are published (H12).
+    pub publishing: ChannelPolicy,
 }
 
 impl Default for HiveSettings {
-    /// The source's numbers: every 60 s, 15 min, 1.
+    /// The source's numbers: every 60 s, 15 min, 1; published every 2 s, with 10 attempts.
     fn default() -> Self {
         Self {
             interval: Duration::from_secs(60),
@@ -75,6 +78,7 @@ impl Default for HiveSettings {
             timeout: Duration::from_secs(10),
             wait_at_most: Duration::from_secs(20),
             channel: "hive".to_owned(),
+            publishing: ChannelPolicy::default(),
         }
     }
 }
@@ -120,6 +124,10 @@ impl Hive {
         let facts = settings.channel.clone();
         // One channel per sort of reader: what is of no interest to a handler does not get into its queue.
         let (observed, requested) = (format!("{facts}.observed"), format!("{facts}.requested"));
+        let channel = |name: &str, event_types: &[&str]| {
+            let channel = Channel::named(name, event_types.iter().copied());
+            channel.map(|channel| channel.with(settings.publishing.clone()))
+        };
         let (stale, interval) = (settings.ready_stale, settings.interval);
         let (gateway, timeout) = (self.gateway.clone(), settings.timeout);
         let targets = Targets::new(gateway, settings.failure_threshold, interval, stale, timeout);
@@ -136,14 +144,11 @@ impl Hive {
             .aggregate::<ServiceRecord>()
             .aggregate::<Namespace>()
             .tables(&TABLES)
-            .channel(Channel::named(
-                &facts,
-                ["service.*", "NamespaceValidated", "RevisionCreated", "RouteAligned"],
-            ))
-            .channel(Channel::named(&observed, ["KnativeServiceObserved", "KnativeServiceDeletedObserved"]))
-            .channel(Channel::named(
+            .channel(channel(&facts, &["service.*", "NamespaceValidated", "RevisionCreated", "RouteAligned"]))
+            .channel(channel(&observed, &["KnativeServiceObserved", "KnativeServiceDeletedObserved"]))
+            .channel(channel(
                 &requested,
-                [
+                &[
                     "service.creation.requested",
                     "service.update.requested",
                     "service.deletion.requested",
@@ -209,7 +214,7 @@ impl Hive {
         &self,
         store: &SqlStore,
         after: &str,
-        status: Option<&str>,
+        status: Option<ServiceStatus>,
         limit: u32,
         bytes: u64,
     ) -> Result<(Vec<ServiceRow>, bool), HandlerError> {
@@ -217,7 +222,7 @@ impl Hive {
         let mut only = "";
         if let Some(status) = status {
             only = "AND status = ? ";
-            values.push(status.into());
+            values.push(status.as_str().into());
         }
         let from = format!("FROM hive_services WHERE service_id > ? {only}ORDER BY service_id LIMIT");
         let sizes = format!("{from} {limit}");

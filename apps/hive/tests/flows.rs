@@ -6,8 +6,10 @@ mod support;
 
 use std::time::Duration;
 
-use towpath::Aggregate;
 use towpath::ids::CorrelationId;
+use towpath::retry::RetryPolicy;
+use towpath::{Aggregate, ChannelPolicy};
+use towpath_hive::HiveSettings;
 use towpath_hive::gateway::Observed;
 use towpath_hive::gateway::simulated::{Fates, SimulatedSettings};
 use towpath_hive::knative::KnativeService;
@@ -288,6 +290,35 @@ async fn a_failed_service_is_updated_to_ready_and_deleted() {
     running.reaches(&id, ServiceStatus::Deleted).await;
     emits(&running, &id, &joined(&[&FAILED, &UPDATED, &DELETED])).await;
     running.app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn its_channels_publish_as_the_settings_say() {
+    let usual = settings();
+    assert_eq!(
+        (usual.publishing.scan, &usual.publishing.retries),
+        (Duration::from_secs(2), &RetryPolicy::hive_outbox())
+    );
+    let publishing = ChannelPolicy {
+        scan: Duration::from_millis(300),
+        batch: 3,
+        retries: RetryPolicy::Fixed(vec![Duration::from_secs(1)]),
+        ..ChannelPolicy::default()
+    };
+    for publishing in [usual.publishing.clone(), publishing] {
+        let settings = HiveSettings { publishing: publishing.clone(), ..settings() };
+        let name = settings.channel.clone();
+        let running = Running::with("sqlite", "local", settings, at_once(), |builder| builder).await;
+        let mut channels = Vec::new();
+        for channel in running.app.outbox_channels() {
+            assert_eq!(channel.policy, publishing, "{}", channel.name);
+            channels.push(channel.name.to_string());
+        }
+        assert_eq!(channels, [name.clone(), format!("{name}.observed"), format!("{name}.requested")]);
+        let id = running.create("cart").await;
+        running.reaches(&id, ServiceStatus::Ready).await;
+        running.app.stop().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -78,6 +78,17 @@ impl Server {
         body
     }
 
+    fn until<T>(&self, what: &str, mut ask: impl FnMut(&Self) -> Option<T>) -> T {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        loop {
+            if let Some(found) = ask(self) {
+                return found;
+            }
+            assert!(Instant::now() < deadline, "{what}: it is not so");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     fn reaches(&self, id: &str, status: &str) -> Value {
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
@@ -310,4 +321,230 @@ fn a_platform_that_is_away_is_an_alert_that_can_be_asked_for() {
     let output = towpath(folder.path()).args(["hive", "alerts", "--server", &address]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && said.contains("gateway-down"), "{said} {output:?}");
+}
+
+/// A server with this configuration, on a simulated cluster where everything happens at once.
+fn quick(config: &str) -> (tempfile::TempDir, Server) {
+    let folder = tempfile::tempdir().unwrap();
+    let config = format!(
+        "{config}\n[hive.simulated]\nsettles-after = \"0s\"\nsettles-within = \"0s\"\ndeleted-after = \"0s\"\n"
+    );
+    std::fs::write(folder.path().join("towpath.toml"), config).unwrap();
+    let server = Server::start(folder.path());
+    (folder, server)
+}
+
+/// What is shown of a service is what an update takes: nothing is lost by reading, changing one thing and writing it back.
+#[test]
+fn what_an_update_replaces_is_shown() {
+    let (_folder, server) = quick("");
+    let (services, cart) = ("/api/hive/services", "/api/hive/services/shop.cart");
+    let env = json!({ "A": "1", "B": "two words" });
+    let asked = json!({ "name": "cart", "namespace": "shop", "image": "cart:1", "env": env, "minScale": 1,
+        "maxScale": 3, "concurrency": 50, "wait": true });
+    let replaced = ["image", "env", "minScale", "maxScale", "concurrency"];
+    let specified = |shown: &Value| replaced.map(|field| shown[field].clone());
+    let (status, created) = server.ask("POST", services, None, &asked);
+    assert_eq!((status, specified(&created)), (201, specified(&asked)), "{created}");
+    let shown = server.get(cart);
+    assert_eq!(specified(&shown), specified(&asked), "{shown}");
+
+    // Read, changed in one thing, and written back.
+    let mut changed = json!({ "wait": true });
+    for field in replaced {
+        changed[field] = shown[field].clone();
+    }
+    changed["image"] = json!("cart:2");
+    let (status, updated) = server.ask("PUT", cart, None, &changed);
+    assert_eq!((status, specified(&updated)), (200, specified(&changed)), "{updated}");
+    assert_eq!(updated["env"], env);
+
+    // An update replaces everything: what is left out is not kept.
+    let (status, bare) = server.ask("PUT", cart, None, &json!({ "image": "cart:3", "wait": true }));
+    let nothing = [json!("cart:3"), json!({}), Value::Null, Value::Null, Value::Null];
+    assert_eq!((status, specified(&bare)), (200, nothing.clone()), "{bare}");
+    assert_eq!(specified(&server.get(cart)), nothing);
+    // What is not set can be written back as it is shown, too.
+    let mut again = json!({ "wait": true });
+    for field in replaced {
+        again[field] = bare[field].clone();
+    }
+    let (status, same) = server.ask("PUT", cart, None, &again);
+    assert_eq!((status, &same["desiredSpecHash"]), (200, &bare["desiredSpecHash"]), "{same}");
+
+    let listed = server.get(services);
+    assert_eq!(listed["services"].as_array().unwrap().len(), 1, "{listed}");
+    let described =
+        server.get("/openapi.json")["paths"]["/api/hive/services/{id}"]["put"]["description"].clone();
+    assert!(described.as_str().unwrap().contains("replaces the whole specification"), "{described}");
+}
+
+#[test]
+fn a_status_that_is_none_is_refused_with_those_that_there_are() {
+    let (_folder, server) = quick("");
+    let listed =
+        |status: &str| server.ask("GET", &format!("/api/hive/services?status={status}"), None, &Value::Null);
+    let all = ["CREATING", "UPDATING", "READY", "FAILED", "DELETING", "DELETED"];
+    for status in all {
+        assert_eq!(listed(status), (200, json!({ "services": [], "next": null })), "{status}");
+    }
+    for status in ["ready", "Ready", "REDY", "", "READY,FAILED"] {
+        let (answered, problem) = listed(status);
+        let said = problem["title"].as_str().unwrap();
+        assert_eq!((answered, &problem["code"]), (400, &json!("malformed")), "{status:?}: {problem}");
+        assert!(all.iter().all(|known| said.contains(known)), "{said}");
+    }
+}
+
+#[test]
+fn a_name_begins_with_a_letter_and_a_namespace_need_not() {
+    let (_folder, server) = quick("");
+    let services = "/api/hive/services";
+    let (status, flaw) = server.ask("POST", services, None, &service("1cart", "cart:1", true));
+    let said = flaw["title"].as_str().unwrap();
+    assert_eq!((status, &flaw["code"]), (422, &json!("invalid-service-spec")), "{flaw}");
+    assert!(said.contains("1cart") && said.contains("beginning with a letter"), "{said}");
+    // The command says the same.
+    let command = json!({ "type": "Command.Hive.Service.Create", "aggregateId": "shop.1cart",
+        "payload": service("1cart", "cart:1", false) });
+    let (status, refused) = server.ask("POST", "/api/commands", None, &command);
+    assert_eq!((status, &refused["code"]), (422, &json!("invalid-service-spec")), "{refused}");
+    let within = json!({ "name": "cart", "namespace": "1shop", "image": "cart:1", "wait": true });
+    let (status, created) = server.ask("POST", services, None, &within);
+    assert_eq!((status, &created["id"], &created["status"]), (201, &json!("1shop.cart"), &json!("READY")));
+}
+
+/// Who waits is answered within the time of a request, also when that is short.
+#[test]
+fn a_wait_ends_before_its_request_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = |wait: &str| {
+        let config = format!(
+            "[limits]\nrequest-timeout = \"5s\"\n{wait}\n[hive.simulated]\nsettles-after = \"1h\"\n\
+             settles-within = \"1h\"\n"
+        );
+        std::fs::write(folder.path().join("towpath.toml"), config).unwrap();
+    };
+    config("[hive]\nwait-at-most = \"5s\"");
+    let output = towpath(folder.path())
+        .args(["serve", "--listen", "127.0.0.1:0", "--config", "towpath.toml"])
+        .output();
+    let output = output.unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("hive.wait-at-most is 5s") && said.contains("limits.request-timeout"), "{said}");
+
+    config("");
+    let server = Server::start(folder.path());
+    let began = Instant::now();
+    let (status, created) = server.ask("POST", "/api/hive/services", None, &service("cart", "cart:1", true));
+    assert_eq!((status, &created["status"]), (201, &json!("CREATING")), "{created}");
+    assert!(began.elapsed() > Duration::from_secs(3), "it was not waited for");
+}
+
+/// A whole life over HTTP, with facts that go through this broker.
+fn a_life_over(broker: &str) {
+    let (_folder, server) = quick(&configuration(broker, &own_name()));
+    let (services, cart) = ("/api/hive/services", "/api/hive/services/shop.cart");
+    let (status, created) = server.ask("POST", services, None, &service("cart", "cart:1", true));
+    assert_eq!((status, &created["status"]), (201, &json!("READY")), "{created}");
+    let (status, updated) = server.ask("PUT", cart, None, &service("cart", "cart:2", true));
+    assert_eq!((status, &updated["status"]), (200, &json!("READY")), "{updated}");
+    // The read models are a moment behind.
+    let images = server.until("both revisions are seen", |server| {
+        let revisions = server.get(&format!("{cart}/revisions"))["revisions"].clone();
+        (revisions.as_array()?.len() == 2).then(|| [0, 1].map(|at: usize| revisions[at]["image"].clone()))
+    });
+    assert_eq!(images, ["cart:1", "cart:2"]);
+    let latest = &updated["latestReadyRevision"];
+    let traffic = server.until("requests go to the second", |server| {
+        let traffic = server.get(&format!("{cart}/routes"))["routes"][0]["traffic"].clone();
+        (traffic[0]["revision"] == *latest).then_some(traffic)
+    });
+    assert_eq!((&traffic[0]["percent"], traffic.as_array().unwrap().len()), (&json!(100), 1), "{traffic}");
+    assert_eq!(server.ask("DELETE", cart, None, &Value::Null).0, 200);
+    server.reaches("shop.cart", "DELETED");
+    server.until("the view knows it, too", |server| {
+        let listed = server.get("/api/hive/services?status=DELETED");
+        (listed["services"][0]["id"] == "shop.cart").then_some(())
+    });
+    let dead = server.get("/api/dead-letters");
+    assert_eq!(dead["letters"].as_array().map(Vec::len), Some(0), "{dead}");
+    let channels = server.get("/api/channels").to_string();
+    server.stop();
+    assert!(channels.contains(".observed") && channels.contains(".requested"), "{channels}");
+}
+
+/// Two hives that share a broker, each under a name of its own, and do not take each other's facts.
+fn two_share(broker: &str) {
+    let servers = [0, 1].map(|_| quick(&configuration(broker, &own_name())));
+    let services = "/api/hive/services";
+    for (number, (_, server)) in servers.iter().enumerate() {
+        // The same service to both, so that what the one takes of the other would not be strange to it.
+        for name in ["cart", "till", "desk", "shelf"] {
+            let image = format!("{name}:{number}");
+            let (status, created) = server.ask("POST", services, None, &service(name, &image, false));
+            assert_eq!(status, 201, "{created}");
+        }
+    }
+    for (number, (_, server)) in servers.iter().enumerate() {
+        for name in ["cart", "till", "desk", "shelf"] {
+            let shown = server.reaches(&format!("shop.{name}"), "READY");
+            assert_eq!(shown["image"], format!("{name}:{number}"));
+            let revisions = server.until("its revision is seen", |server| {
+                let path = format!("{services}/shop.{name}/revisions");
+                let revisions = server.get(&path)["revisions"].clone();
+                (!revisions.as_array()?.is_empty()).then_some(revisions)
+            });
+            assert_eq!(revisions.as_array().unwrap().len(), 1, "{revisions}");
+            assert_eq!(revisions[0]["image"], format!("{name}:{number}"));
+        }
+        let dead = server.get("/api/dead-letters");
+        assert_eq!(dead["letters"].as_array().map(Vec::len), Some(0), "{dead}");
+    }
+}
+
+/// A name of the test's own, so that runs do not meet on one broker.
+fn own_name() -> String {
+    format!("hive{}", &uuid::Uuid::new_v4().simple().to_string()[..16])
+}
+
+/// A wait that a busy machine does not exceed, and a scan that finds at once what no hint has told.
+fn configuration(broker: &str, channel: &str) -> String {
+    format!(
+        "broker = \"{broker}\"\n[market]\nenabled = false\n[limits]\nrequest-timeout = \"60s\"\n\
+         [hive]\nchannel = \"{channel}\"\nwait-at-most = \"50s\"\n[hive.service.observation]\ninterval-ms = 1000\n\
+         [hive.outbox.publisher]\nfixedDelayMs = 500\n"
+    )
+}
+
+fn of_the_tests(variable: &str) -> String {
+    std::env::var(variable).unwrap_or_else(|_| panic!("{variable} is not set: run `cargo xtask test`"))
+}
+
+#[test]
+fn a_life_over_http_in_process() {
+    a_life_over("local:");
+}
+
+#[test]
+fn a_life_over_http_and_rabbitmq() {
+    a_life_over(&of_the_tests("TOWPATH_TEST_AMQP_URL"));
+}
+
+#[cfg(feature = "kafka")]
+#[test]
+fn a_life_over_http_and_kafka() {
+    a_life_over(&of_the_tests("TOWPATH_TEST_KAFKA_URL"));
+}
+
+#[test]
+fn two_hives_share_one_rabbitmq() {
+    two_share(&of_the_tests("TOWPATH_TEST_AMQP_URL"));
+}
+
+#[cfg(feature = "kafka")]
+#[test]
+fn two_hives_share_one_kafka() {
+    two_share(&of_the_tests("TOWPATH_TEST_KAFKA_URL"));
 }

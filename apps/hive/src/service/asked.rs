@@ -11,9 +11,9 @@ use crate::spec::{ResourceName, ServiceSpec};
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ServiceAsked {
-    /// The name: a DNS label.
+    /// The name: a DNS label of RFC 1035, which begins with a letter.
     pub name: String,
-    /// The namespace: a DNS label.
+    /// The namespace: a DNS label of RFC 1123, which may begin with a digit.
     pub namespace: String,
     /// The container's image.
     pub image: String,
@@ -72,13 +72,21 @@ pub struct UpdateAsked {
 /// What is wrong with what was asked for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpecFlaw {
+    /// A namespace that the platform does not take.
+    #[error(
+        "namespace {given:?} is no DNS label (RFC 1123): write 1 to 63 of a-z, 0-9 and -, beginning and ending with a \
+         letter or digit"
+    )]
+    NotANamespace {
+        /// What was given.
+        given: String,
+    },
     /// A name that the platform does not take.
     #[error(
-        "{field} {given:?} is no DNS label: write 1 to 63 of a-z, 0-9 and -, beginning and ending with a letter or digit"
+        "name {given:?} is no DNS label (RFC 1035): write 1 to 63 of a-z, 0-9 and -, beginning with a letter and ending \
+         with a letter or digit"
     )]
-    NotALabel {
-        /// Which field.
-        field: &'static str,
+    NotAName {
         /// What was given.
         given: String,
     },
@@ -107,10 +115,12 @@ pub enum SpecFlaw {
 impl ServiceAsked {
     /// Where it is to be.
     pub fn resource(&self) -> Result<ResourceName, SpecFlaw> {
-        for (field, given) in [("namespace", &self.namespace), ("name", &self.name)] {
-            if !is_label(given) {
-                return Err(SpecFlaw::NotALabel { field, given: given.clone() });
-            }
+        if !is_label(&self.namespace) {
+            return Err(SpecFlaw::NotANamespace { given: self.namespace.clone() });
+        }
+        // Knative gives the name to a Kubernetes Service and to revisions, whose names must begin with a letter.
+        if !is_label(&self.name) || self.name.starts_with(|one: char| one.is_ascii_digit()) {
+            return Err(SpecFlaw::NotAName { given: self.name.clone() });
         }
         Ok(ResourceName::new(&self.namespace, &self.name))
     }
@@ -187,8 +197,19 @@ mod tests {
     #[test]
     fn what_the_platform_would_not_take_is_refused() {
         assert!(asked().resource().is_ok() && asked().spec().is_ok());
-        for name in ["", "Cart", "-cart", "cart-", "ca rt", &"c".repeat(64)] {
-            assert!(ServiceAsked { name: name.to_owned(), ..asked() }.resource().is_err(), "{name:?}");
+        let named = |name: &str| ServiceAsked { name: name.to_owned(), ..asked() }.resource();
+        let within = |namespace: &str| ServiceAsked { namespace: namespace.to_owned(), ..asked() }.resource();
+        for label in ["", "Cart", "-cart", "cart-", "ca rt", "ca.rt", "cärt", &"c".repeat(64)] {
+            assert!(named(label).is_err() && within(label).is_err(), "{label:?}");
+        }
+        for label in ["c", "c4", "c-4", &"c".repeat(63)] {
+            assert!(named(label).is_ok() && within(label).is_ok(), "{label:?}");
+        }
+        // A name that begins with a digit would be accepted here and refused by Knative; a namespace would not.
+        for label in ["1", "1cart", "3d-cart"] {
+            assert!(within(label).is_ok(), "{label:?}");
+            let flaw = named(label).unwrap_err();
+            assert!(flaw.to_string().contains("beginning with a letter"), "{flaw}");
         }
         for image in ["", "a b", "a\u{7}", "ä"] {
             assert!(ServiceAsked { image: image.to_owned(), ..asked() }.spec().is_err(), "{image:?}");

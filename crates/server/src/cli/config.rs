@@ -187,10 +187,11 @@ impl ServeFlags {
         let listen = self.listen.or(file.listen).unwrap_or_else(|| DEFAULT_LISTEN.to_owned());
         let channels = Channels::of_entries(file.channel, file.topology)
             .map_err(|error| Failure::usage(format!("{error} [{}]\n{}", error.code(), error.next_step())))?;
+        let limits = limits(&settings)?;
         Ok(Config {
             log_page_size: page_size(&settings)?,
             channels,
-            hive: HiveConfig::read(file.hive.clone())?,
+            hive: HiveConfig::read(file.hive.clone(), limits.request_timeout)?,
             market: MarketConfig::read(file.market.clone())?,
             written: Written { hive: file.hive, market: file.market, topology: written_topology },
             listen: listen.parse().map_err(|_| {
@@ -202,7 +203,7 @@ impl ServeFlags {
             broker: self.broker.or(file.broker).unwrap_or_else(|| DEFAULT_BROKER.to_owned()),
             keys: checked_keys(keys)?,
             jwt: jwt(&settings)?,
-            limits: limits(&settings)?,
+            limits,
             idempotency_keys: settings.duration("limits.idempotency-keys")?,
             shutdown_timeout: settings.duration("server.shutdown-timeout")?,
             log: log(&settings)?,

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use serde::{Deserialize, Serialize};
-use towpath::retry::duration_text;
-use towpath::{SqlStore, StoreUrl};
+use towpath::retry::{RetryPolicy, duration_text};
+use towpath::{ChannelPolicy, SqlStore, StoreUrl};
 use towpath_hive::gateway::ServingGateway;
 use towpath_hive::gateway::simulated::{Fates, SimulatedCluster, SimulatedSettings};
 use towpath_hive::{Hive, HiveSettings};
@@ -27,6 +27,18 @@ pub(crate) enum HiveCommand {
     Rebuild(ServeFlags),
     /// What an operator should know of the platform: its outages, the last one first
     Alerts(HiveAlerts),
+}
+
+/// How much of a request's time is kept, at most, for what is done before and after a wait: recording what was asked for,
+/// and reading what has become of it. Of a short time it is a fifth.
+const BESIDE_THE_WAIT: Duration = Duration::from_secs(5);
+
+/// The longest `hive.channel`: a channel's name has 64 characters, and the longest of hive's ends with `.requested`.
+const LONGEST_CHANNEL: usize = 54;
+
+/// How long somebody can be kept waiting in a request that may take so long.
+fn longest_wait(request_timeout: Duration) -> Duration {
+    request_timeout - BESIDE_THE_WAIT.min(request_timeout / 5)
 }
 
 /// The `[hive]` section of a file.
@@ -48,6 +60,9 @@ pub(crate) struct HiveConfig {
     /// How long a caller with `wait` is kept at most.
     #[serde(with = "duration_text")]
     wait_at_most: Duration,
+    /// What its channels are called, and so its exchanges or topics.
+    channel: String,
+    outbox: OutboxSection,
     service: ServiceSection,
     simulated: SimulatedSection,
     kubernetes: KubernetesSection,
@@ -64,6 +79,35 @@ enum Gateway {
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 struct ServiceSection {
     observation: ObservationSection,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+struct OutboxSection {
+    publisher: PublisherSection,
+}
+
+/// How hive's facts are published. The source names the delay; the others are those of a `[[channel]]`.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+struct PublisherSection {
+    #[serde(rename = "fixedDelayMs")]
+    fixed_delay_ms: u64,
+    batch: u32,
+    attempts: u32,
+    retries: RetriesSection,
+}
+
+/// The delays between attempts.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+struct RetriesSection {
+    #[serde(with = "duration_text")]
+    first: Duration,
+    factor: f64,
+    #[serde(with = "duration_text")]
+    cap: Duration,
+    jitter: f64,
 }
 
 /// The names are the source's.
@@ -101,7 +145,7 @@ struct SimulatedSection {
 
 impl Default for HiveConfig {
     fn default() -> Self {
-        let HiveSettings { concurrency, poll, timeout, wait_at_most, .. } = HiveSettings::default();
+        let HiveSettings { concurrency, poll, timeout, wait_at_most, channel, .. } = HiveSettings::default();
         Self {
             enabled: true,
             gateway: Gateway::Simulated,
@@ -109,6 +153,8 @@ impl Default for HiveConfig {
             poll,
             timeout,
             wait_at_most,
+            channel,
+            outbox: OutboxSection::default(),
             service: ServiceSection::default(),
             simulated: SimulatedSection::default(),
             kubernetes: KubernetesSection::default(),
@@ -121,6 +167,19 @@ impl Default for ObservationSection {
         let HiveSettings { interval, ready_stale, failure_threshold, .. } = HiveSettings::default();
         let interval_ms = u64::try_from(interval.as_millis()).unwrap_or(u64::MAX);
         Self { interval_ms, ready_stale_duration: ready_stale, failure_threshold }
+    }
+}
+
+impl Default for PublisherSection {
+    /// H12, in the words of a file. A test holds that it is what hive does without one.
+    fn default() -> Self {
+        Self { fixed_delay_ms: 2000, batch: 200, attempts: 10, retries: RetriesSection::default() }
+    }
+}
+
+impl Default for RetriesSection {
+    fn default() -> Self {
+        Self { first: Duration::from_secs(2), factor: 2.0, cap: Duration::from_secs(300), jitter: 0.2 }
     }
 }
 
@@ -147,11 +206,22 @@ impl Default for SimulatedSection {
 }
 
 impl HiveConfig {
-    /// Reads the section.
-    pub(crate) fn read(section: toml::Table) -> Result<Self, Failure> {
-        let config: Self = toml::Value::Table(section).try_into().map_err(|error: toml::de::Error| {
+    /// Reads the section, for a server whose requests may take so long.
+    pub(crate) fn read(section: toml::Table, request_timeout: Duration) -> Result<Self, Failure> {
+        let wait_is_written = section.contains_key("wait-at-most");
+        let mut config: Self = toml::Value::Table(section).try_into().map_err(|error: toml::de::Error| {
             Failure::usage(format!("[hive] in the configuration file is wrong: {error}"))
         })?;
+        let longest = longest_wait(request_timeout);
+        if config.wait_at_most > longest && wait_is_written {
+            let text = duration_text::format;
+            let (asked, longest, limit) = (text(config.wait_at_most), text(longest), text(request_timeout));
+            return Err(Failure::usage(format!(
+                "hive.wait-at-most is {asked}, and requests end after {limit}: who waits so long would be told that \
+                 nobody knows whether it was done\nWrite at most {longest}, or raise limits.request-timeout."
+            )));
+        }
+        config.wait_at_most = config.wait_at_most.min(longest);
         let percent = [
             ("refused-percent", config.simulated.refused_percent),
             ("failing-percent", config.simulated.failing_percent),
@@ -167,16 +237,31 @@ impl HiveConfig {
         if config.poll.is_zero() {
             return Err(Failure::usage("hive.poll is 0; write 1ms or more"));
         }
+        config.check_channel()?;
+        config.outbox.publisher.check()?;
         config.kubernetes.check()?;
         Ok(config)
     }
 
-    /// Hive, if it is to run. A simulated cluster is kept in a file beside the store, so that it is there after a restart.
-    pub(crate) async fn open(self, store: &StoreUrl) -> Result<Option<Hive>, Failure> {
-        if !self.enabled {
-            return Ok(None);
+    /// Refuses a name that a broker would refuse, or under which the channels could not be told from those of another hive.
+    fn check_channel(&self) -> Result<(), Failure> {
+        let channel = &self.channel;
+        let fits = |one: u8| one.is_ascii_alphanumeric() || b"._-".contains(&one);
+        if !(1..=LONGEST_CHANNEL).contains(&channel.len()) || !channel.bytes().all(fits) {
+            return Err(Failure::usage(format!(
+                "hive.channel is {channel:?}; write 1 to {LONGEST_CHANNEL} letters, digits, dots, _ and -"
+            )));
         }
-        let settings = HiveSettings {
+        if let Some(end) = [".observed", ".requested"].into_iter().find(|end| channel.ends_with(end)) {
+            return Err(Failure::usage(format!(
+                "hive.channel is {channel:?}; a hive without {end} at the end of its name has a channel of that name"
+            )));
+        }
+        Ok(())
+    }
+
+    fn settings(&self) -> HiveSettings {
+        HiveSettings {
             interval: Duration::from_millis(self.service.observation.interval_ms),
             ready_stale: self.service.observation.ready_stale_duration,
             failure_threshold: self.service.observation.failure_threshold,
@@ -184,8 +269,17 @@ impl HiveConfig {
             poll: self.poll,
             timeout: self.timeout,
             wait_at_most: self.wait_at_most,
-            ..HiveSettings::default()
-        };
+            channel: self.channel.clone(),
+            publishing: self.outbox.publisher.policy(),
+        }
+    }
+
+    /// Hive, if it is to run. A simulated cluster is kept in a file beside the store, so that it is there after a restart.
+    pub(crate) async fn open(self, store: &StoreUrl) -> Result<Option<Hive>, Failure> {
+        if !self.enabled {
+            return Ok(None);
+        }
+        let settings = self.settings();
         let gateway: Arc<dyn ServingGateway> = match self.gateway {
             Gateway::Simulated => {
                 let file = self.simulated.file.clone().unwrap_or_else(|| beside(store));
@@ -198,6 +292,28 @@ impl HiveConfig {
             Gateway::Kubernetes => self.kubernetes.gateway().await?,
         };
         Ok(Some(Hive::new(settings, gateway)))
+    }
+}
+
+impl PublisherSection {
+    fn policy(&self) -> ChannelPolicy {
+        let RetriesSection { first, factor, cap, jitter } = self.retries;
+        ChannelPolicy {
+            scan: Duration::from_millis(self.fixed_delay_ms),
+            batch: self.batch,
+            retries: RetryPolicy::Exponential { first, factor, cap, attempts: self.attempts, jitter },
+            ..HiveSettings::default().publishing
+        }
+    }
+
+    fn check(&self) -> Result<(), Failure> {
+        for (name, is_zero) in [("fixedDelayMs", self.fixed_delay_ms == 0), ("batch", self.batch == 0)] {
+            if is_zero {
+                return Err(Failure::usage(format!("hive.outbox.publisher.{name} is 0; write 1 or more")));
+            }
+        }
+        let checked = self.policy().retries.check();
+        checked.map_err(|error| Failure::usage(format!("[hive.outbox.publisher]: {error}")))
     }
 }
 
@@ -256,7 +372,11 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<HiveConfig, String> {
-        HiveConfig::read(toml::from_str(text).unwrap()).map_err(|failure| failure.message)
+        read_within(text, Duration::from_secs(30))
+    }
+
+    fn read_within(text: &str, request_timeout: Duration) -> Result<HiveConfig, String> {
+        HiveConfig::read(toml::from_str(text).unwrap(), request_timeout).map_err(|failure| failure.message)
     }
 
     #[test]
@@ -279,5 +399,73 @@ mod tests {
         assert!(read("simulated.failing-percent = 101").unwrap_err().contains("failing-percent"));
         assert!(read("service.observation.interval-ms = 0").unwrap_err().contains("interval-ms"));
         assert!(read("poll = \"0s\"").unwrap_err().contains("hive.poll"));
+        for channel in ["", "two words", "café", &"c".repeat(55), "a.observed", "a.requested"] {
+            let said = read(&format!("channel = \"{channel}\"")).unwrap_err();
+            assert!(said.contains("hive.channel"), "{said}");
+        }
+        for (wrong, named) in [
+            ("fixedDelayMs = 0", "fixedDelayMs"),
+            ("batch = 0", "batch"),
+            ("attempts = 0", "0 attempts"),
+            ("retries.factor = 0.5", "factor"),
+            ("retries.first = \"1h\"", "cap"),
+            ("fixedDelay = 1", "fixedDelay"),
+        ] {
+            let said = read(&format!("[outbox.publisher]\n{wrong}\n")).unwrap_err();
+            assert!(said.contains(named), "{wrong}: {said}");
+        }
+    }
+
+    #[test]
+    fn without_a_file_it_is_what_hive_does_by_itself() {
+        assert_eq!(read("").unwrap().settings(), HiveSettings::default());
+    }
+
+    #[test]
+    fn the_document_shows_what_holds_without_a_file() {
+        let document = include_str!("../../../../docs/hive.md");
+        let example = document.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
+        let mut whole: toml::Table = toml::from_str(example).unwrap();
+        let Some(toml::Value::Table(section)) = whole.remove("hive") else { panic!("{example}") };
+        let shown = HiveConfig::read(section, Duration::from_secs(30)).map_err(|failure| failure.message);
+        assert_eq!(shown, Ok(HiveConfig::default()));
+    }
+
+    #[test]
+    fn how_and_under_which_name_facts_are_published_can_be_said() {
+        let text = "channel = \"hive-of-the-shop\"\n[outbox.publisher]\nfixedDelayMs = 250\nbatch = 7\nattempts = 3\n\
+                    retries = { first = \"1s\", factor = 3.0, cap = \"1m\" }\n";
+        let settings = read(text).unwrap().settings();
+        assert_eq!(settings.channel, "hive-of-the-shop");
+        let (first, cap) = (Duration::from_secs(1), Duration::from_secs(60));
+        let retries = RetryPolicy::Exponential { first, factor: 3.0, cap, attempts: 3, jitter: 0.2 };
+        let expected = ChannelPolicy {
+            scan: Duration::from_millis(250),
+            batch: 7,
+            retries,
+            ..HiveSettings::default().publishing
+        };
+        assert_eq!(settings.publishing, expected);
+        let longest = "c".repeat(LONGEST_CHANNEL);
+        let settings = read(&format!("channel = \"{longest}\"")).unwrap().settings();
+        assert!(towpath::Channel::named(format!("{}.requested", settings.channel), ["*"]).is_ok());
+    }
+
+    #[test]
+    fn nobody_is_kept_waiting_longer_than_a_request_may_take() {
+        let seconds = Duration::from_secs;
+        let wait =
+            |text: &str, request| read_within(text, seconds(request)).map(|config| config.wait_at_most);
+        assert_eq!((wait("", 30), wait("", 600)), (Ok(seconds(20)), Ok(seconds(20))));
+        assert_eq!((wait("", 10), wait("", 5)), (Ok(seconds(8)), Ok(seconds(4))), "the default gives way");
+        assert_eq!(wait("wait-at-most = \"25s\"", 30), Ok(seconds(25)));
+        let said = wait("wait-at-most = \"26s\"", 30).unwrap_err();
+        for told in ["hive.wait-at-most is 26s", "end after 30s", "at most 25s", "limits.request-timeout"] {
+            assert!(said.contains(told), "{said}");
+        }
+        assert_eq!(wait("wait-at-most = \"26s\"", 60), Ok(seconds(26)));
+        // What holds can be written down, and then holds as well.
+        let shown = duration_text::format(wait("", 7).unwrap());
+        assert_eq!(wait(&format!("wait-at-most = \"{shown}\""), 7), wait("", 7));
     }
 }

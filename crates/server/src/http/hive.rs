@@ -15,7 +15,7 @@ use towpath::retry::ErrorClass;
 use towpath::{HandlerError, Receipt, Towpath};
 use towpath_hive::alerts::Alert;
 use towpath_hive::schemas::{EventType, event_types};
-use towpath_hive::service::{Service, ServiceAsked, ServiceCommand, UpdateAsked};
+use towpath_hive::service::{Service, ServiceAsked, ServiceCommand, ServiceStatus, UpdateAsked};
 use towpath_hive::views::ServiceRow;
 use towpath_hive::{Hive, OBSERVER, ServiceView};
 use utoipa::{IntoParams, ToSchema};
@@ -64,9 +64,11 @@ type Id = Result<Path<String>, PathRejection>;
 #[schema(as = HiveServiceAsked)]
 #[allow(dead_code, reason = "it describes the body; the aggregate's own type reads it")]
 struct Asked {
-    #[schema(min_length = 1, max_length = 63, example = "cart")]
+    /// A DNS label of RFC 1035: it begins with a letter.
+    #[schema(min_length = 1, max_length = 63, pattern = "^[a-z]([-a-z0-9]*[a-z0-9])?$", example = "cart")]
     name: String,
-    #[schema(min_length = 1, max_length = 63, example = "shop")]
+    /// A DNS label of RFC 1123: it may begin with a digit.
+    #[schema(min_length = 1, max_length = 63, pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", example = "shop")]
     namespace: String,
     #[schema(min_length = 1, example = "registry.example/cart:1")]
     image: String,
@@ -86,7 +88,8 @@ struct Asked {
     wait: bool,
 }
 
-/// What a service is to become. Its name and namespace may be left out, and cannot be changed.
+/// What a service is to become, all of it: what is left out is not kept from before. Its name and namespace may be left
+/// out, and cannot be changed.
 #[derive(Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[schema(as = HiveUpdateAsked)]
@@ -114,7 +117,8 @@ struct Changed {
     wait: bool,
 }
 
-/// A service as it is.
+/// A service as it is. `image`, `env`, `minScale`, `maxScale` and `concurrency` are what is asked for: what an update
+/// replaces.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = HiveService)]
@@ -138,6 +142,10 @@ struct Shown {
     version: u64,
     spec_version: u64,
     image: String,
+    env: std::collections::BTreeMap<String, String>,
+    min_scale: Option<u32>,
+    max_scale: Option<u32>,
+    concurrency: Option<u32>,
     url: Option<String>,
     latest_ready_revision: Option<String>,
     observed_at: Option<DateTime<Utc>>,
@@ -163,7 +171,8 @@ struct Listing {
     #[serde(default)]
     after: String,
     /// Only those with this status.
-    status: Option<String>,
+    #[param(schema_with = service_status)]
+    status: Option<ServiceStatus>,
     /// At most so many.
     #[serde(default = "super::range::usually", deserialize_with = "page_limit")]
     #[param(required = false, minimum = 1, maximum = 500)]
@@ -182,6 +191,10 @@ struct Behind {
     #[serde(default = "super::range::usually", deserialize_with = "page_limit")]
     #[param(required = false, minimum = 1, maximum = 500)]
     limit: u32,
+}
+
+fn service_status() -> utoipa::openapi::schema::Object {
+    one_of(ServiceStatus::ALL.map(ServiceStatus::as_str))
 }
 
 /// Creates a service
@@ -242,10 +255,11 @@ async fn list(
         .map_err(|error| Problem::malformed(error.body_text(), "Write ?after=ID&status=S&limit=N."))?;
     let Listing { after, status, limit } = listing;
     let room = memory.room(2 * PAGE_BYTES).await?;
-    let services = hive.services(app.towpath.store(), &after, status.as_deref(), limit, PAGE_BYTES);
+    let services = hive.services(app.towpath.store(), &after, status, limit, PAGE_BYTES);
     let (rows, may_go_on) = services.await.map_err(broken)?;
     let next = rows.last().filter(|_| may_go_on).map(|row| row.service_id.clone());
-    let services = rows.iter().map(Shown::of_row).collect();
+    // A row is let go when it is shown: there is room for a page twice, and it is yet to be written.
+    let services = rows.into_iter().map(Shown::of_row).collect();
     room.json(&Services { services, next })
 }
 
@@ -262,7 +276,8 @@ async fn show(State(app): State<App>, id: Id) -> Result<Response, Problem> {
 
 /// Updates a service
 ///
-/// Only one that is READY or FAILED.
+/// Only one that is READY or FAILED. The body replaces the whole specification: `env`, `minScale`, `maxScale` and
+/// `concurrency` that are left out are not kept, but unset. To change one thing, send the others as the service shows them.
 #[utoipa::path(
     put, path = "/api/hive/services/{id}", tag = "hive", operation_id = "updateService",
     params(("id" = String, Path, description = "The service's id."),
@@ -574,7 +589,7 @@ impl Shown {
     fn of(view: &ServiceView) -> Self {
         let service = &view.service;
         let snapshot = service.snapshot.as_ref();
-        let ready_status = service.status == Some(towpath_hive::service::ServiceStatus::Ready);
+        let ready_status = service.status == Some(ServiceStatus::Ready);
         Self {
             id: view.service_id.clone(),
             name: service.resource.name.clone(),
@@ -595,6 +610,10 @@ impl Shown {
             version: view.version,
             spec_version: service.spec_version,
             image: service.spec.image.clone(),
+            env: service.spec.env.clone(),
+            min_scale: service.spec.min_scale,
+            max_scale: service.spec.max_scale,
+            concurrency: service.spec.concurrency,
             url: snapshot.and_then(|snapshot| snapshot.url.clone()),
             latest_ready_revision: snapshot.and_then(|snapshot| snapshot.latest_ready_revision.clone()),
             observed_at: snapshot.map(|snapshot| snapshot.observed_at),
@@ -602,8 +621,8 @@ impl Shown {
         }
     }
 
-    fn of_row(row: &ServiceRow) -> Self {
-        let (service_id, version, service) = (row.service_id.clone(), row.version, row.service.clone());
+    fn of_row(row: ServiceRow) -> Self {
+        let ServiceRow { service_id, version, service, .. } = row;
         Self::of(&ServiceView { service_id, version, service })
     }
 }
