@@ -334,6 +334,27 @@ fn quick(config: &str) -> (tempfile::TempDir, Server) {
     (folder, server)
 }
 
+/// A service that does not get on says why: here its looks take longer than they may, while the platform answers.
+#[test]
+fn why_a_service_does_not_get_on_is_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = "[hive]\ntimeout = \"1200ms\"\n[hive.simulated]\ncall-delay = \"800ms\"\n";
+    std::fs::write(folder.path().join("towpath.toml"), config).unwrap();
+    let server = Server::start(folder.path());
+    let asked = json!({ "name": "cart", "namespace": "shop", "image": "cart:1" });
+    let (status, created) = server.ask("POST", "/api/hive/services", None, &asked);
+    assert_eq!((status, &created["lastFailure"]), (201, &Value::Null), "{created}");
+    let failing = eventually("it is shown", || {
+        let shown = server.get("/api/hive/services/shop.cart");
+        shown["lastFailure"].is_object().then_some(shown)
+    });
+    assert_eq!((&failing["status"], &failing["statusReason"]), (&json!("CREATING"), &Value::Null));
+    assert_eq!(failing["lastFailure"]["code"], "observer-timeout", "{failing}");
+    assert!(failing["lastFailure"]["since"].is_string() && failing["lastFailure"]["message"].is_string());
+    assert_eq!((&failing["convergedSpecVersion"], &failing["purgedAt"]), (&json!(0), &Value::Null));
+    assert_eq!(server.get("/api/hive/alerts")["alerts"], json!([]), "the platform answers");
+}
+
 /// What is shown of a service is what an update takes: nothing is lost by reading, changing one thing and writing it back.
 #[test]
 fn what_an_update_replaces_is_shown() {

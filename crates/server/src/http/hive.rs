@@ -14,6 +14,7 @@ use towpath::observer::{ObserverStanding, Platform};
 use towpath::retry::ErrorClass;
 use towpath::{HandlerError, Receipt, Towpath};
 use towpath_hive::alerts::Alert;
+use towpath_hive::failures::LookFailure;
 use towpath_hive::schemas::{EventType, event_types};
 use towpath_hive::service::{Service, ServiceAsked, ServiceCommand, ServiceStatus, UpdateAsked};
 use towpath_hive::views::ServiceRow;
@@ -149,9 +150,43 @@ struct Shown {
     url: Option<String>,
     latest_ready_revision: Option<String>,
     observed_at: Option<DateTime<Utc>>,
+    /// The last specification that was seen to run; 0 for none.
+    converged_spec_version: u64,
+    /// The last specification that was seen not to run; 0 for none.
+    failed_spec_version: u64,
+    /// When the resource was seen to be gone although nobody had asked for that; null when it was there since.
+    purged_at: Option<DateTime<Utc>>,
+    /// When it was last looked at, whether or not anything was new. Not in lists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    looked_at: Option<DateTime<Utc>>,
+    /// Why it could not be looked at since, or why something could not be done to it; not there when all is well, and not
+    /// in lists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_failure: Option<FailureShown>,
     /// The command that was just carried out.
     #[serde(skip_serializing_if = "Option::is_none")]
     command_id: Option<String>,
+}
+
+/// Why something could not be done.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = HiveLookFailure)]
+struct FailureShown {
+    /// A stable code.
+    code: String,
+    /// A text for people.
+    message: String,
+    /// Since when it fails.
+    since: DateTime<Utc>,
+    /// When it failed last.
+    failed_at: DateTime<Utc>,
+}
+
+impl From<LookFailure> for FailureShown {
+    fn from(LookFailure { code, message, since, failed_at }: LookFailure) -> Self {
+        Self { code, message, since, failed_at }
+    }
 }
 
 /// Services, by id.
@@ -617,6 +652,11 @@ impl Shown {
             url: snapshot.and_then(|snapshot| snapshot.url.clone()),
             latest_ready_revision: snapshot.and_then(|snapshot| snapshot.latest_ready_revision.clone()),
             observed_at: snapshot.map(|snapshot| snapshot.observed_at),
+            converged_spec_version: service.converged_spec_version,
+            failed_spec_version: service.failed_spec_version,
+            purged_at: service.purged_at,
+            looked_at: None,
+            last_failure: None,
             command_id: None,
         }
     }
@@ -658,7 +698,18 @@ async fn answer(
     };
     let view = view.ok_or_else(|| Problem::not_found(format!("there is no service {id}")))?;
     let command_id = done.map(|(receipt, _)| receipt.command_id.to_string());
-    Ok((status, Json(Shown { command_id, ..Shown::of(&view) })).into_response())
+    let looks = hive.looks(towpath.store(), id).await;
+    let looks = match done {
+        Some((_, None)) => looks.after_it_was_done()?,
+        _ => looks?,
+    };
+    let shown = Shown {
+        looked_at: looks.looked_at,
+        last_failure: looks.failure.map(FailureShown::from),
+        command_id,
+        ..Shown::of(&view)
+    };
+    Ok((status, Json(shown)).into_response())
 }
 
 async fn exists(hive: &Hive, towpath: &Towpath, id: &str) -> Result<(), Problem> {

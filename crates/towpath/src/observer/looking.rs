@@ -30,6 +30,9 @@ const PLATFORM_DOWN: &str = "observer-platform-down";
 /// How long a resource is left alone that could not be looked at. Twice as long each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 
+/// After how many looks without an answer it is said that a resource cannot be looked at.
+const SAID_AFTER: u32 = 3;
+
 /// How long it takes until a platform that did not answer is asked again. Twice as long each time.
 const FIRST_PROBE_PAUSE: Duration = Duration::from_millis(200);
 
@@ -98,6 +101,9 @@ struct Scan<R> {
 struct Failing<R> {
     /// As it was when it failed.
     resource: R,
+    /// Why, and whether that was said.
+    code: String,
+    said: bool,
     times: u32,
     not_before: Instant,
 }
@@ -513,22 +519,35 @@ impl<R: ExternalResources> Looking<R> {
         let eyes = Arc::clone(&self.eyes);
         eyes.standings.looked(&eyes.name, failure.is_none());
         let Some(failure) = failure else {
-            self.failing.remove(key);
+            if self.failing.remove(key).is_some_and(|failing| failing.said) {
+                tracing::info!(observer = eyes.name, key, "a resource can be looked at again");
+            }
             return Duration::ZERO;
         };
         let now = Instant::now();
         let failing = self.failing.entry(key.to_owned()).or_insert_with(|| Failing {
             resource: look.resource.clone(),
+            code: failure.code.clone(),
+            said: false,
             times: 0,
             not_before: now,
         });
         failing.resource = look.resource.clone();
+        if failing.code != failure.code {
+            (failing.code, failing.said) = (failure.code.clone(), false);
+        }
         let pause = doubled(FIRST_PAUSE, failing.times).min(self.policy.longest_pause);
         failing.times = failing.times.saturating_add(1);
         failing.not_before = now + pause;
         let times = failing.times;
         let (observer, code, cause) = (&eyes.name, &failure.code, &failure.message);
-        tracing::debug!(observer, key, code, cause, times, "a look failed");
+        // A no is said at once, and once. That nobody answers may pass.
+        if !failing.said && (!failure.unanswered || times >= SAID_AFTER) {
+            failing.said = true;
+            tracing::warn!(observer, key, code, cause, "a resource cannot be looked at, or not be changed");
+        } else {
+            tracing::debug!(observer, key, code, cause, times, "a look failed");
+        }
         // Not later than the pause says; and what has come due meanwhile is found as well.
         self.scan_at = self.scan_at.min(now + pause);
         pause
