@@ -344,7 +344,7 @@ fn why_a_service_does_not_get_on_is_shown() {
     let asked = json!({ "name": "cart", "namespace": "shop", "image": "cart:1" });
     let (status, created) = server.ask("POST", "/api/hive/services", None, &asked);
     assert_eq!((status, &created["lastFailure"]), (201, &Value::Null), "{created}");
-    let failing = eventually("it is shown", || {
+    let failing = server.until("it is shown", |server| {
         let shown = server.get("/api/hive/services/shop.cart");
         shown["lastFailure"].is_object().then_some(shown)
     });
