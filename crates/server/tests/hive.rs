@@ -489,6 +489,9 @@ fn a_life_over(broker: &str) {
         let listed = server.get("/api/hive/services?status=DELETED");
         (listed["services"][0]["id"] == "shop.cart").then_some(())
     });
+    server.until("requests go nowhere", |server| {
+        (server.get(&format!("{cart}/routes"))["routes"] == json!([])).then_some(())
+    });
     let dead = server.get("/api/dead-letters");
     assert_eq!(dead["letters"].as_array().map(Vec::len), Some(0), "{dead}");
     let channels = server.get("/api/channels").to_string();

@@ -447,7 +447,7 @@ struct Routes {
 #[utoipa::path(
     get, path = "/api/hive/services/{id}/routes", tag = "hive", operation_id = "listRoutes",
     params(("id" = String, Path, description = "The service's id.")),
-    responses((status = 200, description = "Where its requests go; none before it was ready.", body = Routes), (status = 404, description = "There is no such service."))
+    responses((status = 200, description = "Where its requests go; none before it was ready, and none when it is gone.", body = Routes), (status = 404, description = "There is no such service."))
 )]
 async fn routes_of(State(app): State<App>, id: Id) -> Result<Response, Problem> {
     let (hive, id) = (hive_of(&app)?, path(id)?);
@@ -456,7 +456,10 @@ async fn routes_of(State(app): State<App>, id: Id) -> Result<Response, Problem> 
     if let Some(record) = hive.route(app.towpath.store(), &id).await? {
         let traffic = RawValue::from_string(record.text("traffic")?).map_err(|error| broken(error.into()))?;
         let (url, aligned_at) = (record.text_or_null("url")?, record.time("aligned_at")?);
-        routes.push(Route { url, traffic, aligned_at });
+        // To nowhere: what it led to is gone.
+        if traffic.get() != "[]" {
+            routes.push(Route { url, traffic, aligned_at });
+        }
     }
     Ok(Json(Routes { routes }).into_response())
 }
