@@ -87,7 +87,8 @@ async fn known(
     }
     let mut values: Vec<Value<'_>> = Vec::new();
     let chosen = OwnTables::one_of("service_id", ids, &mut values);
-    let sql = format!("SELECT service_id, wanted, cause_id, flow_id FROM hive_targets WHERE {chosen}");
+    let sql =
+        format!("SELECT service_id, wanted, cause_id, flow_id, observed_at FROM hive_targets WHERE {chosen}");
     for record in tables.locked_rows("hive.known.targets", &sql, values).await? {
         if let Some(row) = rows.get_mut(&record.text("service_id")?) {
             row.read_target(&record)?;
@@ -103,14 +104,14 @@ pub(crate) async fn write(
     stale: Duration,
 ) -> Result<(), HandlerError> {
     let everything = [
-        ("hive.put.services", &SERVICES, pages.service_rows()?),
-        ("hive.put.targets", &TARGETS, pages.target_rows(stale)?),
         ("hive.put.revisions", &REVISIONS, pages.revision_rows()),
         ("hive.put.specs", &SPECS, pages.spec_rows()?),
         ("hive.put.audit", &AUDIT, pages.audit_rows()),
     ];
     // A fact that is taken in late, from the dead letters or by a rebuild, must not undo a newer one.
     let newest = [
+        ("hive.put.services", &SERVICES, pages.service_rows()?),
+        ("hive.put.targets", &TARGETS, pages.target_rows(stale)?),
         ("hive.put.routes", &ROUTES, pages.route_rows()?),
         ("hive.put.namespaces", &NAMESPACES, pages.namespace_rows()),
     ];
@@ -229,6 +230,7 @@ mod tests {
                 status_changed_at: now,
                 wanted: None,
                 cause: None,
+                looked_at: None,
             };
             pages.services.insert(service_id, row);
         }

@@ -48,26 +48,32 @@ pub(crate) async fn keep<'l>(
         let mut transaction = store.open_transaction().await?;
         let mut tables = transaction.own_tables();
         let mut values = Vec::new();
-        let chosen = OwnTables::one_of("service_id", ids, &mut values);
-        let sql = format!("SELECT service_id, since FROM hive_failures WHERE {chosen}");
+        let chosen = OwnTables::one_of("t.service_id", ids, &mut values);
+        let sql = format!(
+            "SELECT t.service_id AS service_id, f.since AS since FROM hive_targets t \
+             LEFT JOIN hive_failures f ON f.service_id = t.service_id WHERE {chosen}"
+        );
+        // What is gone meanwhile fails no more.
         let mut since = BTreeMap::new();
         for record in tables.rows("hive.failures.known", &sql, values).await? {
-            since.insert(record.text("service_id")?, record.time("since")?);
+            since.insert(record.text("service_id")?, record.time_or_null("since")?);
         }
         let rows: Vec<Vec<Value<'_>>> = ids
             .iter()
             .filter_map(|id| {
-                let (error, at) = failed.get(id.as_str())?;
+                let ((error, at), since) = (failed.get(id.as_str())?, since.get(id)?);
                 Some(vec![
                     id.as_str().into(),
                     texts::code(&error.code).into(),
                     texts::readable(&error.message).into(),
-                    since.get(id).copied().unwrap_or(*at).into(),
+                    since.unwrap_or(*at).into(),
                     (*at).into(),
                 ])
             })
             .collect();
-        tables.put("hive.failures.keep", &FAILURES, rows).await?;
+        if !rows.is_empty() {
+            tables.put("hive.failures.keep", &FAILURES, rows).await?;
+        }
         transaction.finish().await?;
     }
     Ok(())

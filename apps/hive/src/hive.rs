@@ -19,9 +19,9 @@ use crate::knative::KnativeService;
 use crate::namespace::Namespace;
 use crate::record::ServiceRecord;
 use crate::service::{Service, ServiceStatus};
-use crate::tables::TABLES;
+use crate::tables::{SERVICES, TABLES};
 use crate::targets::Targets;
-use crate::views::{Keyed, Pages, RowKey, ServiceRow};
+use crate::views::{AT_ONCE, Keyed, Pages, RowKey, ServiceRow};
 
 /// The name of hive's observer: of its lease, and among [`Towpath::observers`].
 pub const OBSERVER: &str = "hive";
@@ -332,8 +332,6 @@ async fn rebuild_once(store: &SqlStore, ready_stale: Duration) -> Result<Rebuilt
         low = high + 1;
     }
     let services = pages.services.len();
-    // All of them are looked at again: what was missed is found.
-    pages.urgent = pages.services.keys().cloned().collect();
     let mut transaction = store.open_transaction().await?;
     let mut tables = transaction.own_tables();
     // No fact speaks of these. The others are written over, unless the consumers have gone on with them meanwhile.
@@ -346,6 +344,11 @@ async fn rebuild_once(store: &SqlStore, ready_stale: Duration) -> Result<Rebuilt
             tables.execute("hive.rebuild.stray", &sql, values).await?;
         }
     }
+    // A row that a consumer is about to write is waited for: seen by the next statement, it is not written over.
+    let rows = pages.service_rows()?;
+    if !rows.is_empty() {
+        tables.put_newer("hive.rebuild.services", &SERVICES, "version", rows).await?;
+    }
     let mut known = BTreeMap::new();
     let sql = "SELECT service_id, version FROM hive_services";
     for record in tables.locked_rows("hive.rebuild.known", sql, Vec::new()).await? {
@@ -353,6 +356,10 @@ async fn rebuild_once(store: &SqlStore, ready_stale: Duration) -> Result<Rebuilt
     }
     pages.without_older(&known);
     consumers::write(&mut tables, &pages, ready_stale).await?;
+    // All of them are looked at again, so that what was missed is found; after what somebody has asked for.
+    let soon = AT_ONCE + chrono::TimeDelta::seconds(1);
+    let sql = "UPDATE hive_targets SET due_at = ? WHERE due_at > ? AND (wanted IS NULL OR wanted <> 'facts')";
+    tables.execute("hive.rebuild.look", sql, vec![soon.into(), soon.into()]).await?;
     transaction.finish().await?;
     Ok(Rebuilt { facts, services })
 }

@@ -361,6 +361,15 @@ impl ExternalResources for Targets {
             let chosen = as_listed(&looks, &mut values);
             let sql = format!("UPDATE hive_targets SET due_at = ? WHERE {chosen}");
             store.own_execute("hive.paused", &sql, values).await?;
+            // Facts that were taken in meanwhile may say that all is known: what a hint led to was not seen.
+            let ids: Vec<String> = looks.iter().map(|look| look.resource.service_id.clone()).collect();
+            let due_at = later(at, pause);
+            let mut values: Vec<Value<'_>> = vec![due_at.into(), due_at.into()];
+            let chosen = OwnTables::one_of("service_id", &ids, &mut values);
+            let sql = format!(
+                "UPDATE hive_targets SET due_at = ? WHERE due_at > ? AND (wanted IS NULL OR wanted <> 'facts') AND {chosen}"
+            );
+            store.own_execute("hive.pulled", &sql, values).await?;
         }
         Ok(())
     }

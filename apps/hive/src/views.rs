@@ -64,6 +64,8 @@ pub struct ServiceRow {
     pub wanted: Option<Wanted>,
     /// The fact because of which something is to be done, or was.
     pub cause: Option<Cause>,
+    /// When it was last looked at, as far as its target says.
+    pub looked_at: Option<DateTime<Utc>>,
 }
 
 /// A table of the read models, or of what is to be looked at, by what tells its rows apart.
@@ -274,6 +276,7 @@ impl Pages {
             status_changed_at: at,
             wanted: None,
             cause: None,
+            looked_at: None,
         });
         // Known already: delivered again, or taken in by a rebuild.
         if version <= row.version {
@@ -441,6 +444,7 @@ impl ServiceRow {
             status_changed_at: record.time("status_changed_at")?,
             wanted: None,
             cause: None,
+            looked_at: None,
         })
     }
 
@@ -448,6 +452,7 @@ impl ServiceRow {
     pub(crate) fn read_target(&mut self, record: &Record) -> Result<(), HandlerError> {
         self.wanted = record.text_or_null("wanted")?.as_deref().and_then(Wanted::from_stored);
         let flow_id = record.text_or_null("flow_id")?;
+        self.looked_at = record.time_or_null("observed_at")?;
         self.cause = record.text_or_null("cause_id")?.map(|event_id| Cause { event_id, flow_id });
         Ok(())
     }
@@ -501,7 +506,7 @@ impl ServiceRow {
             self.cause.as_ref().and_then(|cause| cause.flow_id.clone()).into(),
             snapshot.map(serde_json::to_string).transpose()?.into(),
             u32::from(missing).into(),
-            snapshot.map(|snapshot| snapshot.observed_at).into(),
+            self.looked_at.max(snapshot.map(|snapshot| snapshot.observed_at)).into(),
             self.due_at(urgent, missing, stale).into(),
         ])
     }
@@ -565,6 +570,7 @@ mod tests {
             status_changed_at: ahead,
             wanted: None,
             cause: None,
+            looked_at: None,
         };
         let stale = Duration::from_secs(900);
         for status in ServiceStatus::ALL.into_iter().filter(|status| *status != ServiceStatus::Ready) {

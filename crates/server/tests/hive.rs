@@ -338,7 +338,7 @@ fn quick(config: &str) -> (tempfile::TempDir, Server) {
 #[test]
 fn why_a_service_does_not_get_on_is_shown() {
     let folder = tempfile::tempdir().unwrap();
-    let config = "[hive]\ntimeout = \"1200ms\"\n[hive.simulated]\ncall-delay = \"800ms\"\n";
+    let config = "[hive]\ntimeout = \"4s\"\n[hive.simulated]\ncall-delay = \"3s\"\n";
     std::fs::write(folder.path().join("towpath.toml"), config).unwrap();
     let server = Server::start(folder.path());
     let asked = json!({ "name": "cart", "namespace": "shop", "image": "cart:1" });
@@ -441,19 +441,19 @@ fn a_wait_ends_before_its_request_does() {
     let folder = tempfile::tempdir().unwrap();
     let config = |wait: &str| {
         let config = format!(
-            "[limits]\nrequest-timeout = \"5s\"\n{wait}\n[hive.simulated]\nsettles-after = \"1h\"\n\
+            "[limits]\nrequest-timeout = \"10s\"\n{wait}\n[hive.simulated]\nsettles-after = \"1h\"\n\
              settles-within = \"1h\"\n"
         );
         std::fs::write(folder.path().join("towpath.toml"), config).unwrap();
     };
-    config("[hive]\nwait-at-most = \"5s\"");
+    config("[hive]\nwait-at-most = \"10s\"");
     let output = towpath(folder.path())
         .args(["serve", "--listen", "127.0.0.1:0", "--config", "towpath.toml"])
         .output();
     let output = output.unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("hive.wait-at-most is 5s") && said.contains("limits.request-timeout"), "{said}");
+    assert!(said.contains("hive.wait-at-most is 10s") && said.contains("limits.request-timeout"), "{said}");
 
     config("");
     let server = Server::start(folder.path());

@@ -376,6 +376,55 @@ async fn what_is_asked_for_does_not_wait_behind_a_long_scan(fresh: &Fresh) {
     app.stop().await;
 }
 
+async fn what_another_instance_was_asked_for_does_not_wait_behind_a_long_scan(fresh: &Fresh) {
+    let shelf = Shelf::default();
+    (0..30).for_each(|number| shelf.put(&format!("book-{number}"), Answer::Held));
+    // Nobody wakes this one: it asks by itself.
+    let (app, _) =
+        start(fresh, &shelf, ObserverPolicy { timeout: Duration::from_secs(60), ..policy() }).await;
+    let begun = || shelf.looks.lock().unwrap().len();
+    eventually("it looks", || async { (begun() == 2).then_some(()) }).await;
+    shelf.put("a-new-one", Answer::There);
+    let scanned_at = || app.observers().remove(0).scanned_at;
+    let before = scanned_at();
+    eventually("it scans", || async { (scanned_at() != before).then_some(()) }).await;
+    shelf.gate.add_permits(1);
+    eventually("it is looked at", || async { (shelf.looked("a-new-one") > 0).then_some(()) }).await;
+    assert!(begun() <= 4, "{} of 31 were looked at", begun());
+    shelf.gate.add_permits(1_000);
+    for number in 0..30 {
+        was_seen(&app, &format!("book-{number}")).await;
+    }
+    app.stop().await;
+}
+
+async fn hints_are_not_forgotten_when_the_lease_is_lost(fresh: &Fresh) {
+    let shelf = Shelf::default();
+    let (hint, hints) = tokio::sync::mpsc::unbounded_channel();
+    *shelf.hints.lock().unwrap() = Some(hints);
+    let long =
+        ObserverPolicy { timeout: Duration::from_secs(60), poll: Duration::from_secs(3600), ..policy() };
+    let observer = Observer::named("shelf", shelf.clone(), long, ObserverWake::default());
+    let app = fresh.builder().lease(Duration::from_secs(2)).observer(observer).start().await.unwrap();
+    for number in 0..10 {
+        let name = format!("book-{number}");
+        shelf.answers.lock().unwrap().insert(name.clone(), Answer::Held);
+        hint.send(name).unwrap();
+    }
+    eventually("two are looked at", || async { (shelf.looks.lock().unwrap().len() == 2).then_some(()) })
+        .await;
+    eventually("all are given", || async { (shelf.given.load(Ordering::SeqCst) == 10).then_some(()) }).await;
+    // Somebody else has it for a while, and then nobody.
+    let sql = "UPDATE leases SET holder_id = 'other', epoch = epoch + 1 WHERE lease_name = 'observer/shelf'";
+    assert_eq!(app.store().own_execute("test.take", sql, Vec::new()).await.unwrap(), 1);
+    eventually("it looks no more", || async { (!app.observers().remove(0).looking).then_some(()) }).await;
+    shelf.gate.add_permits(1_000);
+    for number in 0..10 {
+        was_seen(&app, &format!("book-{number}")).await;
+    }
+    app.stop().await;
+}
+
 async fn hints_are_not_forgotten_when_the_platform_goes_away(fresh: &Fresh) {
     let shelf = Shelf::default();
     let (hint, hints) = tokio::sync::mpsc::unbounded_channel();
@@ -504,6 +553,8 @@ on_every_database!(
     what_is_seen_after_the_lease_was_lost_has_no_effect,
     what_is_found_of_the_platform_after_the_lease_was_lost_is_not_told,
     what_is_asked_for_does_not_wait_behind_a_long_scan,
+    what_another_instance_was_asked_for_does_not_wait_behind_a_long_scan,
+    hints_are_not_forgotten_when_the_lease_is_lost,
     hints_are_not_forgotten_when_the_platform_goes_away,
     what_is_withdrawn_is_not_looked_at,
     a_hint_is_looked_at_between_scans,

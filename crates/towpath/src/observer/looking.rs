@@ -184,8 +184,13 @@ impl<R> Waiting<R> {
         self.keys.is_empty()
     }
 
-    fn has(&self, key: &str) -> bool {
-        self.keys.contains_key(key)
+    /// As it was listed.
+    fn get(&self, key: &str) -> Option<&R> {
+        let row = match self.keys.get(key)? {
+            true => &self.first,
+            false => &self.row,
+        };
+        row.iter().find(|(waiting, _)| waiting == key).map(|(_, resource)| resource)
     }
 
     /// Ends the wait of all; answers who would have gone first.
@@ -323,11 +328,11 @@ impl<R: ExternalResources> Looking<R> {
         if grant == self.grant {
             return;
         }
-        // Another epoch: what was known of the platform and of failures is somebody else's knowledge by now.
-        self.waiting.clear();
-        self.waiting_again.clear();
-        self.hinted.clear();
-        self.missed.clear();
+        // Another epoch: what was known of the platform and of failures is somebody else's knowledge by now. What was hinted
+        // at is kept: nobody tells of it a second time, and to look once more does no harm.
+        self.missed.extend(self.waiting.clear());
+        self.missed.extend(self.waiting_again.clear());
+        self.missed.extend(self.hinted.drain());
         self.failing.clear();
         self.scanning = None;
         self.scan_at = Instant::now();
@@ -351,7 +356,9 @@ impl<R: ExternalResources> Looking<R> {
         if self.health.down {
             return;
         }
-        let woken = std::mem::take(&mut self.woken);
+        // What another instance was asked for is found by a look of the poll, also in the middle of a long scan.
+        let overdue = self.scanning.is_some() && self.scan_at <= Instant::now();
+        let woken = std::mem::take(&mut self.woken) || overdue;
         if woken || (self.scan_at <= Instant::now() && self.scanning.is_none()) {
             let began_at = self.eyes.bus.clock.now();
             self.scanning = Some(Scan { began_at, after: None });
@@ -370,12 +377,12 @@ impl<R: ExternalResources> Looking<R> {
         if woken {
             // As many as can be looked at: the next that is asked for does not wait behind a page of these.
             let few = u32::try_from(most).unwrap_or(page).min(page);
-            self.next_page(few, Waiting::push_first).await;
+            self.next_page(few, true).await;
         }
         while self.in_flight.len().saturating_sub(self.again_in_hand.len()) < most {
             match self.waiting.pop() {
                 Some((key, resource)) => drop(self.look(key, resource)),
-                None if self.next_page(page, Waiting::push_back).await => {}
+                None if self.next_page(page, false).await => {}
                 None => break,
             }
         }
@@ -389,11 +396,7 @@ impl<R: ExternalResources> Looking<R> {
 
     /// Asks for the next page of the scan, and puts what is not known yet where it belongs; answers whether there may be
     /// something to look at.
-    async fn next_page(
-        &mut self,
-        limit: u32,
-        put: fn(&mut Waiting<R::Resource>, String, R::Resource),
-    ) -> bool {
+    async fn next_page(&mut self, limit: u32, first: bool) -> bool {
         let Some(Scan { began_at, after }) = self.scanning.take() else { return false };
         match self.resources.due(&self.eyes.store, began_at, after.as_ref(), limit).await {
             Ok(page) => {
@@ -404,13 +407,18 @@ impl<R: ExternalResources> Looking<R> {
                 for resource in page {
                     let key = self.resources.key(&resource);
                     let anew = |known: &R::Resource| self.resources.is_wanted_anew(known, &resource);
-                    // It was due when the look at it began, and is until that has ended.
-                    if self.in_hand.get(&key).is_some_and(|known| !anew(known)) || self.waiting.has(&key) {
+                    // It was due when the look at it began, and is until that has ended; or it waits already.
+                    let known = self.in_hand.get(&key).or_else(|| self.waiting.get(&key));
+                    if known.is_some_and(|known| !anew(known)) {
                         continue;
                     }
                     match self.failing.get(&key) {
-                        None => put(&mut self.waiting, key, resource),
-                        Some(failing) if failing.not_before <= Instant::now() || anew(&failing.resource) => {
+                        None if first => self.waiting.push_first(key, resource),
+                        None => self.waiting.push_back(key, resource),
+                        Some(failing) if anew(&failing.resource) => {
+                            self.waiting_again.push_first(key, resource);
+                        }
+                        Some(failing) if failing.not_before <= Instant::now() => {
                             self.waiting_again.push_back(key, resource);
                         }
                         // Left alone for a while.
@@ -479,7 +487,7 @@ impl<R: ExternalResources> Looking<R> {
                     looked.push(look);
                 }
                 Ended::Gone => drop(self.failing.remove(&key)),
-                Ended::Lost => {}
+                Ended::Lost => drop(self.missed.insert(key.clone())),
             }
             if self.hinted.remove(&key) {
                 hinted.push(key);
@@ -534,7 +542,9 @@ impl<R: ExternalResources> Looking<R> {
         });
         failing.resource = look.resource.clone();
         if failing.code != failure.code {
-            (failing.code, failing.said) = (failure.code.clone(), false);
+            failing.code = failure.code.clone();
+            // Who does not answer does so in more than one way.
+            failing.said &= failure.unanswered;
         }
         let pause = doubled(FIRST_PAUSE, failing.times).min(self.policy.longest_pause);
         failing.times = failing.times.saturating_add(1);
@@ -702,7 +712,9 @@ async fn look_once<R: ExternalResources>(
         Ok(Some(resource)) => resource,
         Ok(None) => return Ended::Gone,
         Err(error) => {
-            let failure = Some(ObserveError::of_resource(error.code(), with_causes(&error)));
+            store_failed(eyes, "begin a look", &error);
+            let failure =
+                Some(ObserveError::of_resource(error.code(), "the store did not say what is wanted"));
             let (resource, at) = (listed.clone(), eyes.bus.clock.now());
             return Ended::NotBegun(Looked { resource, at, failure, pause: Duration::ZERO });
         }
@@ -773,6 +785,7 @@ async fn send(eyes: &Eyes, grant: &LeaseGrant, decision: Decision) -> Result<(),
                 cause = message,
                 "what follows from a look could not be sent"
             );
+            let message = "what follows from a look could not be sent; the log says why";
             Err(Unsent::Failed(ObserveError::of_resource(code, message)))
         }
     }
