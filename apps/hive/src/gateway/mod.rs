@@ -102,7 +102,8 @@ pub enum Observed {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FoundService {
-    /// Which service of ours it belongs to, by its label.
+    /// Which service of ours it belongs to, as the resource itself says. Of another installation of hive on the same cluster
+    /// it is a name that no service of ours has.
     pub service_id: Option<String>,
     /// The hash of what is really there. An adapter computes it from the fields of the resource, so that an edit by hand
     /// shows, also when the annotation still names what was applied. `None` if the resource cannot be read as a
@@ -176,6 +177,9 @@ pub struct RevisionSeen {
     pub image: Option<String>,
     /// When it was made.
     pub created_at: Option<DateTime<Utc>>,
+    /// The hash of what it runs, if that is known and can be said in a [`ServiceSpec`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spec_hash: Option<SpecHash>,
 }
 
 /// A share of the requests.
