@@ -96,6 +96,19 @@ async fn a_whole_life_on_kubernetes() {
     life.send(ServiceCommand::Update(forced.clone())).await;
     life.reaches(ServiceStatus::Ready).await;
 
+    // Somebody sends all requests to an earlier revision: an update is not READY while they go there.
+    let pinned = json!([{ "revisionName": "cart-00001", "percent": 100 }]);
+    cluster.edit("cart", json!({ "spec": { "traffic": pinned } })).await;
+    life.is("the pinned route is seen", |service| {
+        service.snapshot.as_ref().is_some_and(|seen| seen.present && !seen.hash_match)
+    })
+    .await;
+    life.send(update("registry.example/cart:5")).await;
+    let refused = life.reaches(ServiceStatus::Failed).await;
+    assert_eq!(refused.failure.unwrap().reason, "gateway-conflict");
+    life.send(ServiceCommand::Update(forced)).await;
+    life.reaches(ServiceStatus::Ready).await;
+
     // Somebody deletes it by hand: seen and recorded, and an update brings it back.
     cluster.services().delete("cart", &DeleteParams::default()).await.unwrap();
     life.is("its absence is seen", |service| service.snapshot.as_ref().is_some_and(|seen| !seen.present))

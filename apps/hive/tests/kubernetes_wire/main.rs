@@ -552,6 +552,63 @@ async fn a_proxy_of_the_kubeconfig_leads_to_the_cluster() {
     }
 }
 
+/// The environment belongs to the whole process, so each one has a process of its own: this very test, which then only
+/// looks at a service and compares what comes of that.
+#[tokio::test]
+async fn a_proxy_of_the_environment_leads_to_the_cluster_unless_it_is_excepted() {
+    const NAME: &str = "a_proxy_of_the_environment_leads_to_the_cluster_unless_it_is_excepted";
+    if let (Some(path), Ok(expected)) = (std::env::var_os("LOOK_WITH"), std::env::var("LOOK_ENDS_WITH")) {
+        let credentials = Credentials::Kubeconfig { path: path.into(), context: None };
+        let settings = KubernetesSettings { credentials, call_timeout: CALL_TIMEOUT, ..Default::default() };
+        let ended = match KubernetesGateway::connect(settings).await {
+            Ok(gateway) => match gateway.observe(&cart()).await {
+                Ok(observed) => format!("{observed:?}"),
+                Err(error) => error.code().to_owned(),
+            },
+            Err(error) => error.to_string(),
+        };
+        assert!(ended.starts_with(&expected) && !ended.contains("secret"), "{ended}");
+        return;
+    }
+    let (server, _) = PlayedServer::with([no_service()]).await;
+    let folder = tempfile::tempdir().unwrap();
+    let looks = async |cluster: &str, variables: &[(&str, &str)], expected: &str| {
+        let path = folder.path().join("kubeconfig");
+        let kubeconfig = json!({
+            "clusters": [{ "name": "a", "cluster": { "server": cluster } }],
+            "contexts": [{ "name": "a", "context": { "cluster": "a" } }],
+            "current-context": "a",
+        });
+        std::fs::write(&path, kubeconfig.to_string()).unwrap();
+        let mut look = tokio::process::Command::new(std::env::current_exe().unwrap());
+        look.args(["--exact", NAME]).env("LOOK_WITH", &path).env("LOOK_ENDS_WITH", expected);
+        for name in ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy"] {
+            look.env_remove(name);
+        }
+        let output = look.envs(variables.iter().copied()).output().await.unwrap();
+        assert!(output.status.success(), "{variables:?}: {}", String::from_utf8_lossy(&output.stdout));
+    };
+    let proxy = format!("http://me:secret@{}", server.address());
+    let socks = ("HTTPS_PROXY", "socks5://me:secret@proxy.example");
+    let (plain, secure) = ("http://cluster.invalid:6443", "https://cluster.invalid:6443");
+
+    looks(plain, &[socks, ("HTTP_PROXY", &proxy)], "NotFound").await;
+    let asked = server.asked();
+    assert_eq!((asked[0].method.as_str(), asked[0].path.as_str()), ("CONNECT", "cluster.invalid:6443"));
+    assert_eq!((asked[1].method.as_str(), asked[1].path.as_str()), ("GET", SERVICE));
+    // What speaks TLS gets no answer from this server, and has come through the proxy all the same.
+    looks(secure, &[("HTTPS_PROXY", &proxy)], "gateway-").await;
+    assert_eq!(server.methods(), ["CONNECT", "GET", "CONNECT"]);
+    // There is no such cluster, and nobody is asked the way.
+    looks(secure, &[("HTTPS_PROXY", &proxy), ("NO_PROXY", "a.example,.invalid")], "gateway-unavailable")
+        .await;
+    looks(secure, &[socks, ("no_proxy", "*")], "gateway-unavailable").await;
+    assert_eq!(server.methods().len(), 3);
+    looks(secure, &[socks], "HTTPS_PROXY cannot be used").await;
+    looks(secure, &[("https_proxy", "http://me:secret@a b")], "HTTPS_PROXY cannot be used").await;
+    looks(secure, &[("HTTPS_PROXY", &proxy), ("NO_PROXY", "a,,b")], "NO_PROXY cannot be used").await;
+}
+
 #[tokio::test]
 async fn an_answer_that_cannot_be_read_is_not_repeated_in_words() {
     let secret = json!({ "metadata": { "generation": "secret-of-the-container" } });
