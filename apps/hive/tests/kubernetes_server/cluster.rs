@@ -212,8 +212,10 @@ pub(crate) fn kind(kind: &str, plural: &str) -> ApiResource {
 }
 
 /// The part of Knative's own schema that hive writes or reads, with defaults that Knative fills in: on a cluster its webhook
-/// does, here the schema does. The list of containers is one value, as it is there.
+/// does, here the schema does. The list of containers is one value, as it is there, and a volume that nothing mounts is refused.
 fn service_schema() -> Value {
+    const MOUNTED: &str = "!has(self.volumes) || self.volumes.all(volume, self.containers.exists(container, \
+                           has(container.volumeMounts) && container.volumeMounts.exists(mount, mount.name == volume.name)))";
     let text = json!({ "type": "string" });
     let entry = json!({
         "type": "object",
@@ -221,6 +223,13 @@ fn service_schema() -> Value {
         "properties": { "name": text, "value": text, "valueFrom": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } },
     });
     let anything = json!({ "type": "array", "items": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } });
+    // Rules are only taken for lists and names whose lengths are bounded.
+    let named = json!({ "type": "array", "maxItems": 8, "items": {
+        "type": "object",
+        "required": ["name"],
+        "properties": { "name": { "type": "string", "maxLength": 63 } },
+        "x-kubernetes-preserve-unknown-fields": true,
+    } });
     let container = json!({ "type": "object", "properties": {
         "name": text,
         "image": { "type": "string", "minLength": 1 },
@@ -228,17 +237,17 @@ fn service_schema() -> Value {
         "command": { "type": "array", "items": text },
         "workingDir": text,
         "envFrom": anything,
-        "volumeMounts": anything,
+        "volumeMounts": named,
         "ports": anything,
         "env": { "type": "array", "items": entry, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"] },
     } });
     let pod = json!({ "type": "object", "properties": {
         "containerConcurrency": { "type": "integer", "format": "int64", "default": 0 },
         "timeoutSeconds": { "type": "integer", "format": "int64", "default": 300 },
-        "containers": { "type": "array", "items": container },
+        "containers": { "type": "array", "maxItems": 8, "items": container },
         "initContainers": anything,
-        "volumes": anything,
-    } });
+        "volumes": named,
+    }, "x-kubernetes-validations": [{ "rule": MOUNTED, "message": "a volume is not mounted" }] });
     let metadata = json!({ "type": "object", "properties": {
         "annotations": { "type": "object", "additionalProperties": text },
     } });

@@ -600,8 +600,7 @@ async fn a_proxy_of_the_environment_leads_to_the_cluster_unless_it_is_excepted()
     looks(secure, &[("HTTPS_PROXY", &proxy)], "gateway-").await;
     assert_eq!(server.methods(), ["CONNECT", "GET", "CONNECT"]);
     // There is no such cluster, and nobody is asked the way.
-    looks(secure, &[("HTTPS_PROXY", &proxy), ("NO_PROXY", "a.example,.invalid")], "gateway-")
-        .await;
+    looks(secure, &[("HTTPS_PROXY", &proxy), ("NO_PROXY", "a.example,.invalid")], "gateway-").await;
     looks(secure, &[socks, ("no_proxy", "*")], "gateway-").await;
     assert_eq!(server.methods().len(), 3);
     looks(secure, &[socks], "HTTPS_PROXY cannot be used").await;
