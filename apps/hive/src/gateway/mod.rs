@@ -27,15 +27,15 @@ use crate::texts;
 #[async_trait]
 pub trait ServingGateway: Send + Sync + 'static {
     /// Brings the resource to this specification, creating it if it is not there. One that carries `apply.spec_hash`
-    /// already, and is not being deleted, is left alone. One that carries the label of another service of ours is a
-    /// [`GatewayError::Conflict`], forced or not.
+    /// already, and is not being deleted, is left alone. One that belongs to another service of ours, or to another
+    /// installation of hive, is a [`GatewayError::Conflict`], forced or not.
     async fn apply(&self, apply: &Apply) -> Result<Applied, GatewayError>;
 
     /// Looks at the resource. One that is not there is an answer ([`Observed::NotFound`]) and no error.
     async fn observe(&self, resource: &ResourceName) -> Result<Observed, GatewayError>;
 
-    /// Asks for the deletion. One that is not there is an answer, too. A resource that carries the label of another service
-    /// of ours is not this service's, and counts as not there.
+    /// Asks for the deletion. One that is not there is an answer, too. A resource that does not belong to this service
+    /// counts as not there.
     async fn delete(&self, service_id: &str, resource: &ResourceName) -> Result<Deletion, GatewayError>;
 
     /// Whether there is such a namespace.
