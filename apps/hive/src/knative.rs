@@ -136,7 +136,7 @@ pub struct RevisionCreated {
     pub resource: ResourceName,
     /// The revision.
     pub revision: RevisionSeen,
-    /// The hash of what the resource was when the revision was seen.
+    /// The hash of what the revision runs, if that is known.
     pub spec_hash: Option<SpecHash>,
 }
 
@@ -255,12 +255,14 @@ impl KnativeService {
         let Some(found) = look.found() else { return Vec::new() };
         let new = found.revisions.iter().filter(|revision| !self.revisions.contains(&revision.name));
         new.map(|revision| {
-            let is_latest = found.latest_created_revision.as_ref() == Some(&revision.name);
+            // The event has a place of its own for the hash, which readers know.
+            let mut revision = revision.clone();
+            let spec_hash = revision.spec_hash.take();
             KnativeServiceEvent::RevisionCreated(RevisionCreated {
                 service_id: look.service_id.clone(),
                 resource: look.resource.clone(),
-                revision: revision.clone(),
-                spec_hash: found.spec_hash.clone().filter(|_| is_latest),
+                revision,
+                spec_hash,
             })
         })
         .collect()
@@ -376,7 +378,12 @@ mod tests {
             let revision = || "cart-00001".to_owned();
             let found = FoundService {
                 service_id: owner.map(str::to_owned),
-                revisions: vec![RevisionSeen { name: revision(), image: None, created_at: None }],
+                revisions: vec![RevisionSeen {
+                    name: revision(),
+                    image: None,
+                    created_at: None,
+                    spec_hash: None,
+                }],
                 traffic: vec![RouteTarget { revision: revision(), percent: 100, latest: true, tag: None }],
                 ..FoundService::default()
             };
@@ -425,6 +432,45 @@ mod tests {
             told,
             [Some((1, url("http://cart"))), None, Some((1, url("https://cart"))), Some((0, None))]
         );
+    }
+
+    #[test]
+    fn a_revision_is_told_with_its_own_hash() {
+        let context = Context { now: Utc::now(), version: 0, actor_id: None, tenant_id: None };
+        let revision = |name: &str, hash: Option<&str>| RevisionSeen {
+            name: name.to_owned(),
+            image: None,
+            created_at: None,
+            spec_hash: hash.map(SpecHash::from_stored),
+        };
+        // The specification has been changed, and the platform has not made a revision of it yet.
+        let found = FoundService {
+            service_id: Some("shop.cart".to_owned()),
+            spec_hash: Some(SpecHash::from_stored(WANTED)),
+            generation: 3,
+            observed_generation: 2,
+            latest_created_revision: Some("cart-00002".to_owned()),
+            revisions: vec![revision("cart-00001", None), revision("cart-00002", Some("earlier"))],
+            ..FoundService::default()
+        };
+        let observed = Observed::Found(Box::new(found));
+        let look = Look { observed, ..look(WANTED, ConditionStatus::Unknown, 0) };
+        let events =
+            KnativeService::default().decide(KnativeServiceCommand::Observe(look), &context).unwrap();
+        let told: Vec<serde_json::Value> = events
+            .iter()
+            .filter(|event| matches!(event, KnativeServiceEvent::RevisionCreated(_)))
+            .map(|event| serde_json::to_value(event).unwrap())
+            .collect();
+        let payload = |name: &str, hash: Option<&str>| {
+            serde_json::json!({ "RevisionCreated": {
+                "serviceId": "shop.cart",
+                "resource": { "namespace": "shop", "name": "cart" },
+                "revision": { "name": name, "image": null, "createdAt": null },
+                "specHash": hash,
+            } })
+        };
+        assert_eq!(told, [payload("cart-00001", None), payload("cart-00002", Some("earlier"))]);
     }
 
     #[test]

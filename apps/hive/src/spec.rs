@@ -54,11 +54,16 @@ pub struct ServiceSpec {
     pub replacement: Option<String>,
 }
 
-/// The annotation of the resource that keeps the hash of what was applied.
+/// The annotation of the resource that keeps the hash of what was applied. The revision template has it, too: from there it
+/// comes to each revision.
 pub const SPEC_HASH_ANNOTATION: &str = "towpath.dev/spec-hash";
 
-/// The label of the resource that names the service of ours it belongs to.
+/// The label of the resource that names the service of ours it belongs to; an annotation of the same name has the id itself.
 pub const SERVICE_ID_LABEL: &str = "towpath.dev/service-id";
+
+/// The annotation of the resource that names the installation of hive which made it: two of them on one cluster may have
+/// services of the same names.
+pub const INSTALLATION_ANNOTATION: &str = "towpath.dev/installation";
 
 /// The annotation of the revision template that keeps the mark of a forced replacement.
 pub const REPLACEMENT_ANNOTATION: &str = "towpath.dev/replacement";

@@ -27,15 +27,15 @@ use crate::texts;
 #[async_trait]
 pub trait ServingGateway: Send + Sync + 'static {
     /// Brings the resource to this specification, creating it if it is not there. One that carries `apply.spec_hash`
-    /// already, and is not being deleted, is left alone. One that carries the label of another service of ours is a
-    /// [`GatewayError::Conflict`], forced or not.
+    /// already, and is not being deleted, is left alone. One that belongs to another service of ours, or to another
+    /// installation of hive, is a [`GatewayError::Conflict`], forced or not.
     async fn apply(&self, apply: &Apply) -> Result<Applied, GatewayError>;
 
     /// Looks at the resource. One that is not there is an answer ([`Observed::NotFound`]) and no error.
     async fn observe(&self, resource: &ResourceName) -> Result<Observed, GatewayError>;
 
-    /// Asks for the deletion. One that is not there is an answer, too. A resource that carries the label of another service
-    /// of ours is not this service's, and counts as not there.
+    /// Asks for the deletion. One that is not there is an answer, too. A resource that does not belong to this service
+    /// counts as not there.
     async fn delete(&self, service_id: &str, resource: &ResourceName) -> Result<Deletion, GatewayError>;
 
     /// Whether there is such a namespace.
@@ -102,7 +102,8 @@ pub enum Observed {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FoundService {
-    /// Which service of ours it belongs to, by its label.
+    /// Which service of ours it belongs to, as the resource itself says. Of another installation of hive on the same cluster
+    /// it is a name that no service of ours has.
     pub service_id: Option<String>,
     /// The hash of what is really there. An adapter computes it from the fields of the resource, so that an edit by hand
     /// shows, also when the annotation still names what was applied. `None` if the resource cannot be read as a
@@ -176,6 +177,9 @@ pub struct RevisionSeen {
     pub image: Option<String>,
     /// When it was made.
     pub created_at: Option<DateTime<Utc>>,
+    /// The hash of what it runs, if that is known and can be said in a [`ServiceSpec`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spec_hash: Option<SpecHash>,
 }
 
 /// A share of the requests.

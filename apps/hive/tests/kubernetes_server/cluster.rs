@@ -39,8 +39,14 @@ impl Cluster {
     }
 
     pub(crate) async fn gateway(&self) -> KubernetesGateway {
+        self.gateway_of(&KubernetesSettings::default().field_manager).await
+    }
+
+    /// As another installation of hive has it.
+    pub(crate) async fn gateway_of(&self, installation: &str) -> KubernetesGateway {
         let settings = KubernetesSettings {
             credentials: Credentials::Kubeconfig { path: self.kubeconfig.clone(), context: None },
+            field_manager: installation.to_owned(),
             ..KubernetesSettings::default()
         };
         KubernetesGateway::connect(settings).await.unwrap()
@@ -151,8 +157,12 @@ async fn reconcile(services: &Api<DynamicObject>, revisions: &Api<DynamicObject>
     let made = json!({
         "apiVersion": "serving.knative.dev/v1",
         "kind": "Revision",
-        "metadata": { "name": revision, "labels": { "serving.knative.dev/service": name } },
-        "spec": { "containers": [{ "image": image }] },
+        "metadata": {
+            "name": revision,
+            "labels": { "serving.knative.dev/service": name },
+            "annotations": template["metadata"]["annotations"],
+        },
+        "spec": template["spec"],
     });
     let apply = PatchParams::apply("knative").force();
     let _ = revisions.patch(&revision, &apply, &Patch::Apply(&made)).await;
@@ -170,7 +180,15 @@ async fn reconcile(services: &Api<DynamicObject>, revisions: &Api<DynamicObject>
     });
     if ready == "True" {
         status["latestReadyRevisionName"] = json!(revision);
-        status["traffic"] = json!([{ "revisionName": revision, "percent": 100, "latestRevision": true }]);
+        let all_to_the_latest = || vec![json!({ "percent": 100, "latestRevision": true })];
+        let mut targets =
+            object.data["spec"]["traffic"].as_array().cloned().unwrap_or_else(all_to_the_latest);
+        for target in &mut targets {
+            if target["latestRevision"] == true {
+                target["revisionName"] = json!(revision);
+            }
+        }
+        status["traffic"] = json!(targets);
         status["url"] = json!(format!("http://{name}.example.com"));
     }
     let status = json!({ "status": status });
@@ -193,31 +211,49 @@ pub(crate) fn kind(kind: &str, plural: &str) -> ApiResource {
     }
 }
 
-/// The part of Knative's own schema that hive writes, with the default that Knative fills in.
+/// The part of Knative's own schema that hive writes or reads, with defaults that Knative fills in: on a cluster its webhook
+/// does, here the schema does. The list of containers is one value, as it is there, and a volume that nothing mounts is refused.
 fn service_schema() -> Value {
+    const MOUNTED: &str = "!has(self.volumes) || self.volumes.all(volume, self.containers.exists(container, \
+                           has(container.volumeMounts) && container.volumeMounts.exists(mount, mount.name == volume.name)))";
     let text = json!({ "type": "string" });
     let entry = json!({
         "type": "object",
         "required": ["name"],
         "properties": { "name": text, "value": text, "valueFrom": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } },
     });
+    let anything = json!({ "type": "array", "items": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } });
+    // Rules are only taken for lists and names whose lengths are bounded.
+    let named = json!({ "type": "array", "maxItems": 8, "items": {
+        "type": "object",
+        "required": ["name"],
+        "properties": { "name": { "type": "string", "maxLength": 63 } },
+        "x-kubernetes-preserve-unknown-fields": true,
+    } });
     let container = json!({ "type": "object", "properties": {
         "name": text,
         "image": { "type": "string", "minLength": 1 },
         "args": { "type": "array", "items": text },
+        "command": { "type": "array", "items": text },
+        "workingDir": text,
+        "envFrom": anything,
+        "volumeMounts": named,
+        "ports": anything,
         "env": { "type": "array", "items": entry, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"] },
     } });
     let pod = json!({ "type": "object", "properties": {
         "containerConcurrency": { "type": "integer", "format": "int64", "default": 0 },
         "timeoutSeconds": { "type": "integer", "format": "int64", "default": 300 },
-        "containers": { "type": "array", "items": container },
-    } });
+        "containers": { "type": "array", "maxItems": 8, "items": container },
+        "initContainers": anything,
+        "volumes": named,
+    }, "x-kubernetes-validations": [{ "rule": MOUNTED, "message": "a volume is not mounted" }] });
     let metadata = json!({ "type": "object", "properties": {
         "annotations": { "type": "object", "additionalProperties": text },
     } });
     json!({ "type": "object", "properties": {
         "template": { "type": "object", "properties": { "metadata": metadata, "spec": pod } },
-        "traffic": { "type": "array", "items": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } },
+        "traffic": anything,
     } })
 }
 

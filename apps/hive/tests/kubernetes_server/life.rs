@@ -16,9 +16,33 @@ use crate::support::{Fresh, eventually, settings, update};
 struct Life {
     app: Towpath,
     id: String,
+    _store: Fresh,
 }
 
 impl Life {
+    /// Hive on a cluster, and the request for a service `cart` there.
+    async fn begin(cluster: &Cluster, interval: Duration) -> Self {
+        let store = Fresh::on("sqlite").await;
+        let settings = towpath_hive::HiveSettings { interval, ..settings() };
+        let hive = Hive::new(settings, Arc::new(cluster.gateway().await));
+        let builder = Towpath::builder()
+            .store(store.url())
+            .broker("local:")
+            .scan(Duration::from_millis(50))
+            .command_retries(RetryPolicy::Fixed(vec![Duration::from_millis(30); 3]));
+        let app = hive.install(builder).start().await.expect("start");
+        let life = Self { app, id: format!("{}.cart", cluster.namespace), _store: store };
+        let asked = ServiceAsked {
+            name: "cart".to_owned(),
+            namespace: cluster.namespace.clone(),
+            image: "registry.example/cart:1".to_owned(),
+            ..ServiceAsked::default()
+        };
+        // The server of these tests serves no namespaces: that is not known then, and keeps nothing back.
+        life.send(ServiceCommand::Create(asked)).await;
+        life
+    }
+
     async fn service(&self) -> Service {
         self.app.load::<Service>(&self.id).await.unwrap().expect("it exists").value
     }
@@ -45,26 +69,8 @@ impl Life {
 async fn a_whole_life_on_kubernetes() {
     let cluster = Cluster::reach().await;
     let _knative = cluster.controller();
-    let fresh = Fresh::on("sqlite").await;
     // The scan is a minute away: what happens within seconds was told by the watch.
-    let settings = towpath_hive::HiveSettings { interval: Duration::from_secs(60), ..settings() };
-    let hive = Hive::new(settings, Arc::new(cluster.gateway().await));
-    let builder = Towpath::builder()
-        .store(fresh.url())
-        .broker("local:")
-        .scan(Duration::from_millis(50))
-        .command_retries(RetryPolicy::Fixed(vec![Duration::from_millis(30); 3]));
-    let app = hive.install(builder).start().await.expect("start");
-    let life = Life { app, id: format!("{}.cart", cluster.namespace) };
-
-    let asked = ServiceAsked {
-        name: "cart".to_owned(),
-        namespace: cluster.namespace.clone(),
-        image: "registry.example/cart:1".to_owned(),
-        ..ServiceAsked::default()
-    };
-    // The server of these tests serves no namespaces: that is not known then, and keeps nothing back.
-    life.send(ServiceCommand::Create(asked)).await;
+    let life = Life::begin(&cluster, Duration::from_secs(60)).await;
     let ready = life.reaches(ServiceStatus::Ready).await;
     assert_eq!(ready.snapshot.unwrap().latest_ready_revision.as_deref(), Some("cart-00001"));
 
@@ -96,6 +102,19 @@ async fn a_whole_life_on_kubernetes() {
     life.send(ServiceCommand::Update(forced.clone())).await;
     life.reaches(ServiceStatus::Ready).await;
 
+    // Somebody sends all requests to an earlier revision: an update is not READY while they go there.
+    let pinned = json!([{ "revisionName": "cart-00001", "percent": 100 }]);
+    cluster.edit("cart", json!({ "spec": { "traffic": pinned } })).await;
+    life.is("the pinned route is seen", |service| {
+        service.snapshot.as_ref().is_some_and(|seen| seen.present && !seen.hash_match)
+    })
+    .await;
+    life.send(update("registry.example/cart:5")).await;
+    let refused = life.reaches(ServiceStatus::Failed).await;
+    assert_eq!(refused.failure.unwrap().reason, "gateway-conflict");
+    life.send(ServiceCommand::Update(forced)).await;
+    life.reaches(ServiceStatus::Ready).await;
+
     // Somebody deletes it by hand: seen and recorded, and an update brings it back.
     cluster.services().delete("cart", &DeleteParams::default()).await.unwrap();
     life.is("its absence is seen", |service| service.snapshot.as_ref().is_some_and(|seen| !seen.present))
@@ -111,5 +130,21 @@ async fn a_whole_life_on_kubernetes() {
     let deleted = life.reaches(ServiceStatus::Deleted).await;
     assert!(!deleted.snapshot.unwrap().present);
     assert!(cluster.services().get_opt("cart").await.unwrap().is_none());
+    life.app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs a Kubernetes API server: cargo xtask test --kube"]
+async fn a_service_that_lost_its_label_is_deleted_all_the_same() {
+    let cluster = Cluster::reach().await;
+    let _knative = cluster.controller();
+    // What has no label is not watched, so the scan finds it.
+    let life = Life::begin(&cluster, Duration::from_millis(200)).await;
+    life.reaches(ServiceStatus::Ready).await;
+    cluster.edit("cart", json!({ "metadata": { "labels": { "towpath.dev/service-id": null } } })).await;
+    life.send(ServiceCommand::Delete {}).await;
+    let deleted = life.reaches(ServiceStatus::Deleted).await;
+    assert!(!deleted.snapshot.unwrap().present);
+    assert!(cluster.services().get_opt("cart").await.unwrap().is_none(), "it still runs");
     life.app.stop().await;
 }

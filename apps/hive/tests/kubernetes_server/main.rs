@@ -90,7 +90,8 @@ async fn a_service_is_made_becomes_ready_changes_and_fails() {
     assert_eq!((second.generation, second.changed), (2, true));
     let ready = becomes(&gateway, &cart, ConditionStatus::True, 2).await;
     assert_eq!(ready.latest_ready_revision.as_deref(), Some("cart-00002"));
-    assert_eq!(ready.revisions.len(), 2);
+    let hashes: Vec<_> = ready.revisions.into_iter().map(|revision| revision.spec_hash).collect();
+    assert_eq!(hashes, [Some(first.spec_hash), Some(wanted(&cart, "cart:2").spec_hash)]);
 
     gateway.apply(&wanted(&cart, "broken:1")).await.unwrap();
     let failed = becomes(&gateway, &cart, ConditionStatus::False, 3).await;
@@ -126,7 +127,24 @@ async fn an_edit_by_hand_shows_and_is_a_conflict_until_it_is_taken_over() {
     let (gateway, cart) = (cluster.gateway().await, cluster.resource("cart"));
     let first = wanted(&cart, "cart:1");
     gateway.apply(&first).await.unwrap();
+    let container = |field: &str, value: serde_json::Value| {
+        let mut container = json!({
+            "image": first.spec.image,
+            "env": [{ "name": "COLOUR", "value": "blue" }, { "name": "EMPTY", "value": "" }],
+        });
+        container[field] = value;
+        json!({ "spec": { "template": { "spec": { "containers": [container] } } } })
+    };
+    let mut mounted = container("volumeMounts", json!([{ "name": "data", "mountPath": "/data" }]));
+    mounted["spec"]["template"]["spec"]["volumes"] = json!([{ "name": "data", "emptyDir": {} }]);
+    let before = json!([{ "image": "registry.example/init:1" }]);
     let edits = [
+        mounted,
+        container("envFrom", json!([{ "secretRef": { "name": "colours" } }])),
+        container("ports", json!([{ "containerPort": 9000 }])),
+        json!({ "spec": { "template": { "spec": { "initContainers": before } } } }),
+        json!({ "spec": { "traffic": [{ "revisionName": "cart-00001", "percent": 100 }] } }),
+        json!({ "spec": { "template": { "metadata": { "annotations": { "autoscaling.knative.dev/maxScale": "9" } } } } }),
         json!({ "spec": { "template": { "spec": { "containers": [{ "image": "registry.example/mine:1" }] } } } }),
         json!({ "spec": { "template": { "spec": { "containerConcurrency": 7 } } } }),
         json!({ "spec": { "template": { "metadata": { "annotations": { "autoscaling.knative.dev/max-scale": "9" } } } } }),
@@ -143,6 +161,8 @@ async fn an_edit_by_hand_shows_and_is_a_conflict_until_it_is_taken_over() {
         assert!(forced.changed);
         assert_eq!(found(&gateway, &cart).await.spec_hash.as_ref(), Some(&first.spec_hash), "{edit}");
     }
+    let pod = cluster.services().get("cart").await.unwrap().data["spec"]["template"]["spec"].clone();
+    assert!(pod["volumes"].as_array().is_none_or(Vec::is_empty), "nothing mounts them any more: {pod}");
     // Fields that hive does not own are nobody's business.
     cluster.edit("cart", json!({ "metadata": { "annotations": { "team": "shop" } } })).await;
     assert!(!gateway.apply(&first).await.unwrap().changed);
@@ -163,6 +183,56 @@ async fn a_resource_of_another_service_is_left_alone() {
     assert_eq!(gateway.delete("ours", &cart).await.unwrap(), Deletion::NotFound);
     let seen = found(&gateway, &cart).await;
     assert_eq!((seen.spec_hash, seen.deleting), (Some(theirs.spec_hash), false));
+}
+
+#[tokio::test]
+#[ignore = "needs a Kubernetes API server: cargo xtask test --kube"]
+async fn a_service_that_lost_its_label_is_still_ours() {
+    let cluster = Cluster::reach().await;
+    let (gateway, cart) = (cluster.gateway().await, cluster.resource("cart"));
+    let first = wanted(&cart, "cart:1");
+    gateway.apply(&first).await.unwrap();
+    let unlabelled = json!({ "metadata": { "labels": { "towpath.dev/service-id": null } } });
+    cluster.edit("cart", unlabelled.clone()).await;
+    assert_eq!(found(&gateway, &cart).await.service_id.as_ref(), Some(&first.service_id));
+    // Applying brings it back, and changes nothing that runs.
+    let again = gateway.apply(&first).await.unwrap();
+    assert_eq!((again.generation, again.changed), (1, false));
+    assert_eq!(cluster.services().get("cart").await.unwrap().metadata.labels.unwrap_or_default().len(), 1);
+    cluster.edit("cart", unlabelled).await;
+    assert_eq!(gateway.delete(&first.service_id, &cart).await.unwrap(), Deletion::Accepted);
+    assert!(found(&gateway, &cart).await.deleting);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs a Kubernetes API server: cargo xtask test --kube"]
+async fn of_two_installations_each_has_its_own() {
+    let cluster = Cluster::reach().await;
+    let (one, two) = (cluster.gateway_of("hive-one").await, cluster.gateway_of("hive-two").await);
+    for round in 0..5 {
+        // The same service, specified the same, in two databases.
+        let cart = cluster.resource(&format!("cart-{round}"));
+        let same = wanted(&cart, "cart:1");
+        let (first, second) = tokio::join!(one.apply(&same), two.apply(&same));
+        let (winner, loser, name, error) = match (first, second) {
+            (Ok(_), Err(error)) => (&one, &two, "hive-one", error),
+            (Err(error), Ok(_)) => (&two, &one, "hive-two", error),
+            both => panic!("{both:?}"),
+        };
+        let taken = GatewayError::Conflict { resource: cart.clone(), by: format!("installation {name}") };
+        assert_eq!(error, taken);
+        assert_eq!(loser.apply(&Apply { force: true, ..same.clone() }).await.unwrap_err(), taken);
+        assert_eq!(loser.delete(&same.service_id, &cart).await.unwrap(), Deletion::NotFound);
+        let theirs = found(loser, &cart).await;
+        assert_eq!(theirs.service_id, Some(format!("{name}/{}", same.service_id)));
+        let own = found(winner, &cart).await;
+        assert_eq!(
+            (own.service_id.as_ref(), own.generation, own.deleting),
+            (Some(&same.service_id), 1, false)
+        );
+        assert!(!winner.apply(&same).await.unwrap().changed);
+        assert_eq!(winner.delete(&same.service_id, &cart).await.unwrap(), Deletion::Accepted);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -8,7 +8,7 @@ mod watch;
 
 use played::{CALL_TIMEOUT, Play, PlayedServer, TOKEN, no, no_service};
 use serde_json::{Value, json};
-use towpath_hive::gateway::kubernetes::{Credentials, KubernetesGateway, KubernetesSettings};
+use towpath_hive::gateway::kubernetes::{ConnectError, Credentials, KubernetesGateway, KubernetesSettings};
 use towpath_hive::gateway::{
     Applied, Apply, ConditionStatus, Deletion, GatewayError, Observed, ServingGateway,
 };
@@ -45,11 +45,13 @@ fn body(uid: Option<&str>) -> Value {
             "labels": { "towpath.dev/service-id": "shop.cart" },
             "annotations": {
                 "towpath.dev/service-id": "shop.cart",
+                "towpath.dev/installation": "towpath-hive",
                 "towpath.dev/spec-hash": wanted().spec_hash.as_str(),
             },
         },
         "spec": { "template": {
             "metadata": { "annotations": {
+                "towpath.dev/spec-hash": wanted().spec_hash.as_str(),
                 "autoscaling.knative.dev/min-scale": "1",
                 "autoscaling.knative.dev/max-scale": "3",
                 "towpath.dev/replacement": "again",
@@ -94,6 +96,16 @@ fn edited() -> Play {
 
 fn of_another_service() -> Play {
     shown(|shown| shown["metadata"]["labels"]["towpath.dev/service-id"] = json!("other"))
+}
+
+/// A hive with a database of its own has made it, for a service of the same name.
+fn of_another_installation() -> Play {
+    shown(|shown| shown["metadata"]["annotations"]["towpath.dev/installation"] = json!("other-hive"))
+}
+
+/// Somebody's tool has taken the label away.
+fn without_label() -> Play {
+    shown(|shown| shown["metadata"]["labels"] = json!({}))
 }
 
 fn being_deleted() -> Play {
@@ -159,7 +171,7 @@ async fn a_forced_replacement_takes_fields_over() {
 
 #[tokio::test]
 async fn a_field_that_somebody_added_is_a_conflict_and_goes_by_force() {
-    const TEMPLATE: [&str; 2] = ["/spec/template/metadata/annotations", "/spec/template/spec"];
+    const PLACES: [&str; 3] = ["/spec/template/metadata/annotations", "/spec/template/spec", "/spec"];
     let spec = ServiceSpec {
         min_scale: None,
         max_scale: None,
@@ -180,7 +192,7 @@ async fn a_field_that_somebody_added_is_a_conflict_and_goes_by_force() {
             shown["spec"]["template"]["metadata"]["annotations"] = json!({});
             shown["spec"]["template"]["spec"].as_object_mut().unwrap().remove("containerConcurrency");
             if !name.is_empty() {
-                shown.pointer_mut(TEMPLATE[field]).unwrap()[name] = value;
+                shown.pointer_mut(PLACES[field]).unwrap()[name] = value;
             }
         })
     };
@@ -189,7 +201,11 @@ async fn a_field_that_somebody_added_is_a_conflict_and_goes_by_force() {
         (0, "autoscaling.knative.dev/min-scale", json!("2")),
         (0, "autoscaling.knative.dev/max-scale", json!("2")),
         (0, "towpath.dev/replacement", json!("2")),
+        (0, "autoscaling.knative.dev/minScale", json!("2")),
+        (0, "autoscaling.knative.dev/maxScale", json!("2")),
         (1, "containerConcurrency", json!(2)),
+        (1, "initContainers", json!([{ "image": "registry.example/init:1" }])),
+        (2, "traffic", json!([{ "revisionName": "cart-00001", "percent": 100 }])),
     ];
     for (field, name, value) in fields {
         let added = || added(field, name, value.clone());
@@ -215,7 +231,8 @@ async fn a_field_that_somebody_added_is_a_conflict_and_goes_by_force() {
         });
         match field {
             0 => body["spec"]["template"]["metadata"]["annotations"][name] = Value::Null,
-            _ => body["spec"]["template"]["spec"][name] = Value::Null,
+            1 => body["spec"]["template"]["spec"][name] = Value::Null,
+            _ => body["spec"][name] = Value::Null,
         }
         assert_eq!(removal.body, body);
 
@@ -223,6 +240,29 @@ async fn a_field_that_somebody_added_is_a_conflict_and_goes_by_force() {
         let (_server, gateway) = PlayedServer::with([added(), added(), added()]).await;
         assert!(matches!(gateway.apply(&forced).await, Err(GatewayError::Conflict { .. })), "{name}");
     }
+}
+
+#[tokio::test]
+async fn by_force_volumes_go_together_with_what_mounts_them() {
+    let mounted = || {
+        shown(|shown| {
+            let pod = &mut shown["spec"]["template"]["spec"];
+            pod["containers"][0]["volumeMounts"] = json!([{ "name": "data", "mountPath": "/data" }]);
+            pod["initContainers"] = json!([{ "image": "registry.example/init:1" }]);
+            pod["volumes"] = json!([{ "name": "data", "emptyDir": {} }]);
+        })
+    };
+    let (server, gateway) = PlayedServer::with([mounted(), generation(5)]).await;
+    gateway.apply(&Apply { force: true, ..wanted() }).await.unwrap();
+    let mut expected = body(Some("uid-1"));
+    expected["spec"]["template"]["spec"]["initContainers"] = json!([]);
+    expected["spec"]["template"]["spec"]["volumes"] = json!([]);
+    assert_eq!(server.asked()[1].body, expected);
+
+    // Without force they are somebody else's.
+    let (server, gateway) = PlayedServer::with([mounted(), fields_of_others()]).await;
+    assert!(matches!(gateway.apply(&wanted()).await, Err(GatewayError::Conflict { .. })));
+    assert_eq!(server.asked()[1].body, body(Some("uid-1")));
 }
 
 #[tokio::test]
@@ -273,6 +313,64 @@ async fn a_resource_of_another_service_is_neither_changed_nor_deleted() {
         assert_eq!(server.methods(), ["GET"]);
     }
     let (server, gateway) = PlayedServer::with([of_another_service()]).await;
+    assert_eq!(gateway.delete("shop.cart", &cart()).await.unwrap(), Deletion::NotFound);
+    assert_eq!(server.methods(), ["GET"]);
+}
+
+#[tokio::test]
+async fn a_resource_of_another_installation_is_neither_changed_nor_deleted_nor_taken_for_ours() {
+    for force in [false, true] {
+        let (server, gateway) = PlayedServer::with([of_another_installation()]).await;
+        let error = gateway.apply(&Apply { force, ..wanted() }).await.unwrap_err();
+        let by = "installation other-hive".to_owned();
+        assert_eq!(error, GatewayError::Conflict { resource: cart(), by });
+        assert_eq!(server.methods(), ["GET"]);
+    }
+    let (server, gateway) = PlayedServer::with([of_another_installation()]).await;
+    assert_eq!(gateway.delete("shop.cart", &cart()).await.unwrap(), Deletion::NotFound);
+    assert_eq!(server.methods(), ["GET"]);
+    let no_revisions = Play::Json(200, json!({ "items": [] }));
+    let (_server, gateway) = PlayedServer::with([of_another_installation(), no_revisions]).await;
+    let Observed::Found(found) = gateway.observe(&cart()).await.unwrap() else { panic!("it is there") };
+    assert_eq!(found.service_id.as_deref(), Some("other-hive/shop.cart"));
+}
+
+#[tokio::test]
+async fn an_installation_writes_its_own_name() {
+    let (server, _) = PlayedServer::with([no_service(), generation(1)]).await;
+    let settings = KubernetesSettings { field_manager: "other-hive".to_owned(), ..server.settings() };
+    KubernetesGateway::connect(settings).await.unwrap().apply(&wanted()).await.unwrap();
+    let patch = &server.asked()[1];
+    assert_eq!(patch.query["fieldManager"], "other-hive/shop.cart");
+    assert_eq!(patch.body["metadata"]["annotations"]["towpath.dev/installation"], "other-hive");
+
+    for field_manager in ["", "towpath/hive", &"a".repeat(65)] {
+        let settings = KubernetesSettings { field_manager: field_manager.to_owned(), ..server.settings() };
+        let refused = KubernetesGateway::connect(settings).await.err();
+        assert_eq!(refused, Some(ConnectError::FieldManager), "{field_manager}");
+    }
+}
+
+#[tokio::test]
+async fn a_service_without_its_label_is_still_ours() {
+    let accepted = Play::Json(200, json!({ "kind": "Status", "status": "Success" }));
+    let (server, gateway) = PlayedServer::with([without_label(), accepted]).await;
+    assert_eq!(gateway.delete("shop.cart", &cart()).await.unwrap(), Deletion::Accepted);
+    assert_eq!(server.methods(), ["GET", "DELETE"]);
+
+    let no_revisions = Play::Json(200, json!({ "items": [] }));
+    let (_server, gateway) = PlayedServer::with([without_label(), no_revisions]).await;
+    let Observed::Found(found) = gateway.observe(&cart()).await.unwrap() else { panic!("it is there") };
+    assert_eq!(found.service_id.as_deref(), Some("shop.cart"));
+
+    // Applying brings the label back: hints go by it. Nothing that runs is changed by that.
+    let (server, gateway) = PlayedServer::with([without_label(), generation(4)]).await;
+    assert_eq!(gateway.apply(&wanted()).await.unwrap(), Applied { generation: 4, changed: false });
+    assert_eq!(server.asked()[1].body, body(Some("uid-1")));
+
+    // Neither label nor annotation: somebody made it by hand.
+    let by_hand = || shown(|shown| shown["metadata"] = json!({ "name": "cart", "uid": "uid-1" }));
+    let (server, gateway) = PlayedServer::with([by_hand()]).await;
     assert_eq!(gateway.delete("shop.cart", &cart()).await.unwrap(), Deletion::NotFound);
     assert_eq!(server.methods(), ["GET"]);
 }
@@ -425,6 +523,92 @@ async fn a_kubeconfig_that_is_wrong_is_refused_without_quoting_it() {
 }
 
 #[tokio::test]
+async fn a_proxy_of_the_kubeconfig_leads_to_the_cluster() {
+    let (server, _) = PlayedServer::with([no_service()]).await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("kubeconfig");
+    let through = |proxy: &str| {
+        let cluster = json!({ "server": "http://cluster.example:6443", "proxy-url": proxy });
+        let kubeconfig = json!({
+            "clusters": [{ "name": "a", "cluster": cluster }],
+            "contexts": [{ "name": "a", "context": { "cluster": "a" } }],
+            "current-context": "a",
+        });
+        std::fs::write(&path, kubeconfig.to_string()).unwrap();
+        let credentials = Credentials::Kubeconfig { path: path.clone(), context: None };
+        KubernetesSettings { credentials, call_timeout: CALL_TIMEOUT, ..Default::default() }
+    };
+    let gateway = KubernetesGateway::connect(through(&format!("http://me:secret@{}", server.address())));
+    assert_eq!(gateway.await.unwrap().observe(&cart()).await.unwrap(), Observed::NotFound);
+    let asked = server.asked();
+    assert_eq!((asked[0].method.as_str(), asked[0].path.as_str()), ("CONNECT", "cluster.example:6443"));
+    assert_eq!(asked[0].headers["proxy-authorization"], "Basic bWU6c2VjcmV0");
+    assert_eq!((asked[1].method.as_str(), asked[1].path.as_str()), ("GET", SERVICE));
+
+    for wrong in ["socks5://me:secret@proxy.example:1080", "http://me:secret@", "me:secret@a proxy"] {
+        let Err(error) = KubernetesGateway::connect(through(wrong)).await else { panic!("{wrong}") };
+        let told = format!("{error} {error:?}");
+        assert!(told.contains("proxy-url") && !told.contains("secret"), "{told}");
+    }
+}
+
+/// The environment belongs to the whole process, so each one has a process of its own: this very test, which then only
+/// looks at a service and compares what comes of that.
+#[tokio::test]
+async fn a_proxy_of_the_environment_leads_to_the_cluster_unless_it_is_excepted() {
+    const NAME: &str = "a_proxy_of_the_environment_leads_to_the_cluster_unless_it_is_excepted";
+    if let (Some(path), Ok(expected)) = (std::env::var_os("LOOK_WITH"), std::env::var("LOOK_ENDS_WITH")) {
+        let credentials = Credentials::Kubeconfig { path: path.into(), context: None };
+        let settings = KubernetesSettings { credentials, call_timeout: CALL_TIMEOUT, ..Default::default() };
+        let ended = match KubernetesGateway::connect(settings).await {
+            Ok(gateway) => match gateway.observe(&cart()).await {
+                Ok(observed) => format!("{observed:?}"),
+                Err(error) => error.code().to_owned(),
+            },
+            Err(error) => error.to_string(),
+        };
+        assert!(ended.starts_with(&expected) && !ended.contains("secret"), "{ended}");
+        return;
+    }
+    let (server, _) = PlayedServer::with([no_service()]).await;
+    let folder = tempfile::tempdir().unwrap();
+    let looks = async |cluster: &str, variables: &[(&str, &str)], expected: &str| {
+        let path = folder.path().join("kubeconfig");
+        let kubeconfig = json!({
+            "clusters": [{ "name": "a", "cluster": { "server": cluster } }],
+            "contexts": [{ "name": "a", "context": { "cluster": "a" } }],
+            "current-context": "a",
+        });
+        std::fs::write(&path, kubeconfig.to_string()).unwrap();
+        let mut look = tokio::process::Command::new(std::env::current_exe().unwrap());
+        look.args(["--exact", NAME]).env("LOOK_WITH", &path).env("LOOK_ENDS_WITH", expected);
+        for name in ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy"] {
+            look.env_remove(name);
+        }
+        let output = look.envs(variables.iter().copied()).output().await.unwrap();
+        assert!(output.status.success(), "{variables:?}: {}", String::from_utf8_lossy(&output.stdout));
+    };
+    let proxy = format!("http://me:secret@{}", server.address());
+    let socks = ("HTTPS_PROXY", "socks5://me:secret@proxy.example");
+    let (plain, secure) = ("http://cluster.invalid:6443", "https://cluster.invalid:6443");
+
+    looks(plain, &[socks, ("HTTP_PROXY", &proxy)], "NotFound").await;
+    let asked = server.asked();
+    assert_eq!((asked[0].method.as_str(), asked[0].path.as_str()), ("CONNECT", "cluster.invalid:6443"));
+    assert_eq!((asked[1].method.as_str(), asked[1].path.as_str()), ("GET", SERVICE));
+    // What speaks TLS gets no answer from this server, and has come through the proxy all the same.
+    looks(secure, &[("HTTPS_PROXY", &proxy)], "gateway-").await;
+    assert_eq!(server.methods(), ["CONNECT", "GET", "CONNECT"]);
+    // There is no such cluster, and nobody is asked the way.
+    looks(secure, &[("HTTPS_PROXY", &proxy), ("NO_PROXY", "a.example,.invalid")], "gateway-").await;
+    looks(secure, &[socks, ("no_proxy", "*")], "gateway-").await;
+    assert_eq!(server.methods().len(), 3);
+    looks(secure, &[socks], "HTTPS_PROXY cannot be used").await;
+    looks(secure, &[("https_proxy", "http://me:secret@a b")], "HTTPS_PROXY cannot be used").await;
+    looks(secure, &[("HTTPS_PROXY", &proxy), ("NO_PROXY", "a,,b")], "NO_PROXY cannot be used").await;
+}
+
+#[tokio::test]
 async fn an_answer_that_cannot_be_read_is_not_repeated_in_words() {
     let secret = json!({ "metadata": { "generation": "secret-of-the-container" } });
     let (_server, gateway) =
@@ -487,7 +671,11 @@ async fn a_look_shows_the_service_and_its_revisions() {
     let revisions = Play::Json(
         200,
         json!({ "items": [{
-        "metadata": { "name": "cart-00001", "creationTimestamp": "2026-01-01T00:00:00Z" },
+        "metadata": {
+            "name": "cart-00001",
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "annotations": { "autoscaling.knative.dev/min-scale": "7" },
+        },
         "spec": { "containers": [{ "image": "registry.example/shop:1" }] },
     }] }),
     );
@@ -497,6 +685,12 @@ async fn a_look_shows_the_service_and_its_revisions() {
     assert_eq!(found.readiness(), ConditionStatus::True);
     assert_eq!(found.service_id.as_deref(), Some("shop.cart"));
     assert_eq!(found.revisions[0].image.as_deref(), Some("registry.example/shop:1"));
+    let earlier = ServiceSpec {
+        image: "registry.example/shop:1".to_owned(),
+        min_scale: Some(7),
+        ..ServiceSpec::default()
+    };
+    assert_eq!(found.revisions[0].spec_hash, Some(earlier.hash()), "not that of the service as it is now");
     assert_eq!(found.traffic[0].revision, "cart-00001");
     let asked = server.asked();
     assert_eq!((asked[0].method.as_str(), asked[0].path.as_str()), ("GET", SERVICE));

@@ -28,6 +28,8 @@ pub(crate) enum Play {
     Cut,
     /// There is no answer, and the connection stays.
     Silence,
+    /// An answer with a JSON body that takes its time.
+    Slow(Duration, Value),
 }
 
 /// How a watch ends.
@@ -134,13 +136,24 @@ pub(crate) fn no_service() -> Play {
 }
 
 async fn play(mut stream: TcpStream, asked: Arc<Mutex<Vec<Asked>>>, plays: Arc<Mutex<VecDeque<Play>>>) {
-    let Some(request) = read(&mut stream).await else { return };
+    let Some(mut request) = read(&mut stream).await else { return };
+    if request.method == "CONNECT" {
+        // As a proxy that leads to this very server.
+        asked.lock().unwrap().push(request);
+        let _ = stream.write_all(b"HTTP/1.1 200 Connected\r\n\r\n").await;
+        let Some(within) = read(&mut stream).await else { return };
+        request = within;
+    }
     asked.lock().unwrap().push(request);
     let next = plays.lock().unwrap().pop_front();
     let play = next.unwrap_or(Play::Text(500, "nothing is left to be played"));
     let (code, kind, body) = match play {
         Play::Json(code, value) => (code, "application/json", value.to_string()),
         Play::Text(code, text) => (code, "text/plain", text.to_owned()),
+        Play::Slow(after, value) => {
+            tokio::time::sleep(after).await;
+            (200, "application/json", value.to_string())
+        }
         Play::Cut => return,
         Play::Silence => return hold(&mut stream).await,
         Play::Watch(lines, end) => return play_watch(stream, lines, end).await,

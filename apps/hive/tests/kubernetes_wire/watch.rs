@@ -22,12 +22,14 @@ fn object(name: &str, version: u32) -> Value {
 }
 
 fn list(version: u32, objects: &[Value]) -> Play {
-    let metadata = json!({ "resourceVersion": version.to_string() });
+    Play::Json(200, page(version, objects, ""))
+}
+
+/// One of several pages of a list, with what leads to the next one.
+fn page(version: u32, objects: &[Value], next: &str) -> Value {
+    let metadata = json!({ "resourceVersion": version.to_string(), "continue": next });
     let kind = "PartialObjectMetadataList";
-    Play::Json(
-        200,
-        json!({ "apiVersion": "meta.k8s.io/v1", "kind": kind, "metadata": metadata, "items": objects }),
-    )
+    json!({ "apiVersion": "meta.k8s.io/v1", "kind": kind, "metadata": metadata, "items": objects })
 }
 
 fn event(kind: &str, object: Value) -> Value {
@@ -169,6 +171,35 @@ async fn a_watch_that_cannot_begin_says_why() {
     let unavailable = "gateway-unavailable";
     assert_eq!(codes, ["gateway-refused", "gateway-not-found", unavailable, unavailable, "gateway-timeout"]);
     assert_eq!(server.asked().len(), 5);
+}
+
+#[tokio::test]
+async fn each_page_of_a_list_has_the_time_of_one_call() {
+    // Together they take longer than one call may.
+    let slow = |objects: &[Value], next: &str| Play::Slow(CALL_TIMEOUT / 2, page(10, objects, next));
+    let plays = [
+        slow(&[object("one", 1)], "second"),
+        slow(&[object("two", 2)], "third"),
+        slow(&[object("three", 3)], ""),
+        Play::Watch(vec![event("MODIFIED", object("two", 11))], End::Never),
+    ];
+    let (server, gateway) = PlayedServer::with(plays).await;
+    let mut hints = watched(&gateway).await;
+    assert_eq!(next(&mut hints).await.as_deref(), Some("shop/two"));
+    let asked = server.asked();
+    let pages: Vec<_> = asked.iter().map(|asked| asked.query.get("continue").map(String::as_str)).collect();
+    assert_eq!(pages, [None, Some("second"), Some("third"), None]);
+    assert_eq!(asked[3].query["resourceVersion"], "10");
+
+    // A page that does not come ends the watch. Who then begins anew is told what differs from what was known before.
+    let plays = [Play::Json(200, page(20, &[object("one", 1)], "second")), Play::Silence];
+    plays.into_iter().for_each(|play| server.also(play));
+    let mut hints = watched(&gateway).await;
+    assert_eq!(next(&mut hints).await, None);
+    server.also(list(30, &[object("one", 1), object("two", 11), object("three", 25)]));
+    server.also(Play::Watch(Vec::new(), End::Never));
+    let mut hints = watched(&gateway).await;
+    assert_eq!(next(&mut hints).await.as_deref(), Some("shop/three"));
 }
 
 #[tokio::test]

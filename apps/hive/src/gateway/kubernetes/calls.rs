@@ -44,7 +44,7 @@ impl Calls {
         Self { client, settings }
     }
 
-    /// What the names of our field managers begin with.
+    /// What the names of our field managers begin with. It names this installation of hive.
     pub(super) fn field_manager(&self) -> &str {
         &self.settings.field_manager
     }
@@ -71,21 +71,21 @@ impl Calls {
         Ok(list.oldest_first())
     }
 
-    /// Applies a specification on the server's side. With a uid, only to that very resource.
+    /// Applies a specification on the server's side. With a resource that was seen, only to that very one.
     pub(super) async fn apply(
         &self,
         apply: &Apply,
-        uid: Option<&str>,
+        seen: Option<&KnativeResource>,
         force: bool,
     ) -> Result<KnativeResource, Fault> {
         let parameters = PatchParams { force, ..self.patching(apply) };
-        let wanted = Patch::Apply(writing::wanted(apply, uid));
+        let wanted = Patch::Apply(writing::wanted(apply, self.field_manager(), seen, force));
         let resource = &apply.resource;
         let request = in_namespace(resource, SERVICES)?.patch(&resource.name, &parameters, &wanted);
         self.read(request).await
     }
 
-    /// Removes the optional fields that somebody else has set and that are not wanted.
+    /// Removes the fields that somebody else has set and that are not wanted.
     pub(super) async fn remove_unwanted(
         &self,
         apply: &Apply,

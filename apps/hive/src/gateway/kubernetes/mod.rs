@@ -20,7 +20,7 @@ pub use self::settings::{ConnectError, Credentials, KubernetesSettings};
 
 use self::calls::Calls;
 use self::faults::Fault;
-use self::reading::{KnativeResource, RevisionResource};
+use self::reading::{KnativeResource, Owner, RevisionResource};
 use self::watching::KnownVersions;
 use super::{Applied, Apply, Deletion, GatewayError, Observed, ServingGateway};
 use crate::spec::ResourceName;
@@ -45,14 +45,15 @@ impl KubernetesGateway {
         Ok(Self { calls: Calls::new(client, settings), known: Arc::default() })
     }
 
-    /// Applies. By force, the optional fields that somebody else has set go, too: an apply only changes those that it names.
+    /// Applies. By force, fields that somebody else has set and that are not wanted go, too: an apply only changes those
+    /// that it names.
     async fn apply_once(
         &self,
         apply: &Apply,
-        uid: Option<&str>,
+        seen: Option<&KnativeResource>,
         force: bool,
     ) -> Result<KnativeResource, Fault> {
-        let applied = self.calls.apply(apply, uid, force).await?;
+        let applied = self.calls.apply(apply, seen, force).await?;
         match force && !applied.is_what_is_wanted(apply, self.calls.field_manager()) {
             true => self.calls.remove_unwanted(apply, &applied).await,
             false => Ok(applied),
@@ -94,8 +95,9 @@ impl ServingGateway for KubernetesGateway {
                         message: format!("{resource} is still being deleted"),
                     });
                 }
-                if let Some(other) = found.owner().filter(|owner| *owner != apply.service_id) {
-                    let by = format!("service {other}");
+                let owner = found.owner(self.calls.field_manager());
+                if owner != Owner::Nobody && owner != Owner::Service(&apply.service_id) {
+                    let by = owner.to_string();
                     return Err(GatewayError::Conflict { resource: resource.clone(), by });
                 }
                 if found.carries(apply, self.calls.field_manager()) {
@@ -104,8 +106,7 @@ impl ServingGateway for KubernetesGateway {
             }
             // Where nothing is, there is nothing to take over. What somebody makes meanwhile is looked at first.
             let force = apply.force && found.is_some();
-            let uid = found.as_ref().and_then(KnativeResource::uid);
-            match self.apply_once(apply, uid, force).await {
+            match self.apply_once(apply, found.as_ref(), force).await {
                 Ok(applied) if applied.is_what_is_wanted(apply, self.calls.field_manager()) => {
                     let before = found.as_ref().map(KnativeResource::generation);
                     let generation = applied.generation();
@@ -137,8 +138,8 @@ impl ServingGateway for KubernetesGateway {
     async fn delete(&self, service_id: &str, resource: &ResourceName) -> Result<Deletion, GatewayError> {
         for _ in 0..ROUNDS {
             let Some(found) = self.find(resource).await? else { return Ok(Deletion::NotFound) };
-            // What nobody has labelled is not ours either: somebody made it by hand.
-            if found.owner().is_none_or(|owner| owner != service_id) {
+            // What does not say whose it is is not ours either: somebody made it by hand.
+            if found.owner(self.calls.field_manager()) != Owner::Service(service_id) {
                 return Ok(Deletion::NotFound);
             }
             if found.is_being_deleted() {

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use futures_util::stream::{self, BoxStream, StreamExt as _};
 use kube::ResourceExt as _;
@@ -27,7 +28,9 @@ type Versions = BTreeMap<ResourceName, String>;
 #[derive(Default)]
 pub(super) struct KnownVersions(Mutex<Option<Versions>>);
 
-/// Begins to watch. It is sure to have begun when this answers: what changes from then on is told.
+/// Begins to watch. It is sure to have begun when this answers: what changes from then on is told. The pages of a list show
+/// one version, that of the first page, and the watch goes on from there; so the first page is all that is waited for, and
+/// a long list is read while others already listen.
 pub(super) async fn watch(
     calls: &Calls,
     known: Arc<KnownVersions>,
@@ -35,11 +38,15 @@ pub(super) async fn watch(
     let seconds = u32::try_from(calls.watch_timeout().as_secs()).unwrap_or(u32::MAX).max(1);
     let config = watcher::Config::default().labels(SERVICE_ID_LABEL).timeout(seconds);
     let events = watcher::watcher(calls.watched(), config).boxed();
-    let mut watch = Watch { events, known, listing: Versions::new(), listed: false, failures: 0 };
-    let after = calls.call_timeout();
-    let changed = tokio::time::timeout(after, watch.list()).await.unwrap_or(Err(Fault::TimedOut { after }));
+    let mut watch = Watch {
+        events,
+        known,
+        call_timeout: calls.call_timeout(),
+        listing: Some(Versions::new()),
+        failures: 0,
+    };
     // A list is about no service in particular.
-    let changed = changed.map_err(|fault| fault.about(&ResourceName::default()))?;
+    let changed = watch.first_page().await.map_err(|fault| fault.about(&ResourceName::default()))?;
     let later = stream::unfold(watch, |mut watch| async move {
         let changed = watch.next().await?;
         Some((stream::iter(changed), watch))
@@ -50,34 +57,46 @@ pub(super) async fn watch(
 struct Watch {
     events: BoxStream<'static, watcher::Result<Event<Watched>>>,
     known: Arc<KnownVersions>,
-    /// What the list that is being read has shown so far.
-    listing: Versions,
-    listed: bool,
+    call_timeout: Duration,
+    /// What the list that is being read has shown so far; `None` between lists.
+    listing: Option<Versions>,
     failures: u32,
 }
 
 impl Watch {
-    /// Reads the first list.
-    async fn list(&mut self) -> Result<Vec<ResourceName>, Fault> {
-        while !self.listed {
-            match self.events.next().await {
-                Some(Ok(event)) => {
-                    let changed = self.take(event);
-                    if self.listed {
-                        return Ok(changed);
-                    }
+    /// Reads the first page of the first list.
+    async fn first_page(&mut self) -> Result<Vec<ResourceName>, Fault> {
+        loop {
+            match self.event().await {
+                Some(Ok(Event::Init)) => {}
+                Some(Ok(event)) => return Ok(self.take(event)),
+                Some(Err(failure)) => return Err(failure.into()),
+                None => {
+                    let message = "the watch has ended before it began".to_owned();
+                    return Err(Fault::Silent { message });
                 }
-                Some(Err(error)) => return Err(fault_of(error)),
-                None => break,
             }
         }
-        Err(Fault::Silent { message: "the watch has ended before it began".to_owned() })
+    }
+
+    /// The next event. A list comes page by page, and each page has the time of one call; between lists there may be nothing
+    /// to tell for as long as it takes.
+    async fn event(&mut self) -> Option<Result<Event<Watched>, Failure>> {
+        let next = self.events.next();
+        let event = match self.listing {
+            Some(_) => match tokio::time::timeout(self.call_timeout, next).await {
+                Ok(event) => event,
+                Err(_) => return Some(Err(Failure::TimedOut { after: self.call_timeout })),
+            },
+            None => next.await,
+        };
+        event.map(|event| event.map_err(Failure::Told))
     }
 
     /// The next changes; `None` when it is better to begin anew.
     async fn next(&mut self) -> Option<Vec<ResourceName>> {
         loop {
-            match self.events.next().await? {
+            match self.event().await? {
                 Ok(event) => {
                     let changed = self.take(event);
                     if !changed.is_empty() {
@@ -87,13 +106,13 @@ impl Watch {
                 }
                 // The server has forgotten the version, and a list follows by itself; or the connection has ended, and it
                 // goes on from the last version. Not for ever: who begins anew pauses first.
-                Err(watcher::Error::WatchError(_) | watcher::Error::WatchFailed(_))
+                Err(Failure::Told(watcher::Error::WatchError(_) | watcher::Error::WatchFailed(_)))
                     if self.failures < MOST_FAILURES =>
                 {
                     self.failures += 1;
                 }
-                Err(error) => {
-                    let cause = fault_of(error).about(&ResourceName::default());
+                Err(failure) => {
+                    let cause = Fault::from(failure).about(&ResourceName::default());
                     tracing::warn!(%cause, "the services of the cluster cannot be watched; it is tried again");
                     return None;
                 }
@@ -103,14 +122,12 @@ impl Watch {
 
     fn take(&mut self, event: Event<Watched>) -> Vec<ResourceName> {
         match event {
-            Event::Init => self.listing.clear(),
+            Event::Init => self.listing = Some(Versions::new()),
             Event::InitApply(object) => {
-                self.listing.insert(name_of(&object), object.resource_version().unwrap_or_default());
+                let version = object.resource_version().unwrap_or_default();
+                self.listing.get_or_insert_default().insert(name_of(&object), version);
             }
-            Event::InitDone => {
-                self.listed = true;
-                return self.known.replace(std::mem::take(&mut self.listing));
-            }
+            Event::InitDone => return self.known.replace(self.listing.take().unwrap_or_default()),
             Event::Apply(object) => {
                 let (name, version) = (name_of(&object), object.resource_version().unwrap_or_default());
                 self.known.change(|versions| versions.insert(name.clone(), version));
@@ -148,14 +165,28 @@ fn name_of(object: &Watched) -> ResourceName {
     ResourceName::new(object.namespace().unwrap_or_default(), object.name_any())
 }
 
-fn fault_of(error: watcher::Error) -> Fault {
-    match error {
-        watcher::Error::InitialListFailed(error)
-        | watcher::Error::WatchStartFailed(error)
-        | watcher::Error::WatchFailed(error) => Fault::of_client(error),
-        watcher::Error::WatchError(status) => Fault::Answered { code: status.code, status },
-        watcher::Error::NoResourceVersion => {
-            Fault::Silent { message: "the server shows services without their versions".to_owned() }
+/// Why there is no event.
+enum Failure {
+    /// The watcher says so.
+    Told(watcher::Error),
+    /// A page has not come in time.
+    TimedOut { after: Duration },
+}
+
+impl From<Failure> for Fault {
+    fn from(failure: Failure) -> Self {
+        let error = match failure {
+            Failure::Told(error) => error,
+            Failure::TimedOut { after } => return Self::TimedOut { after },
+        };
+        match error {
+            watcher::Error::InitialListFailed(error)
+            | watcher::Error::WatchStartFailed(error)
+            | watcher::Error::WatchFailed(error) => Self::of_client(error),
+            watcher::Error::WatchError(status) => Self::Answered { code: status.code, status },
+            watcher::Error::NoResourceVersion => {
+                Self::Silent { message: "the server shows services without their versions".to_owned() }
+            }
         }
     }
 }

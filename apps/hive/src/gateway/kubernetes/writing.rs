@@ -4,24 +4,36 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use super::calls::{GROUP, VERSION};
-use super::reading::KnativeResource;
+use super::reading::{KnativeResource, Unwanted};
 use crate::gateway::Apply;
-use crate::spec::{REPLACEMENT_ANNOTATION, SERVICE_ID_LABEL, SPEC_HASH_ANNOTATION, ServiceSpec};
+use crate::spec::{
+    INSTALLATION_ANNOTATION, REPLACEMENT_ANNOTATION, SERVICE_ID_LABEL, SPEC_HASH_ANNOTATION, ServiceSpec,
+};
 
 /// The fewest instances.
 pub(super) const MIN_SCALE: &str = "autoscaling.knative.dev/min-scale";
 /// The most instances.
 pub(super) const MAX_SCALE: &str = "autoscaling.knative.dev/max-scale";
+/// The earlier names of both. Knative still goes by them; hive never writes them.
+pub(super) const EARLIER_SCALES: [&str; 2] =
+    ["autoscaling.knative.dev/minScale", "autoscaling.knative.dev/maxScale"];
 
 /// The longest value of a label.
 const LONGEST_LABEL: usize = 63;
 
 /// The resource with hive's fields. A field that was there and is left out here is removed by the server, if nobody else
-/// owns it.
-pub(super) fn wanted(apply: &Apply, uid: Option<&str>) -> Value {
+/// owns it. With `seen`, only that very resource is meant; by force, the lists of its pod that a specification does not know
+/// are emptied in the same step, because the platform refuses a volume that nothing mounts any more.
+pub(super) fn wanted(
+    apply: &Apply,
+    installation: &str,
+    seen: Option<&KnativeResource>,
+    force: bool,
+) -> Value {
     let spec = &apply.spec;
     let mut template = Map::new();
     let annotations = [
+        (SPEC_HASH_ANNOTATION, Some(apply.spec_hash.to_string())),
         (MIN_SCALE, spec.min_scale.map(|number| number.to_string())),
         (MAX_SCALE, spec.max_scale.map(|number| number.to_string())),
         (REPLACEMENT_ANNOTATION, spec.replacement.clone()),
@@ -30,9 +42,7 @@ pub(super) fn wanted(apply: &Apply, uid: Option<&str>) -> Value {
         .into_iter()
         .filter_map(|(name, value)| Some((name.to_owned(), Value::String(value?))))
         .collect();
-    if !annotations.is_empty() {
-        template.insert("metadata".to_owned(), json!({ "annotations": annotations }));
-    }
+    template.insert("metadata".to_owned(), json!({ "annotations": annotations }));
     let mut container = json!({ "image": spec.image });
     if !spec.env.is_empty() {
         container["env"] =
@@ -42,15 +52,22 @@ pub(super) fn wanted(apply: &Apply, uid: Option<&str>) -> Value {
     if let Some(concurrency) = spec.concurrency {
         pod["containerConcurrency"] = json!(concurrency);
     }
+    for list in seen.filter(|_| force).into_iter().flat_map(KnativeResource::unknown_lists) {
+        pod[list] = json!([]);
+    }
     template.insert("spec".to_owned(), pod);
 
     let mut metadata = json!({
         "name": apply.resource.name,
         "namespace": apply.resource.namespace,
         "labels": { SERVICE_ID_LABEL: label_of(&apply.service_id) },
-        "annotations": { SERVICE_ID_LABEL: apply.service_id, SPEC_HASH_ANNOTATION: apply.spec_hash.as_str() },
+        "annotations": {
+            SERVICE_ID_LABEL: apply.service_id,
+            INSTALLATION_ANNOTATION: installation,
+            SPEC_HASH_ANNOTATION: apply.spec_hash.as_str(),
+        },
     });
-    if let Some(uid) = uid {
+    if let Some(uid) = seen.and_then(KnativeResource::uid) {
         metadata["uid"] = json!(uid);
     }
     json!({
@@ -63,22 +80,28 @@ pub(super) fn wanted(apply: &Apply, uid: Option<&str>) -> Value {
 
 /// A merge patch that removes fields of somebody else's: from the very resource that was seen, as it was seen.
 pub(super) fn without(seen: &KnativeResource, spec: &ServiceSpec) -> Value {
-    let (annotations, concurrency) = seen.unwanted(spec);
+    let Unwanted { annotations, pod_fields, traffic } = seen.unwanted(spec);
+    let nulls = |names: Vec<&str>| -> Map<String, Value> {
+        names.into_iter().map(|name| (name.to_owned(), Value::Null)).collect()
+    };
     let mut template = Map::new();
     if !annotations.is_empty() {
-        let removed: Map<String, Value> =
-            annotations.into_iter().map(|name| (name.to_owned(), Value::Null)).collect();
-        template.insert("metadata".to_owned(), json!({ "annotations": removed }));
+        template.insert("metadata".to_owned(), json!({ "annotations": nulls(annotations) }));
     }
-    if concurrency {
-        template.insert("spec".to_owned(), json!({ "containerConcurrency": null }));
+    if !pod_fields.is_empty() {
+        template.insert("spec".to_owned(), nulls(pod_fields).into());
+    }
+    let mut removed = json!({ "template": template });
+    if traffic {
+        // The platform then fills in that all requests follow the latest revision.
+        removed["traffic"] = Value::Null;
     }
     let identity = [("uid", seen.uid()), ("resourceVersion", seen.resource_version())];
     let metadata: Map<String, Value> = identity
         .into_iter()
         .filter_map(|(name, value)| Some((name.to_owned(), Value::from(value?))))
         .collect();
-    json!({ "metadata": metadata, "spec": { "template": template } })
+    json!({ "metadata": metadata, "spec": removed })
 }
 
 /// The value of the label that names a service. An id may be longer than a label, or have other characters; then it is the
@@ -113,10 +136,23 @@ mod tests {
             spec,
             force: false,
         };
-        let wanted = wanted(&apply, None);
+        let wanted = wanted(&apply, "towpath-hive", None, true);
         assert_eq!(
             wanted["spec"],
-            json!({ "template": { "spec": { "containers": [{ "image": "registry.example/shop:1" }] } } })
+            json!({ "template": {
+                "metadata": { "annotations": { "towpath.dev/spec-hash": apply.spec_hash.as_str() } },
+                "spec": { "containers": [{ "image": "registry.example/shop:1" }] },
+            } })
+        );
+        // The id itself is kept also where it is a label: labels get lost.
+        assert_eq!(wanted["metadata"]["labels"], json!({ "towpath.dev/service-id": "shop.cart" }));
+        assert_eq!(
+            wanted["metadata"]["annotations"],
+            json!({
+                "towpath.dev/service-id": "shop.cart",
+                "towpath.dev/installation": "towpath-hive",
+                "towpath.dev/spec-hash": apply.spec_hash.as_str(),
+            })
         );
         assert_eq!(wanted["metadata"].get("uid"), None);
     }

@@ -97,6 +97,10 @@ async fn what_a_hand_has_changed_is_only_taken_over_by_force() {
     let refused = cluster.apply(&apply_of("b")).await.unwrap_err();
     assert_eq!((refused.code(), refused.is_passing()), ("gateway-conflict", false));
     cluster.apply(&Apply { force: true, ..apply_of("b") }).await.unwrap();
+    // Each revision has the hash of what it was made of.
+    let Observed::Found(found) = cluster.look(&resource()).unwrap() else { panic!("it is there") };
+    let hashes: Vec<_> = found.revisions.into_iter().filter_map(|revision| revision.spec_hash).collect();
+    assert_eq!(hashes, [apply_of("a").spec_hash, by_hand.hash(), apply_of("b").spec_hash]);
     cluster.delete_by_hand(&resource()).unwrap();
     assert_eq!(cluster.look(&resource()).unwrap(), Observed::NotFound);
 }

@@ -111,7 +111,12 @@ impl World {
         let generation = *generation;
         let fate = self.fates.of(self.seed, &resource.to_string(), generation, at);
         let name = format!("{}-{generation:05}", resource.name);
-        let seen = RevisionSeen { name, image: Some(spec.image.clone()), created_at: Some(at) };
+        let seen = RevisionSeen {
+            name,
+            image: Some(spec.image.clone()),
+            created_at: Some(at),
+            spec_hash: Some(spec.hash()),
+        };
         let revision = Revision { seen, settles_at: fate.settles_at, fails: fate.fails };
         let earlier = self.resources.remove(&resource).filter(|earlier| earlier.is_there(at));
         let edited = applied_by.is_none();

@@ -57,8 +57,12 @@ impl KubernetesSection {
                 "hive.kubernetes.context is given without a kubeconfig; write hive.kubernetes.kubeconfig, too",
             ));
         }
-        if self.field_manager.is_empty() || self.field_manager.len() > 64 {
-            return Err(Failure::usage("hive.kubernetes.field-manager has 1 to 64 characters"));
+        // A slash ends it in the names of field managers.
+        let is_plain = |letter: char| matches!(letter, ' '..='~') && letter != '/';
+        if !(1..=64).contains(&self.field_manager.len()) || !self.field_manager.chars().all(is_plain) {
+            return Err(Failure::usage(
+                "hive.kubernetes.field-manager has 1 to 64 printable ASCII characters, and no slash",
+            ));
         }
         for (name, given) in [("call-timeout", self.call_timeout), ("watch-timeout", self.watch_timeout)] {
             if given < Duration::from_secs(1) {
@@ -122,6 +126,10 @@ mod tests {
             "in-cluster = true\ncontext = 'c'",
             "context = 'c'",
             "field-manager = ''",
+            "field-manager = 'towpath/hive'",
+            "field-manager = \"tow\\u0007path\"",
+            "field-manager = 'Bienenstöcke'",
+            "field-manager = 'a-name-that-is-much-too-long-for-what-may-stand-before-the-service'",
             "call-timeout = '0s'",
             "watch-timeout = '10ms'",
             "kube-config = 'k'",

@@ -1,7 +1,5 @@
 //! What is read from a resource: conditions as Knative means them, and the specification that really is there.
 
-use serde_json::json;
-
 use super::*;
 use crate::spec::ResourceName;
 
@@ -35,7 +33,7 @@ fn apply() -> Apply {
 
 /// As the server shows what was applied: with defaults of Knative's, and with who owns what.
 fn applied() -> Value {
-    let mut shown = super::super::writing::wanted(&apply(), None);
+    let mut shown = super::super::writing::wanted(&apply(), MANAGER, None, false);
     shown["metadata"]["uid"] = json!("one");
     shown["metadata"]["generation"] = json!(2);
     shown["metadata"]["managedFields"] = json!([{
@@ -45,9 +43,11 @@ fn applied() -> Value {
     }]);
     let pod = &mut shown["spec"]["template"]["spec"];
     pod["timeoutSeconds"] = json!(300);
+    pod["enableServiceLinks"] = json!(false);
     pod["containers"][0]["name"] = json!("user-container");
     pod["containers"][0]["resources"] = json!({});
-    pod["containers"][0]["readinessProbe"] = json!({ "successThreshold": 1 });
+    pod["containers"][0]["readinessProbe"] = json!({ "tcpSocket": { "port": 0 }, "successThreshold": 1 });
+    pod["containers"][0]["securityContext"] = json!({ "runAsNonRoot": true });
     shown["spec"]["traffic"] = json!([{ "latestRevision": true, "percent": 100 }]);
     shown
 }
@@ -57,12 +57,13 @@ fn what_was_applied_is_read_back_as_it_was_asked_for() {
     let found = resource(applied());
     assert_eq!(found.specification(MANAGER), Some(spec()));
     assert!(found.carries(&apply(), MANAGER));
-    assert_eq!(found.owner(), Some("shop.cart"));
+    assert_eq!(found.owner(MANAGER), Owner::Service("shop.cart"));
+    assert_eq!(found.unwanted(&spec()), Unwanted::default());
 }
 
 #[test]
 fn every_edit_by_hand_shows() {
-    let edits: [fn(&mut Value); 12] = [
+    let edits: [fn(&mut Value); 25] = [
         |shown| {
             shown["spec"]["template"]["spec"]["containers"][0]["image"] = json!("registry.example/shop:2")
         },
@@ -74,6 +75,41 @@ fn every_edit_by_hand_shows() {
                 json!({ "name": "COLOUR", "valueFrom": source });
         },
         |shown| shown["spec"]["template"]["spec"]["containers"][0]["args"] = json!(["--verbose"]),
+        |shown| shown["spec"]["template"]["spec"]["containers"][0]["command"] = json!(["sh"]),
+        |shown| shown["spec"]["template"]["spec"]["containers"][0]["workingDir"] = json!("/tmp"),
+        |shown| {
+            shown["spec"]["template"]["spec"]["containers"][0]["envFrom"] =
+                json!([{ "secretRef": { "name": "colours" } }]);
+        },
+        |shown| {
+            shown["spec"]["template"]["spec"]["containers"][0]["volumeMounts"] =
+                json!([{ "name": "data", "mountPath": "/data" }]);
+        },
+        |shown| {
+            shown["spec"]["template"]["spec"]["containers"][0]["ports"] = json!([{ "containerPort": 9000 }]);
+        },
+        |shown| {
+            shown["spec"]["template"]["spec"]["initContainers"] =
+                json!([{ "image": "registry.example/init:1" }]);
+        },
+        |shown| {
+            shown["spec"]["template"]["metadata"]["annotations"]["autoscaling.knative.dev/minScale"] =
+                json!("1");
+        },
+        |shown| {
+            shown["spec"]["template"]["metadata"]["annotations"]["autoscaling.knative.dev/maxScale"] =
+                json!("3");
+        },
+        |shown| shown["spec"]["traffic"] = json!([{ "revisionName": "cart-00001", "percent": 100 }]),
+        |shown| shown["spec"]["traffic"] = json!([{ "latestRevision": true, "percent": 90 }]),
+        |shown| {
+            shown["spec"]["traffic"] = json!([
+                { "latestRevision": true, "percent": 100 },
+                { "revisionName": "cart-00001", "percent": 0, "tag": "old" },
+            ]);
+        },
+        |shown| shown["spec"]["traffic"] = json!([{ "latestRevision": false, "percent": 100 }]),
+        |shown| shown["spec"]["traffic"] = json!({ "latestRevision": true, "percent": 100 }),
         |shown| shown["spec"]["template"]["spec"]["containers"] = json!([]),
         |shown| {
             let container = shown["spec"]["template"]["spec"]["containers"][0].clone();
@@ -95,6 +131,29 @@ fn every_edit_by_hand_shows() {
             "edit {number}"
         );
         assert!(!found.carries(&apply(), MANAGER), "edit {number}");
+    }
+}
+
+#[test]
+fn what_changes_nothing_that_runs_is_no_edit() {
+    let same: [fn(&mut Value); 9] = [
+        |shown| shown["spec"]["traffic"] = Value::Null,
+        |shown| shown["spec"]["traffic"] = json!([]),
+        |shown| shown["spec"]["traffic"] = json!([{ "percent": 100 }]),
+        |shown| shown["spec"]["traffic"][0]["tag"] = json!("latest"),
+        |shown| shown["spec"]["template"]["spec"]["containers"][0]["ports"] = json!([]),
+        |shown| shown["spec"]["template"]["spec"]["containers"][0]["envFrom"] = Value::Null,
+        |shown| shown["spec"]["template"]["spec"]["initContainers"] = json!([]),
+        |shown| shown["spec"]["template"]["spec"]["volumes"] = json!([{ "name": "data", "emptyDir": {} }]),
+        |shown| {
+            let annotations = &mut shown["spec"]["template"]["metadata"]["annotations"];
+            annotations["autoscaling.knative.dev/target"] = json!("70");
+        },
+    ];
+    for (number, change) in same.iter().enumerate() {
+        let mut shown = applied();
+        change(&mut shown);
+        assert!(resource(shown).carries(&apply(), MANAGER), "change {number}");
     }
 }
 
@@ -125,11 +184,18 @@ fn it_carries_what_is_wanted_only_if_it_says_so_and_belongs_to_the_service() {
     let mut shown = applied();
     shown["metadata"]["annotations"][SPEC_HASH_ANNOTATION] = json!("another");
     assert!(!resource(shown).carries(&apply(), MANAGER));
-    let mut shown = applied();
-    shown["metadata"]["labels"] = Value::Null;
-    let found = resource(shown);
-    assert_eq!(found.owner(), None);
-    assert!(!found.carries(&apply(), MANAGER));
+    // What somebody has taken away is applied again.
+    for (map, lost) in [
+        ("labels", SERVICE_ID_LABEL),
+        ("annotations", SERVICE_ID_LABEL),
+        ("annotations", INSTALLATION_ANNOTATION),
+    ] {
+        let mut shown = applied();
+        shown["metadata"][map].as_object_mut().unwrap().remove(lost).unwrap();
+        let found = resource(shown);
+        assert_eq!(found.owner(MANAGER), Owner::Service("shop.cart"), "{map} {lost}");
+        assert!(!found.carries(&apply(), MANAGER), "{map} {lost}");
+    }
 }
 
 #[test]
@@ -138,9 +204,83 @@ fn the_owner_is_whom_the_label_names() {
     let mut shown = applied();
     shown["metadata"]["labels"][SERVICE_ID_LABEL] = json!(label_of(&long));
     shown["metadata"]["annotations"][SERVICE_ID_LABEL] = json!(long);
-    assert_eq!(resource(shown.clone()).owner(), Some(long.as_str()));
+    assert_eq!(resource(shown.clone()).owner(MANAGER), Owner::Service(&long));
     shown["metadata"]["labels"][SERVICE_ID_LABEL] = json!("somebody-else");
-    assert_eq!(resource(shown).owner(), Some("somebody-else"));
+    assert_eq!(resource(shown).owner(MANAGER), Owner::Service("somebody-else"));
+}
+
+#[test]
+fn without_a_label_the_owner_is_whom_the_annotation_names() {
+    for id in ["shop.cart", "shop/cart"] {
+        let mut shown = applied();
+        shown["metadata"]["annotations"][SERVICE_ID_LABEL] = json!(id);
+        shown["metadata"].as_object_mut().unwrap().remove("labels");
+        assert_eq!(resource(shown.clone()).owner(MANAGER), Owner::Service(id));
+        // Neither: somebody made it by hand.
+        shown["metadata"].as_object_mut().unwrap().remove("annotations");
+        let found = resource(shown);
+        assert_eq!(found.owner(MANAGER), Owner::Nobody);
+        assert_eq!(found.seen(Vec::new(), MANAGER).service_id, None);
+    }
+}
+
+#[test]
+fn what_another_installation_has_made_is_its_own() {
+    let mut shown = applied();
+    shown["metadata"]["annotations"][INSTALLATION_ANNOTATION] = json!("other-hive");
+    let found = resource(shown.clone());
+    let other = Owner::Installation { name: "other-hive", service_id: "shop.cart" };
+    assert_eq!(found.owner(MANAGER), other);
+    assert_eq!(found.owner("other-hive"), Owner::Service("shop.cart"));
+    assert!(!found.carries(&apply(), MANAGER));
+    assert_eq!(found.seen(Vec::new(), MANAGER).service_id.as_deref(), Some("other-hive/shop.cart"));
+    // Also when it does not say any more for which of its services.
+    shown["metadata"].as_object_mut().unwrap().remove("labels");
+    shown["metadata"]["annotations"].as_object_mut().unwrap().remove(SERVICE_ID_LABEL);
+    assert!(matches!(resource(shown).owner(MANAGER), Owner::Installation { name: "other-hive", .. }));
+}
+
+#[test]
+fn a_revision_is_told_by_what_it_runs_itself() {
+    let spec = |image: &str, concurrency| ServiceSpec {
+        image: image.to_owned(),
+        concurrency,
+        min_scale: Some(2),
+        ..ServiceSpec::default()
+    };
+    let revision = |image: &str, concurrency: Value, applied: Option<SpecHash>| {
+        let mut annotations = json!({ MIN_SCALE: "2", "serving.knative.dev/creator": "hive" });
+        if let Some(applied) = applied {
+            annotations[SPEC_HASH_ANNOTATION] = json!(applied);
+        }
+        let container = json!({ "name": "user-container", "image": image, "resources": {} });
+        let mut spec = json!({ "containers": [container], "timeoutSeconds": 300 });
+        if !concurrency.is_null() {
+            spec["containerConcurrency"] = concurrency;
+        }
+        let revision =
+            json!({ "metadata": { "name": "cart-00001", "annotations": annotations }, "spec": spec });
+        serde_json::from_value::<RevisionResource>(revision).unwrap()
+    };
+    let now = spec("shop:2", None).hash();
+    let seen = |revision: RevisionResource| revision.seen(Some(&now)).unwrap().spec_hash;
+
+    // Whatever the service is by now.
+    let (unset, zero) = (spec("shop:1", None).hash(), spec("shop:1", Some(0)).hash());
+    assert_eq!(seen(revision("shop:1", json!(0), Some(unset.clone()))), Some(unset.clone()));
+    assert_eq!(seen(revision("shop:1", json!(0), Some(zero.clone()))), Some(zero));
+    assert_eq!(seen(revision("shop:1", Value::Null, None)), Some(unset.clone()));
+    // Made before the template had the annotation: what the service is says which of the two it is.
+    assert_eq!(seen(revision("shop:2", json!(0), None)), Some(now.clone()));
+    // Edited by hand, and the annotation was left: what is there counts.
+    assert_eq!(seen(revision("shop:2", json!(0), Some(unset.clone()))), Some(now.clone()));
+    assert_eq!(seen(revision("mine:1", json!(0), Some(unset.clone()))), None);
+    // What cannot be said in a specification has no hash, and what is only named is not known.
+    let mut with_ports = revision("shop:1", Value::Null, Some(unset));
+    with_ports.spec["containers"][0]["ports"] = json!([{ "containerPort": 9000 }]);
+    assert_eq!(seen(with_ports), None);
+    let metadata = Metadata { name: Some("cart-00001".to_owned()), ..Metadata::default() };
+    assert_eq!(seen(RevisionResource { metadata, spec: Value::Null }), None);
 }
 
 #[test]
