@@ -198,14 +198,24 @@ impl Hive {
 
     /// The id for a new service of this name. Names can be used again once a service is DELETED, ids cannot.
     pub async fn free_id(&self, app: &Towpath, namespace: &str, name: &str) -> Result<String, SendError> {
-        let mut number = 1_u32;
-        loop {
-            let id = numbered_id(namespace, name, number);
-            match self.service(app, &id).await? {
-                Some(view) if view.service.status == Some(ServiceStatus::Deleted) => number += 1,
-                _ => return Ok(id),
+        // Up to some number all are DELETED, and none behind it: it is found in doubled steps, and then by halves.
+        let (mut over, mut free) = (0_u32, 1_u32);
+        while free < u32::MAX && self.is_deleted(app, &numbered_id(namespace, name, free)).await? {
+            (over, free) = (free, free.saturating_mul(2));
+        }
+        while free - over > 1 {
+            let middle = over + (free - over) / 2;
+            match self.is_deleted(app, &numbered_id(namespace, name, middle)).await? {
+                true => over = middle,
+                false => free = middle,
             }
         }
+        Ok(numbered_id(namespace, name, free))
+    }
+
+    async fn is_deleted(&self, app: &Towpath, service_id: &str) -> Result<bool, SendError> {
+        let view = self.service(app, service_id).await?;
+        Ok(view.is_some_and(|view| view.service.status == Some(ServiceStatus::Deleted)))
     }
 
     /// Services of the status view, by id, behind one: as many of the first `limit` as have so many bytes together, and at

@@ -17,7 +17,7 @@ use towpath_hive::namespace::Namespace;
 use towpath_hive::record::ServiceRecord;
 use towpath_hive::service::{ServiceCommand, ServiceStatus, UpdateAsked};
 
-use support::{Running, at_once, eventually, resource, settings, update};
+use support::{Running, asked, at_once, eventually, resource, settings, update};
 
 const CREATED: [&str; 7] = [
     "service.creation.requested",
@@ -225,6 +225,30 @@ async fn a_forced_replacement_rolls_out_again_and_takes_over() {
     assert_eq!(revision(&running.service(&id).await), revision(&again));
     let generation = |service: &towpath_hive::service::Service| service.snapshot.clone().unwrap().generation;
     assert_eq!(generation(&same), generation(&again));
+    running.app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_is_used_again_under_the_next_number() {
+    let running = Running::on("sqlite", "local").await;
+    let next = || running.hive.free_id(&running.app, "shop", "cart");
+    for expected in [
+        "shop.cart",
+        "shop.cart.2",
+        "shop.cart.3",
+        "shop.cart.4",
+        "shop.cart.5",
+        "shop.cart.6",
+        "shop.cart.7",
+    ] {
+        let id = next().await.unwrap();
+        assert_eq!(id, expected);
+        running.send(&id, ServiceCommand::Create(asked("cart"))).await.unwrap();
+        assert_eq!(next().await.unwrap(), id, "it is still there");
+        running.reaches(&id, ServiceStatus::Ready).await;
+        running.send(&id, ServiceCommand::Delete {}).await.unwrap();
+        running.reaches(&id, ServiceStatus::Deleted).await;
+    }
     running.app.stop().await;
 }
 

@@ -1,35 +1,31 @@
-//! Receives deliveries, runs the handler, settles them.
+//! Runs the handler on deliveries and settles them.
 //!
-//! One task receives; as many workers as the policy allows handle. With order, each aggregate has one worker. A worker
-//! takes what has arrived, up to the size of a batch, opens a transaction, marks the inbox, runs the handler, commits,
-//! then acknowledges. What fails is rolled back; its failure is recorded in a transaction of its own, and decides what
-//! happens next. When the store cannot be reached nothing has failed: the worker waits for it.
+//! One task receives (`receiving`); as many workers as the policy allows handle. A worker takes what has arrived, up to the
+//! size of a batch, opens a transaction, marks the inbox, runs the handler, commits, then acknowledges. What fails is rolled
+//! back; its failure is recorded in a transaction of its own, and decides what happens next (`failing`). When the store
+//! cannot be reached nothing has failed: the worker waits for it.
 
 use std::collections::{HashMap, HashSet};
 use std::panic::AssertUnwindSafe;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use chrono::{DateTime, Utc};
 use futures_util::FutureExt as _;
-use tokio::sync::mpsc;
-use tokio::task::JoinSet;
 use towpath_core::ids::{AggregateKey, EventId, HandlerName, Lane};
 use towpath_core::incoming::IncomingEvent;
-use towpath_core::letters::{Letter, NewLetter, SetAside};
-use towpath_core::lifecycle::InboxStatus;
-use towpath_core::ports::broker::{
-    Broker, BrokerError, Deliveries, DeliveryTag, Received, Settlement, Subscription,
-};
-use towpath_core::ports::store::{InboxFailure, StoreError};
-use towpath_core::retry::{ErrorClass, RetryDecision};
+use towpath_core::letters::Letter;
+use towpath_core::ports::broker::{Broker, BrokerError, DeliveryTag, Received, Settlement};
+use towpath_core::ports::store::StoreError;
+use towpath_core::retry::ErrorClass;
 use towpath_store::{FirstDelivery, SqlStore, SqlTransaction};
 use tracing::Instrument as _;
 
-use super::{Afterwards, Batch, Consumer, DeadTo, Delivered, HandlerError, HandlerTx, Next, Step};
+use super::failing::Failure;
+use super::receiving::{Arrived, Gather, Inbound, receive};
+use super::{Batch, Consumer, Delivered, HandlerError, HandlerTx, Next, Step};
 use crate::bus::{Bus, random_unit, with_causes};
-use crate::metrics::{self, ConsumerMeters};
+use crate::metrics::ConsumerMeters;
 use crate::service::{Service, Stopping, Wake};
 use crate::spans;
 use crate::watch::{Delivering, DeliveringOutcome, Watchers};
@@ -95,19 +91,13 @@ pub(crate) fn start(
     ]
 }
 
-/// A delivery on its way to a worker.
-struct Arrived {
-    received: Received,
-    from: Arc<dyn Deliveries>,
-}
-
 /// A delivery that can be handled.
-struct Ready {
-    arrived: Arrived,
-    event_id: EventId,
+pub(super) struct Ready {
+    pub(super) arrived: Arrived,
+    pub(super) event_id: EventId,
     /// Given to the handler, and read again if it is needed once more: that is rare, and a copy for each is not free.
     event: Option<IncomingEvent>,
-    lane: Lane,
+    pub(super) lane: Lane,
 }
 
 impl Ready {
@@ -128,19 +118,6 @@ pub(super) enum Attempt {
     NoStore(StoreError),
 }
 
-/// Why a delivery was not handled.
-#[derive(Debug)]
-pub(super) struct Failure {
-    class: ErrorClass,
-    reason: String,
-    message: String,
-    /// The handler said when to come again; then it is not counted.
-    after: Option<Duration>,
-    /// Its transaction gave way to another one (a deadlock, a lock that was not to be had): it is run again, and not
-    /// counted unless that happens too often in a row.
-    pub(super) gave_way: bool,
-}
-
 /// So often in a row a transaction gives way before it counts as a failure.
 pub(super) const GIVES_WAY_AT_MOST: u32 = 30;
 
@@ -150,237 +127,13 @@ pub(super) fn way_clear(times: u32) -> Duration {
     Duration::from_millis(5).saturating_mul(times.min(20)).mul_f64(random_unit())
 }
 
-impl Failure {
-    /// The commit failed. Whatever the reason, another attempt may do better; the policy says how many there are.
-    fn of_store(error: &StoreError) -> Self {
-        Self {
-            class: ErrorClass::Transient,
-            reason: error.code().to_owned(),
-            message: with_causes(error),
-            after: None,
-            gave_way: matches!(error, StoreError::Contention(_)),
-        }
-    }
-}
-
-/// What one subscription feeds.
-#[derive(Clone, Copy)]
-struct Share {
-    workers: usize,
-    /// How many deliveries it fetches ahead.
-    prefetch: u16,
-}
-
-async fn receive(job: Arc<Job>, stopping: Stopping) {
-    let all = Share { workers: job.consumer.policy.concurrency.max(1), prefetch: prefetch(&job) };
-    // A word to the broker can stand for a batch only if nobody is at something older of the same subscription: each who
-    // takes batches has one of its own. Order needs one for all, and where a word stands for all before it, more
-    // subscriptions gain nothing.
-    let promises = job.running.broker.promises();
-    if job.consumer.batch == 1 || job.consumer.policy.in_order || !promises.settles_singly {
-        return receive_share(job, all, stopping).await;
-    }
-    let each = Share {
-        workers: 1,
-        prefetch: u16::try_from(usize::from(all.prefetch) / all.workers).unwrap_or(u16::MAX).max(1),
-    };
-    let mut shares = JoinSet::new();
-    for _ in 0..all.workers {
-        shares.spawn(receive_share(Arc::clone(&job), each, stopping.clone()));
-    }
-    while let Some(ended) = shares.join_next().await {
-        // The service that this is starts all of them again.
-        if let Err(error) = ended
-            && let Ok(panic) = error.try_into_panic()
-        {
-            std::panic::resume_unwind(panic);
-        }
-    }
-}
-
-async fn receive_share(job: Arc<Job>, share: Share, mut stopping: Stopping) {
-    let mut workers = JoinSet::new();
-    let mut queues = Vec::new();
-    let (shared, taken) = async_channel(share.prefetch);
-    if job.consumer.policy.in_order {
-        for _ in 0..share.workers {
-            let (sender, receiver) = mpsc::channel(usize::from(share.prefetch));
-            queues.push(sender);
-            workers.spawn(work(Arc::clone(&job), Inbound::Own(receiver), stopping.clone()));
-        }
-    } else {
-        for _ in 0..share.workers {
-            workers.spawn(work(Arc::clone(&job), Inbound::Shared(Arc::clone(&taken)), stopping.clone()));
-        }
-        queues.push(shared);
-    }
-    let mut backoff = Backoff::default();
-    while !stopping.is_asked() {
-        let deliveries = tokio::select! {
-            () = stopping.asked() => break,
-            subscribed = subscribe(&job, share) => subscribed,
-        };
-        match deliveries {
-            Ok(deliveries) => {
-                let error = tokio::select! {
-                    () = stopping.asked() => break,
-                    error = hand_out(&job, &deliveries, &queues, &mut backoff) => error,
-                };
-                tracing::warn!(queue = job.queue, consumer = %job.handler, cause = error, "receiving was interrupted");
-            }
-            Err(error) => {
-                tracing::warn!(
-                    queue = job.queue,
-                    consumer = %job.handler,
-                    code = error.code(),
-                    cause = with_causes(&error),
-                    "could not subscribe"
-                );
-            }
-        }
-        tokio::select! {
-            () = stopping.asked() => break,
-            () = tokio::time::sleep(backoff.next(job.running.patience)) => {}
-        }
-    }
-    // Workers end with their queues, after what they are at; the rest was never settled and is delivered again.
-    drop(queues);
-    while let Some(ended) = workers.join_next().await {
-        if let Err(error) = ended {
-            tracing::error!(queue = job.queue, consumer = %job.handler, %error, "a worker ended badly");
-        }
-    }
-}
-
-async fn subscribe(job: &Job, share: Share) -> Result<Arc<dyn Deliveries>, BrokerError> {
-    let subscription =
-        Subscription { queue: job.queue.clone(), group: job.handler.to_string(), prefetch: share.prefetch };
-    Ok(Arc::from(job.running.broker.subscribe(&subscription).await?))
-}
-
-/// How many deliveries are fetched ahead: at least what all workers can be at.
-fn prefetch(job: &Job) -> u16 {
-    let at_a_time = job.consumer.policy.concurrency.max(1).saturating_mul(job.consumer.batch);
-    job.consumer.policy.prefetch.max(u16::try_from(at_a_time).unwrap_or(u16::MAX))
-}
-
-/// Hands deliveries to the workers until there are no more; answers why.
-async fn hand_out(
-    job: &Job,
-    deliveries: &Arc<dyn Deliveries>,
-    queues: &[mpsc::Sender<Arrived>],
-    backoff: &mut Backoff,
-) -> String {
-    loop {
-        let many = match deliveries.next_many(usize::from(prefetch(job))).await {
-            Ok(many) => many,
-            Err(error) => return with_causes(&error),
-        };
-        backoff.reset();
-        job.meters.received.increment(many.len() as u64);
-        for received in many {
-            let place = if job.consumer.policy.in_order { place_of(&received, queues.len()) } else { 0 };
-            let arrived = Arrived { received, from: Arc::clone(deliveries) };
-            let Some(queue) = queues.get(place) else { return "there are no workers".to_owned() };
-            if queue.send(arrived).await.is_err() {
-                return "the workers have ended".to_owned();
-            }
-        }
-    }
-}
-
-/// Which worker a message belongs to: messages of one key have one.
-fn place_of(received: &Received, workers: usize) -> usize {
-    // A sender that gives no key still sends events of aggregates.
-    let lane = match &received.key {
-        Some(_) => lane_of_key(received),
-        None => towpath_broker::read(received)
-            .map_or_else(|_| lane_of_key(received), |event| lane_of(received, &event)),
-    };
-    // The remainder is smaller than the number of workers.
-    usize::try_from(lane.0 % workers.max(1) as u64).unwrap_or(0)
-}
-
-type SharedReceiver = Arc<tokio::sync::Mutex<mpsc::Receiver<Arrived>>>;
-
 /// A transaction that was opened with the commit of the one before it. Only a worker that has more to do at once keeps
 /// one: nobody is idle in a transaction. And only where nobody waits for its connection: what was handled is settled while
 /// it is kept, and with a broker in the store that needs a connection, too. Workers that all keep theirs would wait for
 /// each other.
 type Spare = Option<SqlTransaction>;
 
-/// Where a worker's deliveries come from.
-enum Inbound {
-    Own(mpsc::Receiver<Arrived>),
-    Shared(SharedReceiver),
-}
-
-fn async_channel(capacity: u16) -> (mpsc::Sender<Arrived>, SharedReceiver) {
-    let (sender, receiver) = mpsc::channel(usize::from(capacity.max(1)));
-    (sender, Arc::new(tokio::sync::Mutex::new(receiver)))
-}
-
-impl Inbound {
-    /// What has arrived, up to so many; waits for the first. Empty at the end.
-    async fn take(&mut self, batch: Gather) -> Vec<Arrived> {
-        match self {
-            Self::Own(receiver) => batch.wait(receiver).await,
-            Self::Shared(receiver) => batch.wait(&mut *receiver.lock().await).await,
-        }
-    }
-
-    /// The same without waiting for the first: empty when there is none.
-    async fn take_waiting(&mut self, batch: Gather) -> Vec<Arrived> {
-        match self {
-            Self::Own(receiver) => batch.look(receiver).await,
-            // Whoever holds it waits for the next one, so there is none.
-            Self::Shared(receiver) => match receiver.try_lock() {
-                Ok(mut receiver) => batch.look(&mut receiver).await,
-                Err(_) => Vec::new(),
-            },
-        }
-    }
-}
-
-/// How a worker's share is put together.
-#[derive(Clone, Copy)]
-struct Gather {
-    most: usize,
-    /// How long one that is not full waits for more.
-    patience: Duration,
-}
-
-impl Gather {
-    async fn wait(self, receiver: &mut mpsc::Receiver<Arrived>) -> Vec<Arrived> {
-        let mut taken = Vec::with_capacity(self.most);
-        receiver.recv_many(&mut taken, self.most).await;
-        self.fill(receiver, taken).await
-    }
-
-    async fn look(self, receiver: &mut mpsc::Receiver<Arrived>) -> Vec<Arrived> {
-        let taken = std::iter::from_fn(|| receiver.try_recv().ok()).take(self.most).collect();
-        self.fill(receiver, taken).await
-    }
-
-    /// A caller that gives up drops what was taken: unsettled, so delivered again.
-    async fn fill(self, receiver: &mut mpsc::Receiver<Arrived>, mut taken: Vec<Arrived>) -> Vec<Arrived> {
-        if taken.is_empty() || taken.len() >= self.most {
-            return taken;
-        }
-        let enough = tokio::time::Instant::now() + self.patience;
-        while taken.len() < self.most {
-            let room = self.most - taken.len();
-            match tokio::time::timeout_at(enough, receiver.recv_many(&mut taken, room)).await {
-                Ok(1..) => {}
-                // No more are coming, or not soon enough.
-                Ok(0) | Err(_) => break,
-            }
-        }
-        taken
-    }
-}
-
-async fn work(job: Arc<Job>, mut inbound: Inbound, mut stopping: Stopping) {
+pub(super) async fn work(job: Arc<Job>, mut inbound: Inbound, mut stopping: Stopping) {
     let batch = Gather { most: job.consumer.batch, patience: job.consumer.policy.gather };
     let mut spare: Spare = None;
     while !stopping.is_asked() {
@@ -501,7 +254,7 @@ impl Job {
         !self.running.broker.promises().in_store && !self.running.store.is_exhausted()
     }
 
-    fn note_store(&self, error: &StoreError) {
+    pub(super) fn note_store(&self, error: &StoreError) {
         tracing::warn!(
             queue = self.queue,
             consumer = %self.handler,
@@ -646,174 +399,6 @@ impl Job {
         Attempt::Failed(failure)
     }
 
-    /// Sets a delivery aside behind the earlier ones of its aggregate; `false` when they are through by now.
-    async fn set_behind(&self, ready: &Ready) -> Result<bool, StoreError> {
-        let mut transaction = self.running.store.open_transaction().await?;
-        if transaction.waiting_lanes(&self.handler, &[ready.lane]).await?.is_empty() {
-            return Ok(false);
-        }
-        let now = self.running.bus.clock.now();
-        let letter = self.letter(&ready.arrived.received, Some(ready.event_id), ready.lane, now);
-        transaction.set_behind(&letter, now).await?;
-        let finished = transaction.finish().await;
-        // After the commit, whatever came of it: the letter before it may have ended without seeing this one, and who looks
-        // for such ones must see it.
-        self.set_behind.store(true, Ordering::SeqCst);
-        self.aside.wake();
-        finished?;
-        Ok(true)
-    }
-
-    /// Records a failure and decides: `None` is "at once again".
-    pub(super) async fn failed(
-        &self,
-        received: &Received,
-        event: &IncomingEvent,
-        lane: Lane,
-        letter_id: Option<u64>,
-        failure: Failure,
-    ) -> Result<Option<Settlement>, StoreError> {
-        let now = self.running.bus.clock.now();
-        let Failure { class, reason, message, after, gave_way: _ } = failure;
-        let (event_id, handler, queue) = (event.event_id, &self.handler, &received.queue);
-        let trace_id = event.trace_id.as_ref().map(ToString::to_string).unwrap_or_default();
-        let failed = InboxFailure {
-            event_id,
-            handler: &self.handler,
-            reason: &reason,
-            message: &message,
-            failed_at: now,
-            dead: false,
-        };
-        let aside = |due_at, retry_count| SetAside {
-            letter_id,
-            letter: self.letter(received, Some(event_id), lane, now),
-            due_at,
-            reason: reason.clone(),
-            message: message.clone(),
-            retry_count,
-            now,
-        };
-        if let Some(delay) = after {
-            tracing::info!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, "a delivery comes again later");
-            self.meters.failed(metrics::Next::Later);
-            self.running.store.set_aside(&aside(Some(later(now, delay)), 0)).await?;
-            self.aside.wake();
-            return Ok(Some(Settlement::Acknowledge));
-        }
-        let entry = self.running.store.count_failure(&failed).await?;
-        if entry.status != InboxStatus::Retry {
-            // Handled or given up by another delivery of the same event, or committed after all.
-            return Ok(Some(Settlement::Acknowledge));
-        }
-        let failures = entry.retry_count.max(1);
-        let policy = &self.consumer.policy;
-        let retryable = matches!(class, ErrorClass::Transient | ErrorClass::Conflict);
-        if retryable && failures <= policy.immediate_retries {
-            tracing::info!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, "a delivery is tried again");
-            self.meters.failed(metrics::Next::AtOnce);
-            self.tell(
-                received,
-                Some(event),
-                DeliveringOutcome::Retried { reason: &reason, message: &message },
-            );
-            return Ok(None);
-        }
-        let next = match &policy.afterwards {
-            Afterwards::SetAside(retries) => {
-                match retries.decide(
-                    class,
-                    failures - policy.immediate_retries.min(failures - 1),
-                    random_unit(),
-                ) {
-                    RetryDecision::RetryAfter(delay) => Some(Some(later(now, delay))),
-                    RetryDecision::GiveUp(_) => None,
-                }
-            }
-            Afterwards::Requeue { at_most } => (retryable && failures < *at_most).then_some(None),
-        };
-        let outcome = match next {
-            Some(_) => DeliveringOutcome::Retried { reason: &reason, message: &message },
-            None => DeliveringOutcome::GivenUp { reason: &reason, message: &message },
-        };
-        self.tell(received, Some(event), outcome);
-        // A letter is not in the broker's hands: there is nothing to reject.
-        let dead = if letter_id.is_some() { DeadTo::Store } else { policy.dead };
-        match (next, dead) {
-            (Some(Some(due_at)), _) => {
-                tracing::warn!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, failures, "a delivery failed and is set aside");
-                self.meters.failed(metrics::Next::Later);
-                self.running.store.set_aside(&aside(Some(due_at), failures)).await?;
-                self.aside.wake();
-                Ok(Some(Settlement::Acknowledge))
-            }
-            (Some(None), _) => {
-                tracing::warn!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, failures, "a delivery failed and goes back");
-                self.meters.failed(metrics::Next::Requeued);
-                Ok(Some(Settlement::Requeue))
-            }
-            (None, DeadTo::Store) => {
-                tracing::error!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, failures, "a delivery was given up");
-                self.meters.failed(metrics::Next::Dead);
-                self.running.store.set_aside(&aside(None, failures)).await?;
-                Ok(Some(Settlement::Acknowledge))
-            }
-            (None, DeadTo::Broker) => {
-                tracing::error!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, failures, "a delivery was given up and rejected");
-                self.meters.failed(metrics::Next::Dead);
-                // Should it come back from there, it has all its attempts again.
-                self.running.store.forget_failures(event_id, handler).await?;
-                Ok(Some(Settlement::Reject))
-            }
-        }
-    }
-
-    /// A message that is no event for anyone: dead at once.
-    async fn unreadable(
-        &self,
-        arrived: &Arrived,
-        error: &towpath_broker::FormatError,
-        stopping: &mut Stopping,
-    ) {
-        let received = &arrived.received;
-        let message_id = received.message_id.as_deref().unwrap_or_default();
-        tracing::error!(
-            eventId = message_id,
-            queue = received.queue,
-            consumer = %self.handler,
-            code = error.code(),
-            cause = with_causes(error),
-            "a message cannot be read"
-        );
-        self.meters.failed(metrics::Next::Dead);
-        let (reason, message) = (error.code(), with_causes(error));
-        self.tell(received, None, DeliveringOutcome::GivenUp { reason, message: &message });
-        if self.consumer.policy.dead == DeadTo::Broker {
-            return self.settle(arrived, Settlement::Reject).await;
-        }
-        let mut backoff = Backoff::default();
-        loop {
-            let now = self.running.bus.clock.now();
-            let aside = SetAside {
-                letter_id: None,
-                letter: self.letter(received, None, lane_of_key(received), now),
-                due_at: None,
-                reason: error.code().to_owned(),
-                message: with_causes(error),
-                retry_count: 1,
-                now,
-            };
-            match self.running.store.set_aside(&aside).await {
-                Ok(()) => return self.settle(arrived, Settlement::Acknowledge).await,
-                Err(error) => self.note_store(&error),
-            }
-            tokio::select! {
-                () = stopping.asked() => return,
-                () = tokio::time::sleep(backoff.next(self.running.patience)) => {}
-            }
-        }
-    }
-
     /// What watchers are told once the deliveries are through. Nothing, when nobody watches.
     fn noted<'r>(
         &self,
@@ -832,7 +417,12 @@ impl Job {
     }
 
     /// Tells the application's watchers.
-    fn tell(&self, message: &Received, event: Option<&IncomingEvent>, outcome: DeliveringOutcome<'_>) {
+    pub(super) fn tell(
+        &self,
+        message: &Received,
+        event: Option<&IncomingEvent>,
+        outcome: DeliveringOutcome<'_>,
+    ) {
         let trace_id = event.and_then(|event| event.trace_id.as_ref()).map(ToString::to_string);
         self.running.watchers.delivered(&Delivering {
             handler: self.handler.as_str(),
@@ -843,24 +433,8 @@ impl Job {
         });
     }
 
-    fn letter(
-        &self,
-        received: &Received,
-        event_id: Option<EventId>,
-        lane: Lane,
-        now: DateTime<Utc>,
-    ) -> NewLetter {
-        NewLetter {
-            handler: Some(self.handler.clone()),
-            event_id,
-            lane,
-            message: received.clone(),
-            received_at: now,
-        }
-    }
-
     /// Settling can only fail with the connection, and then the message is delivered again and found to be done.
-    async fn settle(&self, arrived: &Arrived, settlement: Settlement) {
+    pub(super) async fn settle(&self, arrived: &Arrived, settlement: Settlement) {
         match arrived.from.settle(arrived.received.tag, settlement).await {
             Ok(()) => self.meters.settled(settlement, 1),
             Err(error) => self.unsettled(&error),
@@ -894,20 +468,13 @@ pub(super) fn lane_of(received: &Received, event: &IncomingEvent) -> Lane {
     event.aggregate.as_ref().map_or_else(|| lane_of_key(received), AggregateKey::lane)
 }
 
-fn lane_of_key(received: &Received) -> Lane {
+pub(super) fn lane_of_key(received: &Received) -> Lane {
     // Our own key is the aggregate as a text: a message that cannot be read belongs to its aggregate all the same.
     if let Some((kind, id)) = received.key.as_deref().and_then(|key| key.split_once('/')) {
         return AggregateKey::from_stored(kind, id).lane();
     }
     let key = received.key.as_deref().or(received.message_id.as_deref()).unwrap_or_default();
     AggregateKey::from_stored("message", key).lane()
-}
-
-fn later(now: DateTime<Utc>, delay: Duration) -> DateTime<Utc> {
-    // Nobody means longer, and not every database can write it down.
-    const LONGEST: Duration = Duration::from_secs(3600 * 24 * 3650);
-    let delay = chrono::Duration::from_std(delay.min(LONGEST)).unwrap_or_default();
-    now.checked_add_signed(delay).unwrap_or(now)
 }
 
 fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {

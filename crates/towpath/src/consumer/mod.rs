@@ -1,12 +1,15 @@
 //! Consumers: handlers that take facts, each once.
 //!
 //! Reading order: this file declares a consumer and what its handler gets and answers; `wiring` finds its queue; `tx` is
-//! the handler's transaction; `engine` receives, runs and settles; `redelivery` brings back what was set aside; `letters` is what an
-//! operator does with the dead; `reader` takes in what the broker itself gave up.
+//! the handler's transaction; `receiving` hands deliveries to workers; `engine` runs and settles; `failing` decides what
+//! becomes of what does not go through; `redelivery` brings back what was set aside; `letters` is what an operator does
+//! with the dead; `reader` takes in what the broker itself gave up.
 
 mod engine;
+mod failing;
 mod letters;
 mod reader;
+mod receiving;
 mod redelivery;
 mod tx;
 mod wiring;

@@ -1,0 +1,240 @@
+//! What becomes of a delivery that does not go through: at once again, set aside, back to the broker, or dead.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use towpath_core::ids::{EventId, Lane};
+use towpath_core::incoming::IncomingEvent;
+use towpath_core::letters::{NewLetter, SetAside};
+use towpath_core::lifecycle::InboxStatus;
+use towpath_core::ports::broker::{Received, Settlement};
+use towpath_core::ports::store::{InboxFailure, StoreError};
+use towpath_core::retry::{ErrorClass, RetryDecision};
+
+use super::engine::{Backoff, Job, Ready, lane_of_key};
+use super::receiving::Arrived;
+use super::{Afterwards, DeadTo};
+use crate::bus::{random_unit, with_causes};
+use crate::metrics;
+use crate::service::Stopping;
+use crate::watch::DeliveringOutcome;
+
+/// Why a delivery was not handled.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) class: ErrorClass,
+    pub(super) reason: String,
+    pub(super) message: String,
+    /// The handler said when to come again; then it is not counted.
+    pub(super) after: Option<Duration>,
+    /// Its transaction gave way to another one (a deadlock, a lock that was not to be had): it is run again, and not
+    /// counted unless that happens too often in a row.
+    pub(super) gave_way: bool,
+}
+
+impl Failure {
+    /// The commit failed. Whatever the reason, another attempt may do better; the policy says how many there are.
+    pub(super) fn of_store(error: &StoreError) -> Self {
+        Self {
+            class: ErrorClass::Transient,
+            reason: error.code().to_owned(),
+            message: with_causes(error),
+            after: None,
+            gave_way: matches!(error, StoreError::Contention(_)),
+        }
+    }
+}
+
+impl Job {
+    /// Sets a delivery aside behind the earlier ones of its aggregate; `false` when they are through by now.
+    pub(super) async fn set_behind(&self, ready: &Ready) -> Result<bool, StoreError> {
+        let mut transaction = self.running.store.open_transaction().await?;
+        if transaction.waiting_lanes(&self.handler, &[ready.lane]).await?.is_empty() {
+            return Ok(false);
+        }
+        let now = self.running.bus.clock.now();
+        let letter = self.letter(&ready.arrived.received, Some(ready.event_id), ready.lane, now);
+        transaction.set_behind(&letter, now).await?;
+        let finished = transaction.finish().await;
+        // After the commit, whatever came of it: the letter before it may have ended without seeing this one, and who looks
+        // for such ones must see it.
+        self.set_behind.store(true, Ordering::SeqCst);
+        self.aside.wake();
+        finished?;
+        Ok(true)
+    }
+
+    /// Records a failure and decides: `None` is "at once again".
+    pub(super) async fn failed(
+        &self,
+        received: &Received,
+        event: &IncomingEvent,
+        lane: Lane,
+        letter_id: Option<u64>,
+        failure: Failure,
+    ) -> Result<Option<Settlement>, StoreError> {
+        let now = self.running.bus.clock.now();
+        let Failure { class, reason, message, after, gave_way: _ } = failure;
+        let (event_id, handler, queue) = (event.event_id, &self.handler, &received.queue);
+        let trace_id = event.trace_id.as_ref().map(ToString::to_string).unwrap_or_default();
+        let failed = InboxFailure {
+            event_id,
+            handler: &self.handler,
+            reason: &reason,
+            message: &message,
+            failed_at: now,
+            dead: false,
+        };
+        let aside = |due_at, retry_count| SetAside {
+            letter_id,
+            letter: self.letter(received, Some(event_id), lane, now),
+            due_at,
+            reason: reason.clone(),
+            message: message.clone(),
+            retry_count,
+            now,
+        };
+        if let Some(delay) = after {
+            tracing::info!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, "a delivery comes again later");
+            self.meters.failed(metrics::Next::Later);
+            self.running.store.set_aside(&aside(Some(later(now, delay)), 0)).await?;
+            self.aside.wake();
+            return Ok(Some(Settlement::Acknowledge));
+        }
+        let entry = self.running.store.count_failure(&failed).await?;
+        if entry.status != InboxStatus::Retry {
+            // Handled or given up by another delivery of the same event, or committed after all.
+            return Ok(Some(Settlement::Acknowledge));
+        }
+        let failures = entry.retry_count.max(1);
+        let policy = &self.consumer.policy;
+        let retryable = matches!(class, ErrorClass::Transient | ErrorClass::Conflict);
+        if retryable && failures <= policy.immediate_retries {
+            tracing::info!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, "a delivery is tried again");
+            self.meters.failed(metrics::Next::AtOnce);
+            self.tell(
+                received,
+                Some(event),
+                DeliveringOutcome::Retried { reason: &reason, message: &message },
+            );
+            return Ok(None);
+        }
+        let next = match &policy.afterwards {
+            Afterwards::SetAside(retries) => {
+                match retries.decide(
+                    class,
+                    failures - policy.immediate_retries.min(failures - 1),
+                    random_unit(),
+                ) {
+                    RetryDecision::RetryAfter(delay) => Some(Some(later(now, delay))),
+                    RetryDecision::GiveUp(_) => None,
+                }
+            }
+            Afterwards::Requeue { at_most } => (retryable && failures < *at_most).then_some(None),
+        };
+        let outcome = match next {
+            Some(_) => DeliveringOutcome::Retried { reason: &reason, message: &message },
+            None => DeliveringOutcome::GivenUp { reason: &reason, message: &message },
+        };
+        self.tell(received, Some(event), outcome);
+        // A letter is not in the broker's hands: there is nothing to reject.
+        let dead = if letter_id.is_some() { DeadTo::Store } else { policy.dead };
+        match (next, dead) {
+            (Some(Some(due_at)), _) => {
+                tracing::warn!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, failures, "a delivery failed and is set aside");
+                self.meters.failed(metrics::Next::Later);
+                self.running.store.set_aside(&aside(Some(due_at), failures)).await?;
+                self.aside.wake();
+                Ok(Some(Settlement::Acknowledge))
+            }
+            (Some(None), _) => {
+                tracing::warn!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, failures, "a delivery failed and goes back");
+                self.meters.failed(metrics::Next::Requeued);
+                Ok(Some(Settlement::Requeue))
+            }
+            (None, DeadTo::Store) => {
+                tracing::error!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, failures, "a delivery was given up");
+                self.meters.failed(metrics::Next::Dead);
+                self.running.store.set_aside(&aside(None, failures)).await?;
+                Ok(Some(Settlement::Acknowledge))
+            }
+            (None, DeadTo::Broker) => {
+                tracing::error!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, failures, "a delivery was given up and rejected");
+                self.meters.failed(metrics::Next::Dead);
+                // Should it come back from there, it has all its attempts again.
+                self.running.store.forget_failures(event_id, handler).await?;
+                Ok(Some(Settlement::Reject))
+            }
+        }
+    }
+
+    /// A message that is no event for anyone: dead at once.
+    pub(super) async fn unreadable(
+        &self,
+        arrived: &Arrived,
+        error: &towpath_broker::FormatError,
+        stopping: &mut Stopping,
+    ) {
+        let received = &arrived.received;
+        let message_id = received.message_id.as_deref().unwrap_or_default();
+        tracing::error!(
+            eventId = message_id,
+            queue = received.queue,
+            consumer = %self.handler,
+            code = error.code(),
+            cause = with_causes(error),
+            "a message cannot be read"
+        );
+        self.meters.failed(metrics::Next::Dead);
+        let (reason, message) = (error.code(), with_causes(error));
+        self.tell(received, None, DeliveringOutcome::GivenUp { reason, message: &message });
+        if self.consumer.policy.dead == DeadTo::Broker {
+            return self.settle(arrived, Settlement::Reject).await;
+        }
+        let mut backoff = Backoff::default();
+        loop {
+            let now = self.running.bus.clock.now();
+            let aside = SetAside {
+                letter_id: None,
+                letter: self.letter(received, None, lane_of_key(received), now),
+                due_at: None,
+                reason: error.code().to_owned(),
+                message: with_causes(error),
+                retry_count: 1,
+                now,
+            };
+            match self.running.store.set_aside(&aside).await {
+                Ok(()) => return self.settle(arrived, Settlement::Acknowledge).await,
+                Err(error) => self.note_store(&error),
+            }
+            tokio::select! {
+                () = stopping.asked() => return,
+                () = tokio::time::sleep(backoff.next(self.running.patience)) => {}
+            }
+        }
+    }
+
+    fn letter(
+        &self,
+        received: &Received,
+        event_id: Option<EventId>,
+        lane: Lane,
+        now: DateTime<Utc>,
+    ) -> NewLetter {
+        NewLetter {
+            handler: Some(self.handler.clone()),
+            event_id,
+            lane,
+            message: received.clone(),
+            received_at: now,
+        }
+    }
+}
+
+fn later(now: DateTime<Utc>, delay: Duration) -> DateTime<Utc> {
+    // Nobody means longer, and not every database can write it down.
+    const LONGEST: Duration = Duration::from_secs(3600 * 24 * 3650);
+    let delay = chrono::Duration::from_std(delay.min(LONGEST)).unwrap_or_default();
+    now.checked_add_signed(delay).unwrap_or(now)
+}
