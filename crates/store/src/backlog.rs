@@ -6,7 +6,8 @@ use towpath_core::lifecycle::LetterStatus;
 use towpath_core::ports::store::StoreResult;
 
 use crate::ops;
-use crate::store::{Pool, Purpose, SqlStore, reading};
+use crate::pools::Pool;
+use crate::store::{Purpose, SqlStore, reading};
 
 /// How much waits, is at work or was given up. Counts end at 100,000 (letters: 10,000 of a status): one that shows this
 /// number may be more.

@@ -2,7 +2,8 @@
 //!
 //! All SQL of the product lives in this crate. Reading order: [`url`](StoreUrl) (which database), `schema` (the
 //! tables as data), `dialect` (what databases say differently), `sql` (running a statement), `rows` (values to
-//! columns and back), `ops` (the operations, written once), and [`SqlStore`] which puts them into transactions.
+//! columns and back), `ops` (the operations, written once), `pools` (connections), [`SqlStore`], and `port`, which puts the
+//! operations into transactions.
 //!
 //! An application with tables of its own joins its own sqlx transaction:
 //!
@@ -36,6 +37,8 @@ mod notices;
 mod operations;
 mod ops;
 mod own_tables;
+mod pools;
+mod port;
 mod rows;
 mod schema;
 mod scratch;
@@ -53,11 +56,12 @@ pub use listings::{COMMANDS_BYTES, FoundAs, OutboxFilter};
 pub use notices::{Heard, Notices};
 pub use ops::inbox::FirstDelivery;
 pub use own_tables::{OwnTables, Record};
+pub use pools::StoreOptions;
 pub use schema::{Column, ColumnKind, Index, Table};
 pub use scratch::Scratch;
 pub use sql::{Value, fault};
 pub use sqlx;
-pub use store::{SqlStore, StoreOptions};
+pub use store::SqlStore;
 pub use transaction::{JoinTransaction, SqlTransaction};
 pub use url::StoreUrl;
 pub use views::{EVENT_CONSUME_LOG, OUTBOX_EVENTS};

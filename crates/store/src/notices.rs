@@ -5,8 +5,9 @@
 
 use towpath_core::ports::store::{StoreError, StoreResult};
 
+use crate::pools::Pool;
 use crate::sql::classify;
-use crate::store::{Pool, SqlStore};
+use crate::store::SqlStore;
 
 #[cfg(feature = "postgres")]
 const CHANNEL: &str = "towpath";
