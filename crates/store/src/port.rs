@@ -24,6 +24,7 @@ use towpath_core::ports::store::{
 use uuid::Uuid;
 
 use crate::dialect::Dialect;
+use crate::floors::Place;
 use crate::ops;
 use crate::store::{OpenConnection, Purpose, SqlStore, reading, transacting, writing_once};
 
