@@ -1,8 +1,8 @@
 //! Hive: a control plane for Knative services, on Towpath's public API.
 //!
 //! Reading order: [`spec`] (what is asked for), [`service`] (the aggregate and its machine), [`gateway`] (the platform),
-//! [`knative`] (what was seen of it), `targets` (looking), `consumers` (what facts lead to), [`views`] (the read models),
-//! and [`Hive`], which puts them together. `docs/hive.md` says what each event means.
+//! [`knative`] (what was seen of it), `targets` (looking), [`failures`] (what could not be looked at) and [`alerts`] (the
+//! platform as a whole), `consumers` (what facts lead to), [`views`] (the read models), and [`Hive`], which puts them together. `docs/hive.md` says what each event means.
 
 pub mod alerts;
 mod consumers;

@@ -166,8 +166,14 @@ impl SqlStore {
     /// [`StoreError::Fenced`]: somebody has taken it.
     pub async fn open_transaction_under(&self, grant: &LeaseGrant) -> StoreResult<SqlTransaction> {
         let mut transaction = self.transaction().await?;
-        ops::leases::fence(&mut transaction.session(), std::slice::from_ref(grant)).await?;
-        Ok(transaction)
+        match ops::leases::fence(&mut transaction.session(), std::slice::from_ref(grant)).await {
+            Ok(()) => Ok(transaction),
+            Err(error) => {
+                // What matters is why it failed; a connection that cannot even roll back is closed by the pool.
+                let _ = transaction.rollback().await;
+                Err(error)
+            }
+        }
     }
 
     /// Counts a failed delivery and answers what the inbox says of it: handled or given up meanwhile, it stays so.

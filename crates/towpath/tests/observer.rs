@@ -350,101 +350,91 @@ async fn what_is_found_of_the_platform_after_the_lease_was_lost_is_not_told(fres
     app.stop().await;
 }
 
-async fn what_is_asked_for_does_not_wait_behind_a_long_scan(fresh: &Fresh) {
+/// Nobody scans by itself in the time of a test, and no look times out.
+fn patient() -> ObserverPolicy {
+    ObserverPolicy { timeout: Duration::from_secs(60), poll: Duration::from_secs(3600), ..policy() }
+}
+
+async fn all_were_seen(app: &Towpath, books: u32) {
+    for number in 0..books {
+        was_seen(app, &format!("book-{number}")).await;
+    }
+}
+
+/// In the middle of a long scan one more is put there, before all others as what is to be done at once: it is looked at next.
+async fn the_new_one_is_next(fresh: &Fresh, policy: ObserverPolicy, ask: impl FnOnce(&ObserverWake)) {
     let shelf = Shelf::default();
     // Pages of three, two looks at a time, and none of them ends.
     (0..30).for_each(|number| shelf.put(&format!("book-{number}"), Answer::Held));
-    let long =
-        ObserverPolicy { timeout: Duration::from_secs(60), poll: Duration::from_secs(3600), ..policy() };
-    let (app, wake) = start(fresh, &shelf, long).await;
+    let (app, wake) = start(fresh, &shelf, policy).await;
     let begun = || shelf.looks.lock().unwrap().len();
     eventually("it looks", || async { (begun() == 2).then_some(()) }).await;
+    shelf.put("a-new-one", Answer::There);
     let scanned_at = || app.observers().remove(0).scanned_at;
     let before = scanned_at();
-    // Before all others, as what is to be done at once.
-    shelf.put("a-new-one", Answer::There);
-    wake.wake();
+    ask(&wake);
     eventually("it scans", || async { (scanned_at() != before).then_some(()) }).await;
     // One look ends, and the next is at what was asked for, although others were listed long before.
     shelf.gate.add_permits(1);
     eventually("it is looked at", || async { (shelf.looked("a-new-one") > 0).then_some(()) }).await;
     assert!(begun() <= 4, "{} of 31 were looked at", begun());
     shelf.gate.add_permits(1_000);
-    for number in 0..30 {
-        was_seen(&app, &format!("book-{number}")).await;
-    }
+    all_were_seen(&app, 30).await;
     app.stop().await;
+}
+
+async fn what_is_asked_for_does_not_wait_behind_a_long_scan(fresh: &Fresh) {
+    the_new_one_is_next(fresh, patient(), ObserverWake::wake).await;
 }
 
 async fn what_another_instance_was_asked_for_does_not_wait_behind_a_long_scan(fresh: &Fresh) {
-    let shelf = Shelf::default();
-    (0..30).for_each(|number| shelf.put(&format!("book-{number}"), Answer::Held));
     // Nobody wakes this one: it asks by itself.
-    let (app, _) =
-        start(fresh, &shelf, ObserverPolicy { timeout: Duration::from_secs(60), ..policy() }).await;
-    let begun = || shelf.looks.lock().unwrap().len();
-    eventually("it looks", || async { (begun() == 2).then_some(()) }).await;
-    shelf.put("a-new-one", Answer::There);
-    let scanned_at = || app.observers().remove(0).scanned_at;
-    let before = scanned_at();
-    eventually("it scans", || async { (scanned_at() != before).then_some(()) }).await;
-    shelf.gate.add_permits(1);
-    eventually("it is looked at", || async { (shelf.looked("a-new-one") > 0).then_some(()) }).await;
-    assert!(begun() <= 4, "{} of 31 were looked at", begun());
-    shelf.gate.add_permits(1_000);
-    for number in 0..30 {
-        was_seen(&app, &format!("book-{number}")).await;
-    }
-    app.stop().await;
+    the_new_one_is_next(fresh, ObserverPolicy { poll: policy().poll, ..patient() }, |_| {}).await;
 }
 
-async fn hints_are_not_forgotten_when_the_lease_is_lost(fresh: &Fresh) {
+type Hint = tokio::sync::mpsc::UnboundedSender<String>;
+
+fn with_hints() -> (Shelf, Hint) {
     let shelf = Shelf::default();
     let (hint, hints) = tokio::sync::mpsc::unbounded_channel();
     *shelf.hints.lock().unwrap() = Some(hints);
-    let long =
-        ObserverPolicy { timeout: Duration::from_secs(60), poll: Duration::from_secs(3600), ..policy() };
-    let observer = Observer::named("shelf", shelf.clone(), long, ObserverWake::default());
-    let app = fresh.builder().lease(Duration::from_secs(2)).observer(observer).start().await.unwrap();
+    (shelf, hint)
+}
+
+/// Ten are hinted at and none is due: two are looked at, and the others wait.
+async fn ten_are_hinted_at(shelf: &Shelf, hint: &Hint) {
     for number in 0..10 {
         let name = format!("book-{number}");
         shelf.answers.lock().unwrap().insert(name.clone(), Answer::Held);
         hint.send(name).unwrap();
     }
-    eventually("two are looked at", || async { (shelf.looks.lock().unwrap().len() == 2).then_some(()) })
-        .await;
+    let begun = || shelf.looks.lock().unwrap().len();
+    eventually("two are looked at", || async { (begun() == 2).then_some(()) }).await;
     eventually("all are given", || async { (shelf.given.load(Ordering::SeqCst) == 10).then_some(()) }).await;
+}
+
+async fn hints_are_not_forgotten_when_the_lease_is_lost(fresh: &Fresh) {
+    let (shelf, hint) = with_hints();
+    let observer = Observer::named("shelf", shelf.clone(), patient(), ObserverWake::default());
+    let app = fresh.builder().lease(Duration::from_secs(2)).observer(observer).start().await.unwrap();
+    ten_are_hinted_at(&shelf, &hint).await;
     // Somebody else has it for a while, and then nobody.
     let sql = "UPDATE leases SET holder_id = 'other', epoch = epoch + 1 WHERE lease_name = 'observer/shelf'";
     assert_eq!(app.store().own_execute("test.take", sql, Vec::new()).await.unwrap(), 1);
     eventually("it looks no more", || async { (!app.observers().remove(0).looking).then_some(()) }).await;
     shelf.gate.add_permits(1_000);
-    for number in 0..10 {
-        was_seen(&app, &format!("book-{number}")).await;
-    }
+    all_were_seen(&app, 10).await;
     app.stop().await;
 }
 
 async fn hints_are_not_forgotten_when_the_platform_goes_away(fresh: &Fresh) {
-    let shelf = Shelf::default();
-    let (hint, hints) = tokio::sync::mpsc::unbounded_channel();
-    *shelf.hints.lock().unwrap() = Some(hints);
-    let long =
-        ObserverPolicy { timeout: Duration::from_secs(60), poll: Duration::from_secs(3600), ..policy() };
-    let (app, _) = start(fresh, &shelf, long).await;
+    let (shelf, hint) = with_hints();
+    let (app, _) = start(fresh, &shelf, patient()).await;
     eventually("it is up", || async {
         (app.observers().into_iter().next()?.platform == Platform::Up).then_some(())
     })
     .await;
-    // Two are looked at, the others wait; none of them is due.
-    for number in 0..10 {
-        let name = format!("book-{number}");
-        shelf.answers.lock().unwrap().insert(name.clone(), Answer::Held);
-        hint.send(name).unwrap();
-    }
-    eventually("two are looked at", || async { (shelf.looks.lock().unwrap().len() == 2).then_some(()) })
-        .await;
-    eventually("all are given", || async { (shelf.given.load(Ordering::SeqCst) == 10).then_some(()) }).await;
+    ten_are_hinted_at(&shelf, &hint).await;
     shelf.away.store(true, Ordering::SeqCst);
     // The end of hints is a reason to ask.
     drop(hint);
@@ -452,9 +442,7 @@ async fn hints_are_not_forgotten_when_the_platform_goes_away(fresh: &Fresh) {
     assert_eq!(shelf.looks.lock().unwrap().len(), 2);
     shelf.gate.add_permits(1_000);
     shelf.away.store(false, Ordering::SeqCst);
-    for number in 0..10 {
-        was_seen(&app, &format!("book-{number}")).await;
-    }
+    all_were_seen(&app, 10).await;
     app.stop().await;
 }
 
@@ -471,9 +459,7 @@ async fn what_is_withdrawn_is_not_looked_at(fresh: &Fresh) {
 }
 
 async fn a_hint_is_looked_at_between_scans(fresh: &Fresh) {
-    let shelf = Shelf::default();
-    let (hint, hints) = tokio::sync::mpsc::unbounded_channel();
-    *shelf.hints.lock().unwrap() = Some(hints);
+    let (shelf, hint) = with_hints();
     let (app, _) = start(fresh, &shelf, ObserverPolicy { poll: Duration::from_secs(3600), ..policy() }).await;
     shelf.answers.lock().unwrap().insert("hinted".to_owned(), Answer::There);
     hint.send("hinted".to_owned()).unwrap();
@@ -490,9 +476,7 @@ async fn is_away(app: &Towpath) {
 }
 
 async fn the_end_of_hints_is_a_reason_to_ask_the_platform(fresh: &Fresh) {
-    let shelf = Shelf::default();
-    let (hint, hints) = tokio::sync::mpsc::unbounded_channel();
-    *shelf.hints.lock().unwrap() = Some(hints);
+    let (shelf, hint) = with_hints();
     let (app, _) = start(fresh, &shelf, ObserverPolicy { poll: Duration::from_secs(3600), ..policy() }).await;
     eventually("it is up", || async {
         (app.observers().into_iter().next()?.platform == Platform::Up).then_some(())
@@ -507,9 +491,7 @@ async fn the_end_of_hints_is_a_reason_to_ask_the_platform(fresh: &Fresh) {
 }
 
 async fn hints_that_were_missed_are_asked_for_in_parts(fresh: &Fresh) {
-    let shelf = Shelf::default();
-    let (hint, hints) = tokio::sync::mpsc::unbounded_channel();
-    *shelf.hints.lock().unwrap() = Some(hints);
+    let (shelf, hint) = with_hints();
     let (app, _) = start(fresh, &shelf, policy()).await;
     shelf.away.store(true, Ordering::SeqCst);
     shelf.put("book", Answer::There);

@@ -687,8 +687,14 @@ async fn tell<R: ExternalResources>(
     platform: &Platform,
 ) -> StoreResult<()> {
     let mut transaction = eyes.store.open_transaction_under(grant).await?;
-    resources.platform_is(&mut transaction.own_tables(), platform).await?;
-    transaction.finish().await
+    let told = resources.platform_is(&mut transaction.own_tables(), platform).await;
+    match told {
+        Ok(()) => transaction.finish().await,
+        Err(error) => {
+            let _ = transaction.abandon().await;
+            Err(error)
+        }
+    }
 }
 
 /// A pause, doubled so many times.
