@@ -21,7 +21,7 @@ use serde_json::Value;
 use super::{Failure, output};
 use crate::shown_url::without_secrets;
 
-pub(crate) use hive::HiveAlerts;
+pub(crate) use hive::{HiveAlerts, HiveAudit, HiveNamespaces, HiveOutbox, HiveSpecs};
 
 /// Where the server is, and how to show what it says.
 #[derive(Args, Clone)]
