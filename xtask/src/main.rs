@@ -11,6 +11,7 @@ mod failure;
 mod json;
 mod pipeline;
 mod services;
+mod torture;
 
 use std::env;
 use std::process::ExitCode;
@@ -37,6 +38,9 @@ cargo xtask TASK
   test --soak [-- ARGS]         only the long soaks of hive: 1,000 services and a server that is killed, some minutes each
   bench [NAME [ARGS]]           services up, then `towpath bench` in release: write (on all three databases), drain,
                                 consume, latency and stream, each short; or only NAME, as long as it takes, with ARGS
+  torture [--seed N] [--minutes N] [--kills N] [-- NAME ...]
+                                services up, then rounds of the fault suite for so long (an hour), each with a seed of
+                                its own and so many faults a run (200); a report in target/torture
   arrows                        prove that dependencies between our crates only point down
   ci                            formatting, clippy, arrows, test: what .ci/run runs
   help                          this text
@@ -72,6 +76,7 @@ fn run(arguments: &[String]) -> Result<ExitCode, Failure> {
         "services" => services::run(rest).map(|()| ExitCode::SUCCESS),
         "test" => pipeline::test(rest),
         "bench" => pipeline::bench(rest),
+        "torture" => torture::run(rest),
         "ci" => refuse_arguments(task, rest).and_then(|()| pipeline::ci()),
         "arrows" => refuse_arguments(task, rest).and_then(|()| arrows::run()).map(|()| ExitCode::SUCCESS),
         "help" | "--help" | "-h" => {

@@ -66,7 +66,7 @@ pub(crate) fn bring_up_kubernetes() -> Result<Vec<(String, String)>, Failure> {
 /// All servers up; the answer is the variables by which tests find them.
 pub(crate) fn bring_up_for_tests() -> Result<Vec<(String, String)>, Failure> {
     let controls = controls();
-    installation::install_caching_proxy(&prepare_data_root()?, &Progress::start());
+    installation::install_for_single_tests(&prepare_data_root()?, &Progress::start());
     let addresses = up(ALL_SERVERS).map_err(|failure| {
         Failure::new(failure.to_string())
             .next_step("`cargo xtask test --no-services` runs the tests without starting servers")
@@ -77,7 +77,9 @@ pub(crate) fn bring_up_for_tests() -> Result<Vec<(String, String)>, Failure> {
         (schemathesis::VARIABLE.to_owned(), schemathesis.display().to_string()),
         (python::VARIABLE.to_owned(), python::prepare(&prepare_data_root()?, &Progress::start())?),
     ];
-    Ok(urls.chain(controls).chain(programs).collect())
+    let clock = installation::clock_library();
+    let clock = clock.map(|library| (CLOCK_LIBRARY.to_owned(), library.display().to_string()));
+    Ok(urls.chain(controls).chain(programs).chain(clock).collect())
 }
 
 const ALL_SERVERS: &[&dyn Server] =
@@ -85,6 +87,9 @@ const ALL_SERVERS: &[&dyn Server] =
 
 /// Servers that are used only when they are named.
 const EXTRA_SERVERS: &[&dyn Server] = &[&kubernetes::Kubernetes];
+
+/// By which tests find the library that sets the clock of a process.
+const CLOCK_LIBRARY: &str = "TOWPATH_TEST_CLOCK_LIBRARY";
 
 const DEFAULT_DATA_ROOT: &str = "/var/tmp/towpath-services";
 

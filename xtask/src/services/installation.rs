@@ -57,13 +57,23 @@ pub(super) fn install_build_tools(data_root: &Path, progress: &Progress) -> Resu
     })
 }
 
-/// Makes sure that there is a caching proxy, for the test that puts one before the server. Where it cannot be installed
-/// that test ends early.
-pub(super) fn install_caching_proxy(data_root: &Path, progress: &Progress) {
-    let is_there = is_on_path("nginx") || Path::new("/usr/sbin/nginx").exists();
-    if !is_there && let Err(cause) = install_packages(&["nginx-light"], data_root, progress) {
-        progress.step("nginx", &format!("is missing: {cause}"));
+/// Makes sure of what single tests use: a caching proxy to put before the server, and a library that sets a process' clock.
+/// Where one cannot be installed, the tests that need it end early and say so.
+pub(super) fn install_for_single_tests(data_root: &Path, progress: &Progress) {
+    let has_proxy = is_on_path("nginx") || Path::new("/usr/sbin/nginx").exists();
+    let wanted = [("nginx-light", has_proxy), ("libfaketime", clock_library().is_some())];
+    for (package, _) in wanted.into_iter().filter(|(_, is_there)| !is_there) {
+        if let Err(cause) = install_packages(&[package], data_root, progress) {
+            progress.step(package, &format!("is missing: {cause}"));
+        }
     }
+}
+
+/// The library by which a test sets the clock of a process, where it is installed.
+pub(super) fn clock_library() -> Option<PathBuf> {
+    let folders = fs::read_dir("/usr/lib").ok()?;
+    let library = |folder: fs::DirEntry| folder.path().join("faketime/libfaketimeMT.so.1");
+    folders.flatten().map(library).find(|library| library.exists())
 }
 
 /// Whether a program can be called by its name.

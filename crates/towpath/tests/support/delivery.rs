@@ -88,6 +88,12 @@ impl Stage {
         }
     }
 
+    /// Whether the broker has dead-letter queues of its own.
+    pub fn has_dead_letters(&self) -> bool {
+        // The same brokers that route, and so tell what no queue wants.
+        self.tells_unroutable()
+    }
+
     /// Restarts the broker's server, where the tests have one that keeps its messages meanwhile.
     pub async fn restart_broker(&self) {
         match self.broker {
@@ -97,6 +103,15 @@ impl Stage {
             #[cfg(feature = "kafka")]
             Broker::Kafka => {}
         }
+    }
+
+    /// Lets RabbitMQ take nothing any more, or again, where the tests have one of their own.
+    pub async fn raise_alarm(&self, on: bool) {
+        let Ok(tool) = std::env::var("TOWPATH_TEST_AMQP_CTL") else { return };
+        let watermark = if on { "0.0000001" } else { "0.4" };
+        let command = format!("{tool} set_vm_memory_high_watermark {watermark}");
+        let output = tokio::process::Command::new("sh").args(["-c", &command]).output().await.unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 
     /// Restarts the database server, where the tests have one of their own.
@@ -245,6 +260,11 @@ impl Stage {
 
     /// A handle of the test's own on the broker.
     async fn handle(&self) -> Arc<dyn towpath::ports::broker::Broker> {
+        self.handle_at(&self.broker_url()).await
+    }
+
+    /// A handle of the test's own on a broker of this kind.
+    pub async fn handle_at(&self, url: &str) -> Arc<dyn towpath::ports::broker::Broker> {
         match self.broker {
             Broker::Local => {
                 let store = towpath::SqlStore::connect(self.fresh.url()).await.unwrap();
@@ -254,12 +274,8 @@ impl Stage {
                 ))
             }
             #[cfg(feature = "kafka")]
-            Broker::Kafka => {
-                Arc::new(towpath::Kafka::connect(&BrokerUrl::parse(&self.broker_url()).unwrap()).unwrap())
-            }
-            Broker::RabbitMq => {
-                Arc::new(RabbitMq::connect(&BrokerUrl::parse(&self.broker_url()).unwrap()).unwrap())
-            }
+            Broker::Kafka => Arc::new(towpath::Kafka::connect(&BrokerUrl::parse(url).unwrap()).unwrap()),
+            Broker::RabbitMq => Arc::new(RabbitMq::connect(&BrokerUrl::parse(url).unwrap()).unwrap()),
         }
     }
 
