@@ -2,18 +2,22 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::cargo::cargo;
+use crate::cargo::{cargo, repository_root};
 use crate::failure::Failure;
 use crate::services;
 
 const USAGE: &str = "cargo xtask torture [--seed N] [--minutes N] [--kills N] [-- NAME ...]";
 
-/// Where reports and the output of rounds are kept.
+/// Where reports and the output of rounds are kept, in the repository.
 const FOLDER: &str = "target/torture";
+
+fn folder() -> PathBuf {
+    repository_root().join(FOLDER)
+}
 
 #[derive(Debug, PartialEq)]
 struct Options {
@@ -39,7 +43,7 @@ struct Round {
 pub(crate) fn run(arguments: &[String]) -> Result<ExitCode, Failure> {
     let options = Options::parse(arguments)?;
     let variables = services::bring_up_for_tests()?;
-    fs::create_dir_all(FOLDER).map_err(Failure::while_trying(&format!("make the folder {FOLDER}")))?;
+    fs::create_dir_all(folder()).map_err(Failure::while_trying(&format!("make the folder {FOLDER}")))?;
     let (begun, mut rounds) = (Instant::now(), Vec::new());
     while rounds.is_empty() || begun.elapsed() < options.duration {
         let number = rounds.len() as u64;
@@ -51,7 +55,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<ExitCode, Failure> {
         rounds.push(round);
     }
     let report = report(&options, begun.elapsed(), &rounds);
-    let path = Path::new(FOLDER).join(format!("report-{}.md", options.seed));
+    let path = folder().join(format!("report-{}.md", options.seed));
     fs::write(&path, &report).map_err(Failure::while_trying("write the report"))?;
     println!("{report}\nwritten to {}", path.display());
     let sound = rounds.iter().all(|round| round.failed.is_empty() && !round.passed.is_empty());
@@ -81,7 +85,7 @@ fn play(options: &Options, seed: u64, variables: &[(String, String)]) -> Result<
         .output()
         .map_err(Failure::while_trying("run cargo nextest"))?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    let log = Path::new(FOLDER).join(format!("seed-{seed}.log"));
+    let log = folder().join(format!("seed-{seed}.log"));
     fs::write(&log, &said).map_err(Failure::while_trying("write what the round said"))?;
     let round = Round::read(seed, begun.elapsed(), &said);
     if round.passed.is_empty() && round.failed.is_empty() {

@@ -19,7 +19,7 @@ mod run;
 
 use std::time::{Duration, Instant};
 
-use parts::{LEASE, POISON, Parcel, ParcelCommand, Part, ROLE, patiently};
+use parts::{LEASE, POISON, Parcel, ParcelCommand, Part, ROLE, STATEMENT_TIMEOUT, patiently};
 use run::{Process, Run, count_effects};
 use support::delivery::{Broker, Stage};
 use towpath::letters::LetterFilter;
@@ -54,6 +54,9 @@ on_pairs!(
         postgres_in_process on "postgres" with Local,
         mariadb_and_rabbitmq on "mysql" with RabbitMq;
     leases_from_an_older_copy_of_the_database_spoil_nothing:
+        postgres_and_rabbitmq on "postgres" with RabbitMq,
+        mariadb_in_process on "mysql" with Local;
+    database_connections_that_hang_half_open_are_left:
         postgres_and_rabbitmq on "postgres" with RabbitMq,
         mariadb_in_process on "mysql" with Local;
     clocks_that_jump_by_a_week_spoil_nothing:
@@ -299,6 +302,20 @@ async fn leases_from_an_older_copy_of_the_database_spoil_nothing(stage: &Stage) 
     end(&run, processes).await;
 }
 
+async fn database_connections_that_hang_half_open_are_left(stage: &Stage) {
+    let run = Run::new(stage).await.with_database_proxy().await;
+    let processes = run.start_three();
+    for _ in 0..kills() / 12 {
+        a_while(&run, 500, 1500).await;
+        if let Some((_, proxy)) = &run.database_proxy {
+            proxy.strand();
+        }
+        // Whoever waits on one of them must have given it up by then.
+        tokio::time::sleep(STATEMENT_TIMEOUT + LEASE).await;
+    }
+    end(&run, processes).await;
+}
+
 /// The library by which a process gets a clock that a file sets; `cargo xtask test` installs it.
 fn clock_library() -> Option<String> {
     std::env::var("TOWPATH_TEST_CLOCK_LIBRARY").ok()
@@ -352,6 +369,61 @@ async fn a_broker_that_raises_its_alarm_under_load_is_waited_for(stage: &Stage) 
         tokio::time::sleep(Duration::from_millis(4000)).await;
         run.stage.raise_alarm(false).await;
         run.explains(4);
+    }
+    end(&run, processes).await;
+}
+
+/// A small file system in memory that can be filled up. Only root can make one.
+struct SmallDisk(std::path::PathBuf);
+
+impl SmallDisk {
+    fn make() -> Option<Self> {
+        let folder = std::env::temp_dir().join(format!("towpath-disk-{}", uuid::Uuid::new_v4().simple()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let mount = std::process::Command::new("mount")
+            .args(["-t", "tmpfs", "-o", "size=64m", "tmpfs"])
+            .arg(&folder)
+            .output();
+        mount.is_ok_and(|done| done.status.success()).then_some(Self(folder))
+    }
+
+    /// Leaves no byte.
+    fn fill(&self) {
+        let mut filler = std::fs::File::create(self.0.join("filler")).unwrap();
+        let page = vec![0; 4096];
+        while std::io::Write::write_all(&mut filler, &page).is_ok() {}
+    }
+
+    fn free(&self) {
+        std::fs::remove_file(self.0.join("filler")).unwrap();
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("--lazy").arg(&self.0).status();
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_disk_that_is_full_for_a_while_costs_time_and_nothing_else() {
+    let Some(disk) = SmallDisk::make() else {
+        return eprintln!("only root can make a small disk: nothing was shown");
+    };
+    let stage = Stage::on(support::Fresh::in_folder(&disk.0).await, Broker::Local);
+    let run = Run::new(&stage).await;
+    let mut processes = run.start_three();
+    for _ in 0..kills() / 10 {
+        a_while(&run, 500, 1000).await;
+        disk.fill();
+        let before = count_effects(&run.watch, "ordered").await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let made = count_effects(&run.watch, "ordered").await - before;
+        assert!(made < 50, "the disk was not full: {made} effects");
+        disk.free();
+        run.revive(&mut processes);
+        run.explains(2);
     }
     end(&run, processes).await;
 }

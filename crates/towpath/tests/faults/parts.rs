@@ -27,6 +27,9 @@ pub(crate) const POISON: &str = "parcel-poison";
 /// How many rows a shaft takes at a time: as many can go out again when its process dies.
 pub(crate) const BATCH: u32 = 10;
 
+/// How long a statement may take in these runs before its connection is given up.
+pub(crate) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// A thing that is told facts, each with a text of its own.
 #[derive(Default, Serialize, Deserialize)]
 pub(crate) struct Parcel {

@@ -32,7 +32,7 @@ pub(crate) struct Run {
     pub(crate) seed: u64,
     pub(crate) proxy: Option<TcpProxy>,
     /// Between the processes and the database, where a case wants one.
-    pub(crate) database_proxy: Option<TcpProxy>,
+    pub(crate) database_proxy: Option<(String, TcpProxy)>,
     /// The server itself, where it belongs to this run alone.
     pub(crate) own_server: Option<OwnKafka>,
     pub(crate) folder: PathBuf,
@@ -126,9 +126,7 @@ impl Run {
 
     /// Puts a proxy between the processes that are started from now on and the database.
     pub(crate) async fn with_database_proxy(mut self) -> Self {
-        let url = self.stage.fresh.url();
-        let host = url.rsplit_once('@').and_then(|(_, rest)| rest.split('/').next()).unwrap().to_owned();
-        self.database_proxy = Some(TcpProxy::to(&host).await);
+        self.database_proxy = Some(TcpProxy::before(self.stage.fresh.url()).await);
         self
     }
 
@@ -163,12 +161,8 @@ impl Run {
             Some(proxy) => self.stage.broker_url_through(proxy.address()),
             None => self.stage.broker_url(),
         };
-        let mut store = self.stage.fresh.url().to_owned();
-        if let Some(proxy) = &self.database_proxy {
-            let (before, rest) = store.split_once('@').unwrap();
-            let after = rest.split_once('/').map_or("", |(_, after)| after);
-            store = format!("{before}@{}/{after}", proxy.address());
-        }
+        let direct = self.stage.fresh.url();
+        let store = self.database_proxy.as_ref().map_or(direct, |(url, _)| url).to_owned();
         Part {
             role: role.to_owned(),
             instance: format!("{role}-{number}"),

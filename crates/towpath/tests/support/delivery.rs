@@ -32,8 +32,12 @@ pub struct Stage {
 
 impl Stage {
     pub async fn new(database: &str, broker: Broker) -> Self {
+        Self::on(Fresh::on(database).await, broker)
+    }
+
+    pub fn on(fresh: Fresh, broker: Broker) -> Self {
         let channel = format!("t{}", &uuid::Uuid::new_v4().simple().to_string()[..20]);
-        Self { fresh: Fresh::on(database).await, broker, channel }
+        Self { fresh, broker, channel }
     }
 
     /// The same database and broker under another channel.

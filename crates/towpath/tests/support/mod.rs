@@ -142,6 +142,13 @@ impl Fresh {
         Self { url: scratch.url().to_owned(), scratch: Some(scratch) }
     }
 
+    /// A SQLite file in a folder of the test's own.
+    pub async fn in_folder(folder: &std::path::Path) -> Self {
+        let scratch = Scratch::make(&format!("sqlite://{}", folder.join("towpath.db").display())).await;
+        let scratch = scratch.expect("a scratch database");
+        Self { url: scratch.url().to_owned(), scratch: Some(scratch) }
+    }
+
     pub fn url(&self) -> &str {
         &self.url
     }
