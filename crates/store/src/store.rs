@@ -1,13 +1,13 @@
 //! The store over a pool of connections: which operation runs in which transaction.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{EventId, HandlerName};
 use towpath_core::ports::operations::{OperationAnswer, OperationClaim};
 use towpath_core::ports::probe::Probe;
-use towpath_core::ports::store::{Append, Appended, InboxMark, NewTimer, StoreResult};
+use towpath_core::ports::store::{Append, AppendRules, Appended, InboxMark, NewTimer, StoreResult};
 use uuid::Uuid;
 
 use crate::dialect::Dialect;
@@ -35,6 +35,7 @@ pub struct SqlStore {
     listing_limits: Limits,
     /// What people know the database by.
     address: Arc<str>,
+    rules: Arc<OnceLock<Arc<dyn AppendRules>>>,
 }
 
 impl SqlStore {
@@ -50,6 +51,7 @@ impl SqlStore {
         Ok(Self {
             pool,
             floors: Floors::default(),
+            rules: Arc::default(),
             limits: Limits { answer: Some(options.statement_timeout), server_ends: false },
             // The server ends it first, and says so.
             listing_limits: Limits {
@@ -70,16 +72,32 @@ impl SqlStore {
     ///
     /// # Guarantees
     /// Versions of the aggregate stay unique and gapless; the events get outbox rows and, after the commit,
-    /// positions, exactly as those of commands do.
+    /// positions, exactly as those of commands do. For a kind of aggregate that is registered, its machine is asked, and
+    /// its state, history, deadline and folded state follow: what the append leaves out is filled in, and its row stays
+    /// locked until the transaction ends.
     ///
     /// # Errors
-    /// `VersionConflict` and `DuplicateEvent`: nothing of this append was written; roll the transaction back.
+    /// `VersionConflict`, `DuplicateEvent` and `ForbiddenEvent`: nothing of this append was written; roll the
+    /// transaction back.
     pub async fn append_tx(
         &self,
         transaction: &mut impl JoinTransaction,
         append: &Append,
     ) -> StoreResult<Appended> {
-        ops::append::append_tx(&mut transaction.as_session(self.probe.as_ref(), self.limits), append).await
+        let mut session = transaction.as_session(self.probe.as_ref(), self.limits);
+        match self.rules.get() {
+            None => ops::append::append_tx(&mut session, append).await,
+            Some(rules) => {
+                let complete = ops::append::complete(&mut session, append, rules.as_ref()).await?;
+                ops::append::append_tx(&mut session, &complete).await
+            }
+        }
+    }
+
+    /// Tells the store what the application has declared about facts that are appended without a command. The first time
+    /// counts, for all clones.
+    pub fn keep_rules(&self, rules: Arc<dyn AppendRules>) {
+        let _ = self.rules.set(rules);
     }
 
     /// Writes the answer of a claimed operation inside the application's own transaction, which has its effect.
