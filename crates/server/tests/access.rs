@@ -259,6 +259,23 @@ fn a_server_that_is_told_to_stop_ends_what_runs_and_waits_for_nobody_for_ever() 
 }
 
 #[test]
+fn a_server_that_is_told_to_stop_again_ends_at_once() {
+    let arguments = ["--server-shutdown-timeout", "10m", "--limits-request-timeout", "10m"];
+    let mut server = Server::start(&arguments, "");
+    let mut running = connect(&server.address).unwrap();
+    let head = "POST /api/commands HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{";
+    running.write_all(head.as_bytes()).unwrap();
+    // Once this is answered the one before it was accepted.
+    assert_eq!(server.get("/healthz", &[]).status, 200);
+    server.terminate();
+    eventually("no more connections are taken", || {
+        server.try_ask("GET", "/healthz", &[], "").is_err().then_some(())
+    });
+    server.terminate();
+    assert_eq!(server.wait_for_code(), Some(143), "{}", server.log());
+}
+
+#[test]
 fn a_line_per_request_and_no_secrets_in_the_log() {
     let key = new_key("bob", "operator");
     let arguments = ["--log-format", "json", "--log-filter", "trace", "--store", "sqlite://s.db"];

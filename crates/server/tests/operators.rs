@@ -346,11 +346,8 @@ fn every_documented_path_answers_wrong_methods_and_head() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_whose_broker_is_away_is_not_ready() {
     let url = std::env::var("TOWPATH_TEST_AMQP_URL").expect("TOWPATH_TEST_AMQP_URL: run `cargo xtask test`");
-    let (before, rest) = url.split_once('@').unwrap();
-    let (address, after) = rest.split_once('/').unwrap();
-    let proxy = TcpProxy::to(address).await;
+    let (broker, proxy) = TcpProxy::before(&url).await;
     let mut command = parcels::towpath();
-    let broker = format!("{before}@{}/{after}", proxy.address());
     command.args(["--listen", "127.0.0.1:0", "--broker", &broker]);
     let server = tokio::task::spawn_blocking(move || Server::spawn(command)).await.unwrap();
     let ready = |status: u16| {

@@ -7,7 +7,10 @@ use towpath_core::ports::store::StoreResult;
 
 use crate::ops;
 use crate::pools::Pool;
-use crate::store::{Purpose, SqlStore, reading};
+use crate::store::{Purpose, SqlStore, listing, reading};
+
+/// The pool that listings have for themselves.
+const LISTINGS: &str = "listings";
 
 /// How much waits, is at work or was given up. Counts end at 100,000 (letters: 10,000 of a status): one that shows this
 /// number may be more.
@@ -85,7 +88,7 @@ pub struct LetterCount {
 /// How the connections of a pool are used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Connections {
-    /// Which pool: SQLite writes on one and reads on another, the others have one for all.
+    /// Which pool: SQLite writes on one and reads on another, the others have one for all; listings have their own.
     pub pool: &'static str,
     /// Open, and nobody uses them.
     pub idle: u64,
@@ -99,7 +102,7 @@ impl SqlStore {
     /// Counts what waits, on these channels and elsewhere. Three statements, each by index and none longer than what it
     /// counts.
     pub async fn backlog(&self, channels: &[ChannelName], now: DateTime<Utc>) -> StoreResult<Backlog> {
-        reading!(self, ops::backlog::look, channels, now, self.floors())
+        listing!(self, ops::backlog::look, channels, now, self.floors())
     }
 
     /// A mark behind all events that wait for a position now; none when no event does. See
@@ -115,7 +118,8 @@ impl SqlStore {
 
     /// Whether all connections are in use at this moment. Who keeps one then, without need, keeps others waiting.
     pub fn is_exhausted(&self) -> bool {
-        self.connections().iter().any(|pool| pool.used >= pool.most)
+        // Those for listings keep nobody else waiting.
+        self.connections().iter().any(|pool| pool.pool != LISTINGS && pool.used >= pool.most)
     }
 
     /// How the connections are used at this moment. Asks nobody.
@@ -127,11 +131,13 @@ impl SqlStore {
         }
         match self.pool() {
             #[cfg(feature = "sqlite")]
-            Pool::Sqlite { writer, readers } => vec![of("write", writer), of("read", readers)],
+            Pool::Sqlite { writer, readers, listings } => {
+                vec![of("write", writer), of("read", readers), of(LISTINGS, listings)]
+            }
             #[cfg(feature = "postgres")]
-            Pool::Postgres(pool) => vec![of("all", pool)],
+            Pool::Postgres { all, listings } => vec![of("all", all), of(LISTINGS, listings)],
             #[cfg(feature = "mysql")]
-            Pool::MySql(pool) => vec![of("all", pool)],
+            Pool::MySql { all, listings } => vec![of("all", all), of(LISTINGS, listings)],
         }
     }
 }

@@ -14,8 +14,7 @@ use uuid::Uuid;
 
 use crate::ops;
 use crate::ops::inbox::FirstDelivery;
-use crate::sql::classify;
-use crate::store::{Purpose, SqlStore, reading, transacting, writing_once};
+use crate::store::{Purpose, SqlStore, listing, reading, transacting, writing_once};
 use crate::transaction::{Inner, SqlTransaction};
 
 impl SqlTransaction {
@@ -33,7 +32,7 @@ impl SqlTransaction {
     #[cfg(feature = "postgres")]
     pub fn postgres(&mut self) -> Option<&mut sqlx::PgConnection> {
         match &mut self.inner {
-            Inner::Postgres(transaction) => Some(&mut *transaction),
+            Inner::Postgres(lent) => Some(lent.hand_out()),
             #[allow(unreachable_patterns, reason = "reachable when more databases are built in")]
             _ => None,
         }
@@ -43,7 +42,7 @@ impl SqlTransaction {
     #[cfg(feature = "mysql")]
     pub fn mysql(&mut self) -> Option<&mut sqlx::MySqlConnection> {
         match &mut self.inner {
-            Inner::MySql(transaction) => Some(&mut *transaction),
+            Inner::MySql(lent) => Some(lent.hand_out()),
             #[allow(unreachable_patterns, reason = "reachable when more databases are built in")]
             _ => None,
         }
@@ -133,13 +132,11 @@ impl SqlTransaction {
     ) -> StoreResult<Option<Self>> {
         match &mut self.inner {
             #[cfg(feature = "postgres")]
-            Inner::Postgres(transaction) => {
+            Inner::Postgres(_) => {
                 // In one round trip: the first statement fails in a transaction that is undone, and then there is no
                 // commit. The next one is begun anew and not chained: a chained one would inherit what the handler
                 // has set for its own.
-                self.probe.before("commit");
-                let commit = sqlx::raw_sql("SELECT 1; COMMIT; BEGIN").execute(&mut **transaction).await;
-                commit.map_err(|error| StoreError::from(classify("commit", error)))?;
+                self.session().plain("commit", "SELECT 1; COMMIT; BEGIN").await?;
                 Ok(Some(self))
             }
             #[cfg(feature = "mysql")]
@@ -267,7 +264,7 @@ impl SqlStore {
 
     /// Letters behind a number, in order.
     pub async fn letters(&self, filter: &LetterFilter, after: u64, limit: u32) -> StoreResult<Vec<Letter>> {
-        reading!(self, ops::letters::list, filter, after, limit)
+        listing!(self, ops::letters::list, filter, after, limit)
     }
 
     /// The same without their bodies and headers, which are empty here: they are read one by one. An edited letter has
@@ -278,12 +275,12 @@ impl SqlStore {
         after: u64,
         limit: u32,
     ) -> StoreResult<Vec<Letter>> {
-        reading!(self, ops::letters::list_in_short, filter, after, limit)
+        listing!(self, ops::letters::list_in_short, filter, after, limit)
     }
 
     /// Letters by cause.
     pub async fn letter_groups(&self, filter: &LetterFilter) -> StoreResult<Vec<LetterGroup>> {
-        reading!(self, ops::letters::groups, filter)
+        listing!(self, ops::letters::groups, filter)
     }
 
     /// Lets dead letters of handlers be tried again. Answers how many were still dead.

@@ -30,6 +30,7 @@ mod deliveries;
 mod dialect;
 mod floors;
 mod followed;
+mod lent;
 mod listings;
 mod migrate;
 mod migrations;

@@ -7,7 +7,7 @@ use towpath_core::ports::store::{
 };
 
 use crate::ops;
-use crate::store::{Purpose, SqlStore, reading};
+use crate::store::{Purpose, SqlStore, listing};
 
 /// Which outbox rows. What is not said fits all.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -54,7 +54,7 @@ impl SqlStore {
                 Some((command.command.context.occurred_at, id))
             }
         };
-        reading!(self, ops::listings::commands, status, behind, limit, COMMANDS_BYTES)
+        listing!(self, ops::listings::commands, status, behind, limit, COMMANDS_BYTES)
     }
 
     /// Outbox rows that fit a filter, with their facts, by number: the next `limit` behind `after`. The payloads of the
@@ -65,12 +65,12 @@ impl SqlStore {
         after: u64,
         limit: u32,
     ) -> StoreResult<Vec<FailedRow>> {
-        reading!(self, ops::listings::outbox, filter, after, limit)
+        listing!(self, ops::listings::outbox, filter, after, limit)
     }
 
     /// One outbox row with its fact.
     pub async fn outbox_row(&self, outbox_id: u64) -> StoreResult<Option<FailedRow>> {
-        reading!(self, ops::listings::outbox_row, outbox_id)
+        listing!(self, ops::listings::outbox_row, outbox_id)
     }
 
     /// Aggregates of a kind, by id: the next `limit` behind one of them. Their snapshots are not read.
@@ -80,7 +80,7 @@ impl SqlStore {
         after: Option<&AggregateId>,
         limit: u32,
     ) -> StoreResult<Vec<AggregateRow>> {
-        reading!(self, ops::listings::aggregates, kind, after, limit)
+        listing!(self, ops::listings::aggregates, kind, after, limit)
     }
 
     /// What an id is the id of, and the flows it belongs to. Which aggregates it could name is the caller's to say.
@@ -89,6 +89,6 @@ impl SqlStore {
         id: &str,
         aggregates: &[AggregateKey],
     ) -> StoreResult<Vec<(FoundAs, CorrelationId)>> {
-        reading!(self, ops::listings::trace, id, aggregates)
+        listing!(self, ops::listings::trace, id, aggregates)
     }
 }

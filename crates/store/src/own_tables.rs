@@ -159,7 +159,7 @@ impl SqlStore {
             return Ok(());
         }
         let mut transaction = self.transaction().await?;
-        let mut session = transaction.session();
+        let mut session = transaction.session().without_limit();
         if let Some(lock) = session.dialect().migration_lock() {
             session.plain("tables.lock", lock).await?;
         }

@@ -26,7 +26,7 @@ use uuid::Uuid;
 use crate::dialect::Dialect;
 use crate::floors::Place;
 use crate::ops;
-use crate::store::{OpenConnection, Purpose, SqlStore, reading, transacting, writing_once};
+use crate::store::{OpenConnection, Purpose, SqlStore, listing, reading, transacting, writing_once};
 
 #[async_trait]
 impl Store for SqlStore {
@@ -71,15 +71,15 @@ impl Store for SqlStore {
         if self.dialect().transactional_ddl() {
             let mut transaction = self.transaction().await?;
             if let Some(lock) = self.dialect().migration_lock() {
-                transaction.session().plain("migrate.lock", lock).await?;
+                transaction.session().without_limit().plain("migrate.lock", lock).await?;
             }
-            let applied = crate::migrate::apply(&mut transaction.session()).await?;
+            let applied = crate::migrate::apply(&mut transaction.session().without_limit()).await?;
             transaction.commit().await?;
             return Ok(applied);
         }
         // MySQL's named lock belongs to the connection and is freed when that ends, even by a kill.
         let mut connection = self.connection(Purpose::Write).await?;
-        let mut session = connection.session();
+        let mut session = connection.session().without_limit();
         let lock = "SELECT GET_LOCK(CONCAT('towpath.', MD5(DATABASE())), 60) AS granted";
         let granted = session.row("migrate.lock", lock, Vec::new()).await?;
         if granted.map(|row| row.long_or_null("granted")).transpose()?.flatten() != Some(1) {
@@ -194,7 +194,7 @@ impl Store for SqlStore {
     }
 
     async fn command_counts(&self) -> StoreResult<Counts<CommandStatus>> {
-        reading!(self, ops::commands::counts)
+        listing!(self, ops::commands::counts)
     }
 
     async fn events_of(
@@ -220,7 +220,7 @@ impl Store for SqlStore {
     }
 
     async fn flow(&self, correlation: &CorrelationId, limit: u32) -> StoreResult<Flow> {
-        reading!(self, ops::reads::flow, correlation, limit)
+        listing!(self, ops::reads::flow, correlation, limit)
     }
 
     async fn set_status(
@@ -288,11 +288,11 @@ impl Store for SqlStore {
         after: u64,
         limit: u32,
     ) -> StoreResult<Vec<FailedRow>> {
-        reading!(self, ops::failed::list, filter, after, limit)
+        listing!(self, ops::failed::list, filter, after, limit)
     }
 
     async fn count_failed(&self, filter: &FailedFilter) -> StoreResult<u64> {
-        reading!(self, ops::failed::count, filter)
+        listing!(self, ops::failed::count, filter)
     }
 
     async fn reopen_failed(&self, filter: &FailedFilter, limit: u32, now: DateTime<Utc>) -> StoreResult<u64> {
@@ -313,7 +313,7 @@ impl Store for SqlStore {
     }
 
     async fn outbox_counts(&self, channel: &ChannelName) -> StoreResult<Counts<OutboxStatus>> {
-        reading!(self, ops::outbox::counts, channel)
+        listing!(self, ops::outbox::counts, channel)
     }
 
     async fn acquire_lease(
@@ -562,10 +562,10 @@ impl Queues for SqlStore {
     }
 
     async fn queue_depth(&self, queue: &str) -> StoreResult<QueueDepth> {
-        reading!(self, ops::queues::depth, queue)
+        listing!(self, ops::queues::depth, queue)
     }
 
     async fn queue_depths(&self, queues: &[&str]) -> StoreResult<Vec<Option<QueueDepth>>> {
-        reading!(self, ops::queues::depths, queues)
+        listing!(self, ops::queues::depths, queues)
     }
 }

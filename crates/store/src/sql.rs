@@ -9,6 +9,7 @@ use towpath_core::ports::store::StoreError;
 use uuid::Uuid;
 
 use crate::dialect::Dialect;
+use crate::lent::Care;
 
 /// A value on its way into a statement. Nulls keep their type, which PostgreSQL asks for.
 #[derive(Debug, Clone)]
@@ -191,6 +192,7 @@ pub(crate) enum Connection<'c> {
 pub(crate) struct Session<'c> {
     pub(crate) connection: Connection<'c>,
     pub(crate) probe: &'c dyn Probe,
+    pub(crate) care: Care<'c>,
 }
 
 /// How a statement names rows that were chosen by key. See [`Session::choose`].
@@ -242,18 +244,35 @@ fn never_bound<T>(_set: &[T]) -> Option<i64> {
 
 impl<'c> Session<'c> {
     #[cfg(feature = "sqlite")]
-    pub(crate) fn sqlite(connection: &'c mut sqlx::SqliteConnection, probe: &'c dyn Probe) -> Self {
-        Self { connection: Connection::Sqlite(connection), probe }
+    pub(crate) fn sqlite(
+        connection: &'c mut sqlx::SqliteConnection,
+        probe: &'c dyn Probe,
+        care: Care<'c>,
+    ) -> Self {
+        Self { connection: Connection::Sqlite(connection), probe, care }
     }
 
     #[cfg(feature = "postgres")]
-    pub(crate) fn postgres(connection: &'c mut sqlx::PgConnection, probe: &'c dyn Probe) -> Self {
-        Self { connection: Connection::Postgres(connection), probe }
+    pub(crate) fn postgres(
+        connection: &'c mut sqlx::PgConnection,
+        probe: &'c dyn Probe,
+        care: Care<'c>,
+    ) -> Self {
+        Self { connection: Connection::Postgres(connection), probe, care }
     }
 
     #[cfg(feature = "mysql")]
-    pub(crate) fn mysql(connection: &'c mut sqlx::MySqlConnection, probe: &'c dyn Probe) -> Self {
-        Self { connection: Connection::MySql(connection), probe }
+    pub(crate) fn mysql(
+        connection: &'c mut sqlx::MySqlConnection,
+        probe: &'c dyn Probe,
+        care: Care<'c>,
+    ) -> Self {
+        Self { connection: Connection::MySql(connection), probe, care }
+    }
+
+    /// The same without a time limit: for what may take as long as it takes.
+    pub(crate) fn without_limit(self) -> Self {
+        Self { care: self.care.without_limit(), ..self }
     }
 
     pub(crate) fn dialect(&self) -> Dialect {
@@ -333,25 +352,28 @@ impl<'c> Session<'c> {
     ) -> Result<u64, SqlFault> {
         self.probe.before(name);
         let sql = AssertSqlSafe(self.dialect().placeholders(sql));
-        match &mut self.connection {
-            #[cfg(feature = "sqlite")]
-            Connection::Sqlite(connection) => {
-                let query =
-                    bind_all!(sql, values, |moment| moment.timestamp_micros(), never_bound, never_bound);
-                query.execute(&mut **connection).await.map(|done| done.rows_affected())
+        let Self { connection, care, .. } = self;
+        let running = async {
+            match connection {
+                #[cfg(feature = "sqlite")]
+                Connection::Sqlite(connection) => {
+                    let query =
+                        bind_all!(sql, values, |moment| moment.timestamp_micros(), never_bound, never_bound);
+                    query.execute(&mut **connection).await.map(|done| done.rows_affected())
+                }
+                #[cfg(feature = "postgres")]
+                Connection::Postgres(connection) => {
+                    let query = bind_all!(sql, values, |moment| moment, Vec::as_slice, Vec::as_slice);
+                    query.execute(&mut **connection).await.map(|done| done.rows_affected())
+                }
+                #[cfg(feature = "mysql")]
+                Connection::MySql(connection) => {
+                    let query = bind_all!(sql, values, |moment| moment, never_bound, never_bound);
+                    query.execute(&mut **connection).await.map(|done| done.rows_affected())
+                }
             }
-            #[cfg(feature = "postgres")]
-            Connection::Postgres(connection) => {
-                let query = bind_all!(sql, values, |moment| moment, Vec::as_slice, Vec::as_slice);
-                query.execute(&mut **connection).await.map(|done| done.rows_affected())
-            }
-            #[cfg(feature = "mysql")]
-            Connection::MySql(connection) => {
-                let query = bind_all!(sql, values, |moment| moment, never_bound, never_bound);
-                query.execute(&mut **connection).await.map(|done| done.rows_affected())
-            }
-        }
-        .map_err(|error| classify(name, error))
+        };
+        care.run(name, running).await
     }
 
     /// Runs a statement written with `?` and answers its rows.
@@ -363,34 +385,37 @@ impl<'c> Session<'c> {
     ) -> Result<Vec<Row>, SqlFault> {
         self.probe.before(name);
         let sql = AssertSqlSafe(self.dialect().placeholders(sql));
-        match &mut self.connection {
-            #[cfg(feature = "sqlite")]
-            Connection::Sqlite(connection) => {
-                let query =
-                    bind_all!(sql, values, |moment| moment.timestamp_micros(), never_bound, never_bound);
-                query
-                    .fetch_all(&mut **connection)
-                    .await
-                    .map(|rows| rows.into_iter().map(Row::Sqlite).collect())
+        let Self { connection, care, .. } = self;
+        let running = async {
+            match connection {
+                #[cfg(feature = "sqlite")]
+                Connection::Sqlite(connection) => {
+                    let query =
+                        bind_all!(sql, values, |moment| moment.timestamp_micros(), never_bound, never_bound);
+                    query
+                        .fetch_all(&mut **connection)
+                        .await
+                        .map(|rows| rows.into_iter().map(Row::Sqlite).collect())
+                }
+                #[cfg(feature = "postgres")]
+                Connection::Postgres(connection) => {
+                    let query = bind_all!(sql, values, |moment| moment, Vec::as_slice, Vec::as_slice);
+                    query
+                        .fetch_all(&mut **connection)
+                        .await
+                        .map(|rows| rows.into_iter().map(Row::Postgres).collect())
+                }
+                #[cfg(feature = "mysql")]
+                Connection::MySql(connection) => {
+                    let query = bind_all!(sql, values, |moment| moment, never_bound, never_bound);
+                    query
+                        .fetch_all(&mut **connection)
+                        .await
+                        .map(|rows| rows.into_iter().map(Row::MySql).collect())
+                }
             }
-            #[cfg(feature = "postgres")]
-            Connection::Postgres(connection) => {
-                let query = bind_all!(sql, values, |moment| moment, Vec::as_slice, Vec::as_slice);
-                query
-                    .fetch_all(&mut **connection)
-                    .await
-                    .map(|rows| rows.into_iter().map(Row::Postgres).collect())
-            }
-            #[cfg(feature = "mysql")]
-            Connection::MySql(connection) => {
-                let query = bind_all!(sql, values, |moment| moment, never_bound, never_bound);
-                query
-                    .fetch_all(&mut **connection)
-                    .await
-                    .map(|rows| rows.into_iter().map(Row::MySql).collect())
-            }
-        }
-        .map_err(|error| classify(name, error))
+        };
+        care.run(name, running).await
     }
 
     /// The first row, if there is one.
@@ -407,15 +432,18 @@ impl<'c> Session<'c> {
     pub(crate) async fn plain(&mut self, name: &'static str, sql: &str) -> Result<(), SqlFault> {
         self.probe.before(name);
         let query = sqlx::raw_sql(AssertSqlSafe(sql.to_owned()));
-        match &mut self.connection {
-            #[cfg(feature = "sqlite")]
-            Connection::Sqlite(connection) => query.execute(&mut **connection).await.map(|_| ()),
-            #[cfg(feature = "postgres")]
-            Connection::Postgres(connection) => query.execute(&mut **connection).await.map(|_| ()),
-            #[cfg(feature = "mysql")]
-            Connection::MySql(connection) => query.execute(&mut **connection).await.map(|_| ()),
-        }
-        .map_err(|error| classify(name, error))
+        let Self { connection, care, .. } = self;
+        let running = async {
+            match connection {
+                #[cfg(feature = "sqlite")]
+                Connection::Sqlite(connection) => query.execute(&mut **connection).await.map(|_| ()),
+                #[cfg(feature = "postgres")]
+                Connection::Postgres(connection) => query.execute(&mut **connection).await.map(|_| ()),
+                #[cfg(feature = "mysql")]
+                Connection::MySql(connection) => query.execute(&mut **connection).await.map(|_| ()),
+            }
+        };
+        care.run(name, running).await
     }
 }
 
@@ -580,6 +608,21 @@ pub(crate) fn classify(statement: &'static str, error: sqlx::Error) -> SqlFault 
         }
         FaultKind::Other => refused(error),
     })
+}
+
+/// Whether the server has ended a statement because its time was over.
+pub(crate) fn cut_off(error: &sqlx::Error) -> bool {
+    let sqlx::Error::Database(database) = error else { return false };
+    #[cfg(feature = "postgres")]
+    if database.try_downcast_ref::<sqlx::postgres::PgDatabaseError>().is_some() {
+        return database.code().as_deref() == Some("57014");
+    }
+    #[cfg(feature = "mysql")]
+    if let Some(mysql) = database.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>() {
+        return matches!(mysql.number(), 1317 | 1969 | 3024);
+    }
+    // SQLite's "interrupted".
+    database.code().as_deref() == Some("9")
 }
 
 enum FaultKind {

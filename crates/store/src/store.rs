@@ -1,23 +1,29 @@
 //! The store over a pool of connections: which operation runs in which transaction.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{EventId, HandlerName};
 use towpath_core::ports::operations::{OperationAnswer, OperationClaim};
 use towpath_core::ports::probe::Probe;
-use towpath_core::ports::store::{
-    Append, AppendRules, Appended, InboxMark, NewTimer, StoreError, StoreResult,
-};
+use towpath_core::ports::store::{Append, AppendRules, Appended, InboxMark, NewTimer, StoreResult};
 use uuid::Uuid;
 
 use crate::dialect::Dialect;
 use crate::floors::{Floors, Place};
+use crate::lent::{Care, Lent, Limits};
 use crate::ops;
 use crate::pools::{Pool, StoreOptions};
 use crate::sql::{Session, classify};
 use crate::transaction::{Inner, JoinTransaction, SqlTransaction};
 use crate::url::StoreUrl;
+
+/// How long it is waited for connections to be closed.
+const CLOSING: Duration = Duration::from_secs(5);
+
+/// How much longer than its server a listing waits.
+const LISTING_MARGIN: Duration = Duration::from_secs(5);
 
 /// A store on SQLite, PostgreSQL or MySQL/MariaDB. Clones share their connections.
 #[derive(Clone)]
@@ -25,6 +31,10 @@ pub struct SqlStore {
     pool: Pool,
     probe: Arc<dyn Probe>,
     floors: Floors,
+    limits: Limits,
+    listing_limits: Limits,
+    /// What people know the database by.
+    address: Arc<str>,
     rules: Arc<OnceLock<Arc<dyn AppendRules>>>,
 }
 
@@ -36,13 +46,26 @@ impl SqlStore {
 
     /// Connects. The database must exist, except for SQLite, where the file and its folder are made.
     pub async fn connect_with(url: &StoreUrl, options: StoreOptions) -> StoreResult<Self> {
-        let pool = Pool::connect(url, &options).await?;
-        Ok(Self { pool, probe: options.probe, floors: Floors::default(), rules: Arc::default() })
+        let address: Arc<str> = crate::pools::address(url).into();
+        let pool = Pool::connect(url, &options, &address).await?;
+        Ok(Self {
+            pool,
+            floors: Floors::default(),
+            rules: Arc::default(),
+            limits: Limits { answer: Some(options.statement_timeout), server_ends: false },
+            // The server ends it first, and says so.
+            listing_limits: Limits {
+                answer: Some(options.listing_timeout + LISTING_MARGIN),
+                server_ends: true,
+            },
+            probe: options.probe,
+            address,
+        })
     }
 
     /// The same connections, with another probe.
     pub fn with_probe(&self, probe: Arc<dyn Probe>) -> Self {
-        Self { pool: self.pool.clone(), probe, floors: self.floors.clone(), rules: self.rules.clone() }
+        Self { probe, ..self.clone() }
     }
 
     /// Appends facts inside the application's own transaction: they commit with its own changes or not at all.
@@ -61,7 +84,7 @@ impl SqlStore {
         transaction: &mut impl JoinTransaction,
         append: &Append,
     ) -> StoreResult<Appended> {
-        let mut session = transaction.as_session(self.probe.as_ref());
+        let mut session = transaction.as_session(self.probe.as_ref(), self.limits);
         match self.rules.get() {
             None => ops::append::append_tx(&mut session, append).await,
             Some(rules) => {
@@ -88,7 +111,13 @@ impl SqlStore {
         answer: &OperationAnswer,
         now: DateTime<Utc>,
     ) -> StoreResult<()> {
-        ops::operations::answer(&mut transaction.as_session(self.probe.as_ref()), claim, answer, now).await
+        ops::operations::answer(
+            &mut transaction.as_session(self.probe.as_ref(), self.limits),
+            claim,
+            answer,
+            now,
+        )
+        .await
     }
 
     /// Marks a delivery as handled inside the application's own transaction.
@@ -99,7 +128,13 @@ impl SqlStore {
         handler: &HandlerName,
         now: DateTime<Utc>,
     ) -> StoreResult<InboxMark> {
-        ops::inbox::mark(&mut transaction.as_session(self.probe.as_ref()), event_id, handler, now).await
+        ops::inbox::mark(
+            &mut transaction.as_session(self.probe.as_ref(), self.limits),
+            event_id,
+            handler,
+            now,
+        )
+        .await
     }
 
     /// Schedules a timer inside the application's own transaction.
@@ -108,7 +143,7 @@ impl SqlStore {
         transaction: &mut impl JoinTransaction,
         timer: &NewTimer,
     ) -> StoreResult<()> {
-        ops::timers::schedule(&mut transaction.as_session(self.probe.as_ref()), timer).await
+        ops::timers::schedule(&mut transaction.as_session(self.probe.as_ref(), self.limits), timer).await
     }
 
     /// Cancels a timer inside the application's own transaction.
@@ -118,7 +153,8 @@ impl SqlStore {
         timer_id: Uuid,
         now: DateTime<Utc>,
     ) -> StoreResult<bool> {
-        ops::timers::cancel(&mut transaction.as_session(self.probe.as_ref()), timer_id, now).await
+        ops::timers::cancel(&mut transaction.as_session(self.probe.as_ref(), self.limits), timer_id, now)
+            .await
     }
 
     /// The pool, for the application's own tables: the one connection that writes. Whoever holds a transaction of it
@@ -136,7 +172,7 @@ impl SqlStore {
     #[cfg(feature = "postgres")]
     pub fn postgres_pool(&self) -> Option<&sqlx::PgPool> {
         match &self.pool {
-            Pool::Postgres(pool) => Some(pool),
+            Pool::Postgres { all, .. } => Some(all),
             #[allow(unreachable_patterns, reason = "reachable when more databases are built in")]
             _ => None,
         }
@@ -146,24 +182,35 @@ impl SqlStore {
     #[cfg(feature = "mysql")]
     pub fn mysql_pool(&self) -> Option<&sqlx::MySqlPool> {
         match &self.pool {
-            Pool::MySql(pool) => Some(pool),
+            Pool::MySql { all, .. } => Some(all),
             #[allow(unreachable_patterns, reason = "reachable when more databases are built in")]
             _ => None,
         }
     }
 
-    /// Closes all connections and waits until they are closed.
+    /// Closes all connections and waits until they are closed, for some seconds at most: what somebody still holds then is
+    /// closed when he lets go of it. From the first moment on nobody gets a connection any more.
     pub async fn close(&self) {
-        match &self.pool {
-            #[cfg(feature = "sqlite")]
-            Pool::Sqlite { writer, readers } => {
-                readers.close().await;
-                writer.close().await;
+        let closing = async {
+            match &self.pool {
+                #[cfg(feature = "sqlite")]
+                Pool::Sqlite { writer, readers, listings } => {
+                    tokio::join!(readers.close(), listings.close());
+                    // The last one to close tidies up.
+                    writer.close().await;
+                }
+                #[cfg(feature = "postgres")]
+                Pool::Postgres { all, listings } => {
+                    tokio::join!(all.close(), listings.close());
+                }
+                #[cfg(feature = "mysql")]
+                Pool::MySql { all, listings } => {
+                    tokio::join!(all.close(), listings.close());
+                }
             }
-            #[cfg(feature = "postgres")]
-            Pool::Postgres(pool) => pool.close().await,
-            #[cfg(feature = "mysql")]
-            Pool::MySql(pool) => pool.close().await,
+        };
+        if tokio::time::timeout(CLOSING, closing).await.is_err() {
+            tracing::warn!(store = %self.address, "some connections are still in use; they close with their users");
         }
     }
 
@@ -180,30 +227,44 @@ impl SqlStore {
             #[cfg(feature = "sqlite")]
             Pool::Sqlite { .. } => Dialect::Sqlite,
             #[cfg(feature = "postgres")]
-            Pool::Postgres(_) => Dialect::Postgres,
+            Pool::Postgres { .. } => Dialect::Postgres,
             #[cfg(feature = "mysql")]
-            Pool::MySql(_) => Dialect::MySql,
+            Pool::MySql { .. } => Dialect::MySql,
         }
     }
 
     /// A connection for reading and for single statements that commit themselves.
     pub(crate) async fn connection(&self, purpose: Purpose) -> StoreResult<OpenConnection> {
+        let limits = if purpose == Purpose::List { self.listing_limits } else { self.limits };
         let inner = match &self.pool {
             #[cfg(feature = "sqlite")]
-            Pool::Sqlite { writer, readers } => {
-                let pool = if purpose == Purpose::Read { readers } else { writer };
-                pool.acquire().await.map(InnerConnection::Sqlite)
+            Pool::Sqlite { writer, readers, listings } => {
+                let pool = match purpose {
+                    Purpose::Read => readers,
+                    Purpose::Write => writer,
+                    Purpose::List => listings,
+                };
+                InnerConnection::Sqlite(self.lent_by(pool).await?, limits.server_ends)
             }
             #[cfg(feature = "postgres")]
-            Pool::Postgres(pool) => pool.acquire().await.map(InnerConnection::Postgres),
+            Pool::Postgres { all, listings } => {
+                let pool = if purpose == Purpose::List { listings } else { all };
+                InnerConnection::Postgres(Lent::new(self.lent_by(pool).await?, limits))
+            }
             #[cfg(feature = "mysql")]
-            Pool::MySql(pool) => pool.acquire().await.map(InnerConnection::MySql),
+            Pool::MySql { all, listings } => {
+                let pool = if purpose == Purpose::List { listings } else { all };
+                InnerConnection::MySql(Lent::new(self.lent_by(pool).await?, limits))
+            }
         };
-        let _ = purpose;
-        Ok(OpenConnection {
-            inner: inner.map_err(|error| classify("connect", error))?,
-            probe: self.probe.clone(),
-        })
+        Ok(OpenConnection { inner, probe: self.probe.clone() })
+    }
+
+    async fn lent_by<DB: sqlx::Database>(
+        &self,
+        pool: &sqlx::Pool<DB>,
+    ) -> StoreResult<sqlx::pool::PoolConnection<DB>> {
+        pool.acquire().await.map_err(|error| crate::pools::not_connected(&self.address, pool, error))
     }
 
     /// Notes that rows of a place were taken, and lets its floor rise.
@@ -226,25 +287,24 @@ impl SqlStore {
             // A write transaction from its first statement: one that begins by reading and then wants to write
             // would have to give up when another was quicker.
             #[cfg(feature = "sqlite")]
-            Pool::Sqlite { writer, .. } => writer.begin_with("BEGIN IMMEDIATE").await.map(Inner::Sqlite),
+            Pool::Sqlite { writer, .. } => {
+                let begun = writer.begin_with("BEGIN IMMEDIATE").await;
+                Inner::Sqlite(begun.map_err(|error| classify("begin", error))?)
+            }
             #[cfg(feature = "postgres")]
-            Pool::Postgres(pool) => pool.begin().await.map(Inner::Postgres),
-            // sqlx notes that a MySQL transaction is open only when BEGIN was answered: a caller that is dropped
-            // while it waits would give the connection back with a transaction open on it. In a task of its own
-            // the call runs to its end, and what it opened is rolled back.
+            Pool::Postgres { all, .. } => {
+                let mut lent = Lent::new(self.lent_by(all).await?, self.limits);
+                lent.begin().await?;
+                Inner::Postgres(lent)
+            }
             #[cfg(feature = "mysql")]
-            Pool::MySql(pool) => {
-                let pool = pool.clone();
-                match tokio::spawn(async move { pool.begin().await }).await {
-                    Ok(begun) => begun.map(Inner::MySql),
-                    Err(error) => return Err(StoreError::Unavailable(error.into())),
-                }
+            Pool::MySql { all, .. } => {
+                let mut lent = Lent::new(self.lent_by(all).await?, self.limits);
+                lent.begin().await?;
+                Inner::MySql(lent)
             }
         };
-        Ok(SqlTransaction {
-            inner: inner.map_err(|error| classify("begin", error))?,
-            probe: self.probe.clone(),
-        })
+        Ok(SqlTransaction { inner, probe: self.probe.clone() })
     }
 }
 
@@ -252,6 +312,8 @@ impl SqlStore {
 pub(crate) enum Purpose {
     Read,
     Write,
+    /// What people and metrics look through: on connections of its own, so that nobody else waits for it.
+    List,
 }
 
 pub(crate) struct OpenConnection {
@@ -261,11 +323,11 @@ pub(crate) struct OpenConnection {
 
 enum InnerConnection {
     #[cfg(feature = "sqlite")]
-    Sqlite(sqlx::pool::PoolConnection<sqlx::Sqlite>),
+    Sqlite(sqlx::pool::PoolConnection<sqlx::Sqlite>, bool),
     #[cfg(feature = "postgres")]
-    Postgres(sqlx::pool::PoolConnection<sqlx::Postgres>),
+    Postgres(Lent<sqlx::Postgres>),
     #[cfg(feature = "mysql")]
-    MySql(sqlx::pool::PoolConnection<sqlx::MySql>),
+    MySql(Lent<sqlx::MySql>),
 }
 
 impl OpenConnection {
@@ -273,11 +335,19 @@ impl OpenConnection {
         let probe = self.probe.as_ref();
         match &mut self.inner {
             #[cfg(feature = "sqlite")]
-            InnerConnection::Sqlite(connection) => Session::sqlite(&mut *connection, probe),
+            InnerConnection::Sqlite(connection, is_limited) => {
+                Session::sqlite(&mut *connection, probe, Care::of_a_file(*is_limited))
+            }
             #[cfg(feature = "postgres")]
-            InnerConnection::Postgres(connection) => Session::postgres(&mut *connection, probe),
+            InnerConnection::Postgres(lent) => {
+                let (connection, care) = lent.parts();
+                Session::postgres(connection, probe, care)
+            }
             #[cfg(feature = "mysql")]
-            InnerConnection::MySql(connection) => Session::mysql(&mut *connection, probe),
+            InnerConnection::MySql(lent) => {
+                let (connection, care) = lent.parts();
+                Session::mysql(connection, probe, care)
+            }
         }
     }
 }
@@ -291,6 +361,16 @@ macro_rules! reading {
 }
 
 pub(crate) use reading;
+
+/// Runs an operation on a connection for listings.
+macro_rules! listing {
+    ($store:expr, $operation:path $(, $argument:expr)*) => {{
+        let mut connection = $store.connection(Purpose::List).await?;
+        $operation(&mut connection.session() $(, $argument)*).await
+    }};
+}
+
+pub(crate) use listing;
 
 /// Runs an operation that is one statement, and so its own transaction.
 macro_rules! writing_once {

@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use std::sync::Arc;
 
+use crate::lent::{Care, Lent, Limits};
 use crate::ops;
 use crate::sql::{Session, classify};
 
@@ -23,9 +24,9 @@ pub(crate) enum Inner {
     #[cfg(feature = "sqlite")]
     Sqlite(sqlx::Transaction<'static, sqlx::Sqlite>),
     #[cfg(feature = "postgres")]
-    Postgres(sqlx::Transaction<'static, sqlx::Postgres>),
+    Postgres(Lent<sqlx::Postgres>),
     #[cfg(feature = "mysql")]
-    MySql(sqlx::Transaction<'static, sqlx::MySql>),
+    MySql(Lent<sqlx::MySql>),
 }
 
 impl SqlTransaction {
@@ -33,38 +34,46 @@ impl SqlTransaction {
         let probe = self.probe.as_ref();
         match &mut self.inner {
             #[cfg(feature = "sqlite")]
-            Inner::Sqlite(transaction) => Session::sqlite(&mut *transaction, probe),
+            Inner::Sqlite(transaction) => Session::sqlite(&mut *transaction, probe, Care::of_a_file(false)),
             #[cfg(feature = "postgres")]
-            Inner::Postgres(transaction) => Session::postgres(&mut *transaction, probe),
+            Inner::Postgres(lent) => {
+                let (connection, care) = lent.parts();
+                Session::postgres(connection, probe, care)
+            }
             #[cfg(feature = "mysql")]
-            Inner::MySql(transaction) => Session::mysql(&mut *transaction, probe),
+            Inner::MySql(lent) => {
+                let (connection, care) = lent.parts();
+                Session::mysql(connection, probe, care)
+            }
         }
     }
 
     pub(crate) async fn commit(self) -> StoreResult<()> {
         self.probe.before("commit");
-        let result = match self.inner {
+        match self.inner {
             #[cfg(feature = "sqlite")]
-            Inner::Sqlite(transaction) => transaction.commit().await,
+            Inner::Sqlite(transaction) => {
+                transaction.commit().await.map_err(|error| classify("commit", error).into())
+            }
             #[cfg(feature = "postgres")]
-            Inner::Postgres(transaction) => transaction.commit().await,
+            Inner::Postgres(lent) => lent.commit().await,
             #[cfg(feature = "mysql")]
-            Inner::MySql(transaction) => transaction.commit().await,
-        };
-        result.map_err(|error| classify("commit", error).into())
+            Inner::MySql(lent) => lent.commit().await,
+        }
     }
 
     pub(crate) async fn rollback(self) -> StoreResult<()> {
         self.probe.before("rollback");
-        let result = match self.inner {
+        match self.inner {
             #[cfg(feature = "sqlite")]
-            Inner::Sqlite(transaction) => transaction.rollback().await,
+            Inner::Sqlite(transaction) => {
+                transaction.rollback().await.map_err(|error| classify("rollback", error).into())
+            }
             #[cfg(feature = "postgres")]
-            Inner::Postgres(transaction) => transaction.rollback().await,
+            Inner::Postgres(lent) => lent.rollback().await,
             #[cfg(feature = "mysql")]
-            Inner::MySql(transaction) => transaction.rollback().await,
-        };
-        result.map_err(|error| classify("rollback", error).into())
+            Inner::MySql(lent) => lent.rollback().await,
+        }
     }
 }
 
@@ -122,12 +131,12 @@ pub trait JoinTransaction: sealed::AsSession + Send {}
 impl<T: sealed::AsSession + Send> JoinTransaction for T {}
 
 pub(crate) mod sealed {
-    use super::{Probe, Session};
+    use super::{Limits, Probe, Session};
 
     pub trait AsSession {
         #[doc(hidden)]
         #[allow(private_interfaces, reason = "the trait is sealed: only this crate calls it")]
-        fn as_session<'c>(&'c mut self, probe: &'c dyn Probe) -> Session<'c>;
+        fn as_session<'c>(&'c mut self, probe: &'c dyn Probe, limits: Limits) -> Session<'c>;
     }
 }
 
@@ -136,16 +145,16 @@ macro_rules! joins {
         #[cfg(feature = $feature)]
         impl sealed::AsSession for $connection {
             #[allow(private_interfaces, reason = "the trait is sealed: only this crate calls it")]
-            fn as_session<'c>(&'c mut self, probe: &'c dyn Probe) -> Session<'c> {
-                Session::$session(self, probe)
+            fn as_session<'c>(&'c mut self, probe: &'c dyn Probe, limits: Limits) -> Session<'c> {
+                Session::$session(self, probe, Care::of_a_guest(limits))
             }
         }
 
         #[cfg(feature = $feature)]
         impl sealed::AsSession for sqlx::Transaction<'_, $database> {
             #[allow(private_interfaces, reason = "the trait is sealed: only this crate calls it")]
-            fn as_session<'c>(&'c mut self, probe: &'c dyn Probe) -> Session<'c> {
-                Session::$session(&mut *self, probe)
+            fn as_session<'c>(&'c mut self, probe: &'c dyn Probe, limits: Limits) -> Session<'c> {
+                Session::$session(&mut *self, probe, Care::of_a_guest(limits))
             }
         }
     };

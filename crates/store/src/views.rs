@@ -39,11 +39,11 @@ impl SqlStore {
             let mut transaction = self.transaction().await?;
             // Two instances that replace one view at a time would make PostgreSQL refuse one of them.
             if let Some(lock) = dialect.migration_lock() {
-                transaction.session().plain("views.lock", lock).await?;
+                transaction.session().without_limit().plain("views.lock", lock).await?;
             }
             for (name, query) in &views {
                 for statement in create(dialect, name, query) {
-                    transaction.session().plain("views.create", &statement).await?;
+                    transaction.session().without_limit().plain("views.create", &statement).await?;
                 }
             }
             return transaction.commit().await;
@@ -51,7 +51,7 @@ impl SqlStore {
         let mut connection = self.connection(Purpose::Write).await?;
         for (name, query) in &views {
             for statement in create(dialect, name, query) {
-                connection.session().plain("views.create", &statement).await?;
+                connection.session().without_limit().plain("views.create", &statement).await?;
             }
         }
         Ok(())

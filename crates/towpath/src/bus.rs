@@ -6,6 +6,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
@@ -146,6 +147,18 @@ pub enum SendError {
         #[source]
         source: Box<DecideError>,
     },
+    /// The stored state does not fit the aggregate's type.
+    #[error("the stored state of {aggregate} cannot be read")]
+    UnreadableState {
+        /// Which aggregate.
+        aggregate: AggregateKey,
+        /// What is wrong.
+        #[source]
+        source: InvalidPayload,
+    },
+    /// This Towpath was stopped. Nothing was written.
+    #[error("Towpath was stopped")]
+    Stopped,
     /// Recorded as FAILED because of a fault. With `retry_at`, a worker tries again then.
     #[error("command {command_id} failed")]
     Failed {
@@ -181,6 +194,8 @@ impl SendError {
             Self::IdReused(_) => "command-id-reused",
             Self::Panicked { .. } => "decision-panicked",
             Self::Undecidable { source, .. } => source.code(),
+            Self::UnreadableState { .. } => "corrupt",
+            Self::Stopped => "stopped",
             Self::Failed { source, .. } | Self::Store(source) => source.code(),
         }
     }
@@ -200,7 +215,10 @@ impl SendError {
             | Self::NoLongerWaiting(_)
             | Self::ExpectingLater => ErrorClass::Validation,
             Self::StillProcessing(_) => ErrorClass::Conflict,
-            Self::Panicked { .. } | Self::Undecidable { .. } => ErrorClass::Unrecoverable,
+            Self::Panicked { .. } | Self::Undecidable { .. } | Self::UnreadableState { .. } => {
+                ErrorClass::Unrecoverable
+            }
+            Self::Stopped => ErrorClass::Transient,
             Self::Failed { source, .. } | Self::Store(source) => source.class(),
         }
     }
@@ -233,6 +251,10 @@ impl SendError {
             Self::Undecidable { .. } => {
                 "Its stored state or events do not fit this build's types; compare them with the build that wrote them."
             }
+            Self::UnreadableState { .. } => {
+                "Let the type read the old form (#[serde(default)], alias), or raise its SNAPSHOT_VERSION: its state is then folded anew from its events."
+            }
+            Self::Stopped => "Send it to an instance that runs, or start Towpath again.",
             Self::Failed { .. } => "It is recorded; send it again with the same id, or wait for the retry.",
             Self::Store(source) => source.next_step(),
         }
@@ -277,9 +299,16 @@ pub(crate) struct Bus {
     pub(crate) trackers: TrackerWakes,
     /// Tells who reads the log here of new positions, by the last of them.
     pub(crate) sequenced: watch::Sender<Position>,
+    /// Nothing is sent any more: the connections are closed, or are just being closed.
+    pub(crate) stopped: Arc<AtomicBool>,
 }
 
 impl Bus {
+    /// Refuses when Towpath was stopped.
+    pub(crate) fn check_running(&self) -> Result<(), SendError> {
+        if self.stopped.load(Ordering::Relaxed) { Err(SendError::Stopped) } else { Ok(()) }
+    }
+
     /// The time as the database says it now; a clock that was given in its place is believed.
     pub(crate) async fn database_time(&self) -> Result<DateTime<Utc>, StoreError> {
         match &self.database_clock {
@@ -290,6 +319,7 @@ impl Bus {
 
     /// Runs a command to its answer.
     pub(crate) async fn run(&self, incoming: Incoming) -> Result<Receipt, SendError> {
+        self.check_running()?;
         let begun = Instant::now();
         let name = incoming.command.command_type.as_str();
         let mut decider = self.registry.decider_of_command(name);
@@ -331,7 +361,8 @@ impl Bus {
             };
             match &failure.error {
                 SendError::Store(StoreError::Unavailable(_)) => {
-                    if tokio::time::Instant::now() >= give_up_at {
+                    // Whether it took effect is not known; that nobody will tell here is.
+                    if self.stopped.load(Ordering::Relaxed) || tokio::time::Instant::now() >= give_up_at {
                         return Err(failure.error);
                     }
                     reconnects += 1;

@@ -154,6 +154,7 @@ impl<'a> Send<'a> {
     /// `IdReused` when the id belongs to another command. Accepting the same command again is no error.
     pub async fn later(self) -> Result<Accepted, SendError> {
         let (bus, wake) = (self.bus, self.wake);
+        bus.check_running()?;
         if self.expected_version.is_some() {
             return Err(SendError::ExpectingLater);
         }
@@ -176,7 +177,6 @@ impl<'a> Send<'a> {
                 match requeued {
                     Ok(_) => {
                         wake.wake();
-                        bus.told.wake();
                         bus.told.wake();
                         Ok(accepted)
                     }

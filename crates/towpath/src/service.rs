@@ -1,7 +1,7 @@
 //! Background services: one shape for all of them.
 //!
 //! A service is a task with a name that can be told to stop. Stopping twice, or before it has begun, is fine;
-//! dropping it tells it to stop without waiting.
+//! dropping it tells it to stop without waiting. One that does not end in time is cut off.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -9,10 +9,14 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 /// How long a service that panicked is left alone: what it fell over may be gone by then, and if not, the log should not
 /// fill with it.
 const PAUSE_AFTER_PANIC: Duration = Duration::from_secs(1);
+
+/// How long it is waited for a service that was cut off: it ends where it waits next.
+const CUT_OFF: Duration = Duration::from_secs(1);
 
 /// A running background service.
 pub(crate) struct Service {
@@ -68,7 +72,7 @@ impl Service {
         F: Future<Output = ()> + Send + 'static,
     {
         Self::start(name, |mut stopping| async move {
-            while let Err(error) = tokio::spawn(run(stopping.clone())).await {
+            while let Err(error) = Attached(tokio::spawn(run(stopping.clone()))).ended().await {
                 tracing::error!(service = name, %error, "a background service ended badly; starting it again");
                 rest(&Wake::default(), PAUSE_AFTER_PANIC, &mut stopping).await;
                 if stopping.is_asked() {
@@ -86,21 +90,53 @@ impl Service {
     /// Tells it to stop and waits until it has.
     pub(crate) async fn stop(&mut self) {
         self.tell_to_stop();
-        if let Some(task) = self.task.take()
-            && let Err(error) = task.await
+        let Some(task) = &mut self.task else { return };
+        // By reference: whoever loses patience here can still cut it off.
+        let ended = task.await;
+        self.task = None;
+        if let Err(error) = ended
+            && !error.is_cancelled()
         {
             tracing::error!(service = self.name, %error, "a background service ended badly");
         }
     }
+
+    /// Tells it to stop and waits until it has. What has not ended by then is cut off in the middle of what it does: its
+    /// transaction is rolled back, and somebody else does it. Answers whether it ended by itself.
+    pub(crate) async fn stop_by(&mut self, deadline: Instant) -> bool {
+        if tokio::time::timeout_at(deadline, self.stop()).await.is_ok() {
+            return true;
+        }
+        tracing::warn!(service = self.name, "a background service did not end in time and was cut off");
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+        let _ = tokio::time::timeout(CUT_OFF, self.stop()).await;
+        false
+    }
 }
 
-/// Stops many at once: all are told before the first is waited for.
-pub(crate) async fn stop_all(services: &mut Vec<Service>) {
-    services.iter().for_each(Service::tell_to_stop);
-    for service in services.iter_mut() {
-        service.stop().await;
+/// Stops many at once: all are told before the first is waited for. Answers whether all ended by themselves.
+pub(crate) async fn stop_all(services: impl IntoIterator<Item = &mut Service>, deadline: Instant) -> bool {
+    let services: Vec<_> = services.into_iter().collect();
+    services.iter().for_each(|service| service.tell_to_stop());
+    let stopped = services.into_iter().map(|service| service.stop_by(deadline));
+    futures_util::future::join_all(stopped).await.into_iter().all(|in_time| in_time)
+}
+
+/// A task that ends with whoever waits for it.
+struct Attached(JoinHandle<()>);
+
+impl Attached {
+    async fn ended(mut self) -> Result<(), tokio::task::JoinError> {
+        (&mut self.0).await
     }
-    services.clear();
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 impl Drop for Service {
@@ -142,8 +178,23 @@ mod tests {
             told.send(()).unwrap();
         });
         let mut services = vec![first, second];
-        stop_all(&mut services).await;
-        assert!(services.is_empty());
+        assert!(stop_all(&mut services, Instant::now() + Duration::from_secs(60)).await);
+    }
+
+    #[tokio::test]
+    async fn a_service_that_does_not_end_is_cut_off() {
+        let (held, mut let_go) = tokio::sync::mpsc::unbounded_channel::<()>();
+        let deaf = Service::keep_running("deaf", move |_| {
+            let held = held.clone();
+            async move {
+                std::future::pending::<()>().await;
+                drop(held);
+            }
+        });
+        let mut services = [deaf];
+        assert!(!stop_all(&mut services, Instant::now()).await);
+        drop(services);
+        assert!(let_go.recv().await.is_none(), "nothing of it is left");
     }
 
     #[tokio::test]

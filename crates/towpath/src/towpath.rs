@@ -4,11 +4,13 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU64;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use tokio::sync::{Mutex, watch};
+use tokio::time::Instant;
 use towpath_broker::{BadBrokerUrl, BrokerUrl, LocalBroker, LocalOptions};
 use towpath_core::aggregate::Aggregate;
 use towpath_core::channel::Channel;
@@ -61,6 +63,12 @@ const DEFAULT_KEEPING: Keeping = Keeping {
     commands: Duration::from_secs(90 * 86_400),
     every: Duration::from_secs(600),
 };
+
+/// How long a stop waits for what has begun.
+const STOPPING: Duration = Duration::from_secs(30);
+
+/// How long it waits beyond that for leases to be given back, and for the broker's connections.
+const CLOSING: Duration = Duration::from_secs(3);
 
 /// A running Towpath. Clones share it.
 #[derive(Clone)]
@@ -293,7 +301,7 @@ impl Towpath {
         };
         let value = snapshot
             .read::<A>(A::KIND)
-            .map_err(|source| SendError::InvalidPayload { command: A::KIND.to_owned(), source })?;
+            .map_err(|source| SendError::UnreadableState { aggregate: key, source })?;
         Ok(Some(View { value, version: row.version, state }))
     }
 
@@ -455,16 +463,37 @@ impl Towpath {
         self.broker.ready().await
     }
 
-    /// Stops: finishes what has begun, gives leases back, closes connections. Stopping twice is fine.
+    /// Stops: finishes what has begun, gives leases back, closes connections. What has not ended after 30 seconds is cut
+    /// off. Stopping twice is fine; what is sent afterwards is refused.
     pub async fn stop(&self) {
-        self.trackers.stop().await;
+        self.stop_within(STOPPING).await;
+    }
+
+    /// Stops, with another patience for what has begun. Closing connections takes some seconds more at most, even when
+    /// nobody answers on them. Answers whether everything ended by itself.
+    ///
+    /// # Guarantees
+    /// What is cut off is rolled back or, if its commit was on its way, whole; others take it up when its leases have run
+    /// out.
+    pub async fn stop_within(&self, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        let mut services = self.services.lock().await;
         #[cfg(feature = "follow")]
-        self.followers.stop().await;
-        stop_all(&mut *self.services.lock().await).await;
-        stop_all(&mut *self.keeper.lock().await).await;
+        let following = self.followers.stop_by(deadline);
+        #[cfg(not(feature = "follow"))]
+        let following = std::future::ready(true);
+        let trackers = self.trackers.stop_by(deadline);
+        let (tracked, followed, served) =
+            tokio::join!(trackers, following, stop_all(services.iter_mut(), deadline));
+        services.clear();
+        let mut keepers = self.keeper.lock().await;
+        let kept = stop_all(keepers.iter_mut(), deadline.max(Instant::now() + CLOSING)).await;
+        keepers.clear();
         // The in-process broker gives back what is unsettled, and needs the store for that.
-        self.broker.close().await;
+        let closed = tokio::time::timeout(CLOSING, self.broker.close()).await.is_ok();
+        self.bus.stopped.store(true, Ordering::Relaxed);
         self.store.close().await;
+        tracked && followed && served && kept && closed
     }
 }
 
@@ -742,6 +771,7 @@ impl Builder {
             timers: TimerWake::default(),
             trackers: TrackerWakes::default(),
             sequenced: watch::Sender::default(),
+            stopped: Arc::default(),
         };
         let wake = Wake::default();
         let (mut services, mut keepers) = (Vec::new(), Vec::new());

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use tokio::time::Instant;
 use towpath_core::channel::{Channel, Start, Target};
 use towpath_core::envelope::{EventEnvelope, RecordedEvent};
 use towpath_core::ids::{ActorId, ChannelName, EventId, InstanceId, Lane, LeaseName, Position, TraceId};
@@ -24,7 +25,7 @@ use crate::circumstances::Circumstances;
 use crate::metrics::ChannelMeters;
 use crate::outbox::is_beyond;
 use crate::publishing::publish;
-use crate::service::{Service, Stopping, Wake, rest};
+use crate::service::{Service, Stopping, Wake, rest, stop_all};
 use crate::towpath::Towpath;
 
 /// The longest pause after failures, when the channel's policy has no further one: a tracker never gives up.
@@ -180,13 +181,12 @@ impl Trackers {
         }
     }
 
-    /// Stops all of them.
-    pub(crate) async fn stop(&self) {
+    /// Stops all of them. Answers whether they ended by themselves.
+    pub(crate) async fn stop_by(&self, deadline: Instant) -> bool {
         let mut running = self.running.lock().await;
-        for service in running.values_mut() {
-            service.stop().await;
-        }
+        let in_time = stop_all(running.values_mut(), deadline).await;
         running.clear();
+        in_time
     }
 }
 

@@ -532,15 +532,11 @@ impl Probe for HoldBefore {
 
 /// A store whose connections go through a proxy; none where there is no connection to disturb.
 async fn behind_a_proxy(fresh: &Fresh) -> Option<(Arc<TcpProxy>, String)> {
-    let (scheme, rest) = fresh.url().split_once("://")?;
-    if scheme == "sqlite" {
+    if fresh.url().starts_with("sqlite:") {
         return None;
     }
-    let (authority, path) = rest.split_once('/')?;
-    let (user, address) = authority.rsplit_once('@').map_or(("", authority), |(user, host)| (user, host));
-    let proxy = Arc::new(TcpProxy::to(address).await);
-    let at = if user.is_empty() { "" } else { "@" };
-    Some((Arc::clone(&proxy), format!("{scheme}://{user}{at}{}/{path}", proxy.address())))
+    let (url, proxy) = TcpProxy::before(fresh.url()).await;
+    Some((Arc::new(proxy), url))
 }
 
 async fn a_store_that_goes_away_is_told_honestly(fresh: &Fresh) {

@@ -9,7 +9,6 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use support::place::behind_a_proxy;
 use support::probe::{Action, ProbeAt};
 use support::{Fresh, Order, OrderCommand, eventually};
 use towpath::ids::CommandId;
@@ -17,6 +16,7 @@ use towpath::lifecycle::{CommandStatus, TaskState};
 use towpath::ports::store::{LeaseGrant, LeaseStanding, Store};
 use towpath::{StoreOptions, Towpath};
 use towpath_testkit::VirtualClock;
+use towpath_testkit::broker::TcpProxy;
 
 on_every_database!(
     commands_are_put_back_when_the_runner_has_panicked,
@@ -64,12 +64,12 @@ async fn timers_wait_again_when_their_service_has_panicked(fresh: &Fresh) {
 }
 
 async fn commands_are_put_back_after_a_lost_line(fresh: &Fresh) {
-    let (url, proxy) = behind_a_proxy(fresh.url()).await;
+    let (url, proxy) = TcpProxy::before(fresh.url()).await;
     commands_are_put_back(fresh, &url, move || proxy.cut()).await;
 }
 
 async fn timers_wait_again_after_a_lost_line(fresh: &Fresh) {
-    let (url, proxy) = behind_a_proxy(fresh.url()).await;
+    let (url, proxy) = TcpProxy::before(fresh.url()).await;
     timers_wait_again(fresh, &url, move || proxy.cut()).await;
 }
 

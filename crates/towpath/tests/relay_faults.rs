@@ -7,12 +7,13 @@ mod support;
 
 use std::sync::Arc;
 
-use support::place::{Place, behind_a_proxy, facts_in, place, versions};
+use support::place::{Place, facts_in, place, versions};
 use support::probe::ProbeAt;
 use support::{Fresh, Order, OrderCommand, eventually};
 use towpath::lifecycle::OutboxStatus;
 use towpath::ports::store::Store;
 use towpath::{StoreOptions, Towpath};
+use towpath_testkit::broker::TcpProxy;
 
 // SQLite has no server that could go away.
 on_every_database!(@database postgres, what_could_not_be_recorded_is_recorded_later_and_not_published_again);
@@ -20,7 +21,7 @@ on_every_database!(@database mysql, what_could_not_be_recorded_is_recorded_later
 
 async fn what_could_not_be_recorded_is_recorded_later_and_not_published_again(fresh: &Fresh) {
     let place_of_test = Place::new();
-    let (url, proxy) = behind_a_proxy(fresh.url()).await;
+    let (url, proxy) = TcpProxy::before(fresh.url()).await;
     let probe = Arc::new(ProbeAt::new("outbox.record", move || proxy.cut()));
     let options = StoreOptions { probe: probe.clone(), ..StoreOptions::default() };
     let relaying = place_of_test.app(fresh).store(&url).store_options(options).start().await.unwrap();

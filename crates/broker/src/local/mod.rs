@@ -228,9 +228,10 @@ fn unavailable(reason: &str) -> BrokerError {
 /// An error of the store as the port tells it.
 fn told(error: StoreError, operation: &'static str) -> BrokerError {
     match error {
-        StoreError::Unavailable(_) | StoreError::Contention(_) | StoreError::Full(_) => {
-            BrokerError::Unavailable(error.into())
-        }
+        StoreError::Unavailable(_)
+        | StoreError::Contention(_)
+        | StoreError::TooSlow { .. }
+        | StoreError::Full(_) => BrokerError::Unavailable(error.into()),
         error => BrokerError::Refused { operation, source: error.into() },
     }
 }

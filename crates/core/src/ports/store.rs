@@ -160,6 +160,15 @@ pub enum StoreError {
     /// The database cannot be reached or does not answer. Whether a commit in flight took effect is unknown.
     #[error("the database cannot be reached")]
     Unavailable(#[source] BoxError),
+    /// A listing took longer than listings may, and was ended. Nothing was changed by it.
+    #[error("{statement} took too long and was ended")]
+    TooSlow {
+        /// The statement's name.
+        statement: &'static str,
+        /// What the database said.
+        #[source]
+        source: BoxError,
+    },
     /// No room left.
     #[error("the database has no room left")]
     Full(#[source] BoxError),
@@ -196,7 +205,9 @@ impl StoreError {
             Self::VersionConflict { .. } | Self::DuplicateCommand(_) | Self::CommandTaken(_) => {
                 ErrorClass::Conflict
             }
-            Self::Contention(_) | Self::Unavailable(_) | Self::Full(_) => ErrorClass::Transient,
+            Self::Contention(_) | Self::Unavailable(_) | Self::TooSlow { .. } | Self::Full(_) => {
+                ErrorClass::Transient
+            }
             Self::Missing { .. } => ErrorClass::NotFound,
             Self::Unstorable(_) => ErrorClass::InvalidPayload,
             Self::NameTaken { .. }
@@ -235,6 +246,7 @@ impl StoreError {
             Self::ForeignTable { .. } => "foreign-table",
             Self::Contention(_) => "contention",
             Self::Unavailable(_) => "store-unavailable",
+            Self::TooSlow { .. } => "too-slow",
             Self::Full(_) => "store-full",
             Self::Unstorable(_) => "unstorable-text",
             Self::Corrupt { .. } => "corrupt",
@@ -280,6 +292,9 @@ impl StoreError {
             }
             Self::Unavailable(_) => {
                 "Check that the database runs and the URL is right; commands may be sent again with the same id."
+            }
+            Self::TooSlow { .. } => {
+                "Ask for less at a time (a filter, a smaller page), or raise database.listing-timeout."
             }
             Self::Full(_) => {
                 "Free space for the database; nothing was written and commands may be sent again with the same id."

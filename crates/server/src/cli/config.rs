@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Deserialize;
-use towpath::Channels;
 use towpath::config::{ChannelEntry, TopologyEntry};
 use towpath::notifications::LARGEST_PAGE_SIZE;
+use towpath::{Channels, StoreOptions};
 
 use super::Failure;
 use super::hive::HiveConfig;
@@ -51,6 +51,7 @@ pub(crate) struct Config {
     pub(crate) listen: SocketAddr,
     pub(crate) store: String,
     pub(crate) broker: String,
+    pub(crate) database: StoreOptions,
     pub(crate) channels: Channels,
     pub(crate) hive: HiveConfig,
     pub(crate) log_page_size: Option<NonZeroU64>,
@@ -105,6 +106,8 @@ struct File {
     market: toml::Table,
     #[serde(default)]
     access: toml::Table,
+    #[serde(default)]
+    database: toml::Table,
     #[serde(default)]
     limits: toml::Table,
     #[serde(default)]
@@ -164,9 +167,13 @@ impl ServeFlags {
             })?),
         };
         let mut tables = toml::Table::new();
-        for (name, table) in
-            [("access", file.access), ("limits", file.limits), ("log", file.log), ("server", file.server)]
-        {
+        for (name, table) in [
+            ("access", file.access),
+            ("database", file.database),
+            ("limits", file.limits),
+            ("log", file.log),
+            ("server", file.server),
+        ] {
             tables.insert(name.to_owned(), toml::Value::Table(table));
         }
         let settings = Settings::resolve(&self.settings, &tables)?;
@@ -201,6 +208,7 @@ impl ServeFlags {
             })?,
             store: self.store.or(file.store).unwrap_or_else(|| DEFAULT_STORE.to_owned()),
             broker: self.broker.or(file.broker).unwrap_or_else(|| DEFAULT_BROKER.to_owned()),
+            database: database(&settings)?,
             keys: checked_keys(keys)?,
             jwt: jwt(&settings)?,
             limits,
@@ -269,6 +277,22 @@ fn jwt(settings: &Settings) -> Result<Option<JwtSettings>, Failure> {
         role_claim: settings.text("access.jwt.role-claim").unwrap_or("role").to_owned(),
         algorithms: listed.split(',').map(|name| algorithm(name.trim())).collect::<Result<_, _>>()?,
     }))
+}
+
+fn database(settings: &Settings) -> Result<StoreOptions, Failure> {
+    Ok(StoreOptions {
+        max_connections: connections(settings, "database.connections")?,
+        acquire_timeout: settings.patience("database.connection-timeout")?,
+        statement_timeout: settings.patience("database.statement-timeout")?,
+        listing_connections: connections(settings, "database.listing-connections")?,
+        listing_timeout: settings.patience("database.listing-timeout")?,
+        ..StoreOptions::default()
+    })
+}
+
+fn connections(settings: &Settings, key: &'static str) -> Result<u32, Failure> {
+    let count = settings.count(key)?;
+    u32::try_from(count).map_err(|_| Failure::usage(format!("{key} is {count}; no database has so many")))
 }
 
 fn limits(settings: &Settings) -> Result<LimitSettings, Failure> {

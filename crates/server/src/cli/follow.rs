@@ -8,7 +8,8 @@ use towpath::follow::{FollowError, FollowPolicy, Follower};
 use towpath::retry::ErrorClass;
 
 use super::config::ServeFlags;
-use super::serve::{start_log, told_to_stop};
+use super::serve::start_log;
+use super::signals::told_to_stop;
 use super::{Failure, output};
 
 /// The flags of `towpath follow`.

@@ -1,6 +1,7 @@
 //! The command line. Without a subcommand it serves.
 //!
-//! Exit codes: 0 fine, 1 the answer is "no", 2 usage, 3 a server or database could not be reached.
+//! Exit codes: 0 fine, 1 the answer is "no", 2 usage, 3 a server or database could not be reached; 130 and 143 ended at once
+//! by a second Ctrl-C or SIGTERM.
 
 mod bench;
 mod client;
@@ -15,6 +16,7 @@ mod output;
 mod serve;
 mod settings;
 mod shown_config;
+mod signals;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -7,6 +7,7 @@ use towpath_market::Market;
 
 use super::config::{Config, LogSettings, ServeFlags};
 use super::migrate::failure;
+use super::signals::told_to_stop;
 use super::{Failure, output};
 use crate::http::access::{Access, Tokens};
 use crate::http::limits::Limits;
@@ -40,6 +41,7 @@ pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Bui
     let mut builder = Towpath::builder()
         .store(&config.store)
         .broker(&config.broker)
+        .store_options(config.database)
         .channels(config.channels)
         .keep_operations(config.idempotency_keys);
     if let Some(size) = config.log_page_size {
@@ -81,7 +83,7 @@ pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Bui
     if let Some(market) = market {
         market.stop().await;
     }
-    app.stop().await;
+    app.stop_within(grace).await;
     #[cfg(feature = "otel")]
     if let Some(traces) = traces {
         traces.end().await;
@@ -138,28 +140,4 @@ fn begin_log(settings: &LogSettings, #[cfg(feature = "otel")] traces: Option<&cr
     let subscriber = subscriber.with(traces.map(crate::otel::Traces::layer));
     // A second subscriber is only possible in tests, and then the first one stays.
     let _ = subscriber.try_init();
-}
-
-/// Waits for Ctrl-C or, on Unix, SIGTERM.
-pub(super) async fn told_to_stop() {
-    let interrupt = async {
-        if tokio::signal::ctrl_c().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    };
-    #[cfg(unix)]
-    let terminate = async {
-        match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
-            Ok(mut signal) => {
-                signal.recv().await;
-            }
-            Err(_) => std::future::pending::<()>().await,
-        }
-    };
-    #[cfg(not(unix))]
-    let terminate = std::future::pending::<()>();
-    tokio::select! {
-        () = interrupt => {}
-        () = terminate => {}
-    }
 }

@@ -54,6 +54,16 @@ pub(crate) const SETTINGS: &[Setting] = &[
         "LIST",
         "Accepted algorithms",
     ),
+    setting(
+        "database.connections",
+        "10",
+        "N",
+        "How many connections to the database there may be, beside those for listings",
+    ),
+    setting("database.connection-timeout", "5s", "TIME", "How long it is waited for a connection"),
+    setting("database.statement-timeout", "30s", "TIME", "How long a statement may go unanswered"),
+    setting("database.listing-connections", "3", "N", "How many connections listings and metrics may have"),
+    setting("database.listing-timeout", "10s", "TIME", "How long a statement of a listing may take"),
     setting("limits.body-bytes", "5242880", "N", "How large a request's body may be"),
     setting("limits.header-bytes", "16384", "N", "How large a request's headers may be"),
     setting("limits.headers", "64", "N", "How many headers a request may have"),
@@ -86,7 +96,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
         "server.shutdown-timeout",
         "10s",
         "TIME",
-        "How long running requests may take when the server stops",
+        "How long running requests, and then services, may take when the server stops",
     ),
 ];
 

@@ -18,7 +18,7 @@ use towpath::ids::OperationName;
 use towpath::ports::operations::{
     NewOperation, OperationAnswer, OperationClaim, OperationEnd, OperationKey, OperationStanding,
 };
-use towpath::{Outcome, Ran, Towpath};
+use towpath::{Circumstances, Outcome, Ran, Towpath};
 use uuid::Uuid;
 
 use super::App;
@@ -47,8 +47,10 @@ pub(super) async fn once_and_recorded(State(app): State<App>, request: Request, 
         return next.run(request).await;
     }
     let circumstances = identity.circumstances(&caller);
+    // The place among those that run is the task's, and is given back with its end, whoever still listens.
+    let place = request.extensions().get::<Place>().cloned();
     if is_command(request.method(), &route) {
-        return circumstances.during(next.run(request)).await;
+        return to_its_end(identity, circumstances, place, next.run(request)).await;
     }
     let (parts, body) = request.into_parts();
     // The body is in memory already.
@@ -62,16 +64,24 @@ pub(super) async fn once_and_recorded(State(app): State<App>, request: Request, 
         Ok(asked) => asked,
         Err(problem) => return problem.into_response(),
     };
-    // The place among those that run is this task's, and is given back with its end, whoever still listens.
-    let place = parts.extensions.get::<Place>().cloned();
     let request = Request::from_parts(parts, Body::from(body));
     let for_ = app.limits.settings.request_timeout + MARGIN;
+    let work = async move { asked.perform(&app.towpath, for_, next.run(request)).await };
+    to_its_end(identity, circumstances, place, work).await
+}
+
+/// Runs a change in a task of its own: a client that goes away, or a request that takes too long, leaves nothing half done.
+async fn to_its_end(
+    identity: Identity,
+    circumstances: Circumstances,
+    place: Option<Place>,
+    work: impl Future<Output = Response> + Send + 'static,
+) -> Response {
     let work = async move {
-        let response = asked.perform(&app.towpath, for_, next.run(request)).await;
+        let response = work.await;
         drop(place);
         response
     };
-    // In a task of its own: a client that goes away, or a request that takes too long, leaves nothing half recorded.
     let running = tokio::spawn(identity.during(circumstances.during(work)));
     match running.await {
         Ok(response) => response,

@@ -126,7 +126,8 @@ impl Bench {
             )
             .route("/api/commits/{then}", post(commits))
             .route("/api/things/{id}", post(things))
-            .route("/api/slow", post(slow))
+            .route("/api/slow", post(slow.clone()))
+            .route("/api/commands", post(slow))
             .route("/api/breaks", post(breaks))
             .route("/api/panics", get(panics).post(panics))
             .route("/api/cached", get(|| async { [("cache-control", "public, max-age=60, immutable")] }));
@@ -421,6 +422,26 @@ async fn a_client_that_goes_away_leaves_a_whole_operation_behind() {
     assert_eq!(bench.facts(1).await[0].2, "done");
     let again = bench.ask("/api/slow", 0, Some("k"), "").await;
     assert_eq!((again.status, again.replayed), (200, true));
+    bench.towpath.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_runs_to_its_end_though_its_client_goes_away() {
+    let bench = Bench::with(LONG, 1).await;
+    let mut asking = Box::pin(bench.ask("/api/commands", 0, None, ""));
+    tokio::select! {
+        _ = &mut asking => panic!("it waits for its gate"),
+        () = bench.arrived.notified() => {}
+    }
+    drop(asking);
+    let refused = bench.ask("/api/things/7", 0, None, "1").await;
+    assert_eq!((refused.status, refused.body.contains("overloaded")), (503, true), "it keeps its place");
+    bench.gate.notify_one();
+    let deadline = tokio::time::Instant::now() + LONG;
+    while bench.effects.load(Ordering::SeqCst) == 0 {
+        assert!(tokio::time::Instant::now() < deadline, "it was cut off halfway");
+        tokio::task::yield_now().await;
+    }
     bench.towpath.stop().await;
 }
 

@@ -150,6 +150,11 @@ impl Server {
         assert!(told.success());
     }
 
+    /// Waits until it has ended; answers its exit code, if it ended by itself.
+    pub(crate) fn wait_for_code(&mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
+    }
+
     /// Waits until it has ended; answers whether well.
     pub(crate) fn wait(&mut self) -> bool {
         self.child.wait().unwrap().success()

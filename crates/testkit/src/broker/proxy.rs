@@ -36,6 +36,8 @@ struct Rules {
     hold_answers: bool,
     /// Connections made under an older number are cut.
     generation: u64,
+    /// Connections up to this number are left alone by both sides.
+    stranded: u64,
 }
 
 impl TcpProxy {
@@ -51,6 +53,20 @@ impl TcpProxy {
         let listening =
             tokio::spawn(listen(listener, server.to_owned(), Arc::clone(&rules), Arc::clone(&seen)));
         Self { address, rules, seen, listening }
+    }
+
+    /// In front of the server of a URL such as `postgres://user@127.0.0.1:5432/database`; answers the URL that leads
+    /// through it, too.
+    ///
+    /// # Panics
+    /// When the URL has no path, or no port can be had.
+    pub async fn before(url: &str) -> (String, Self) {
+        let (scheme, rest) = url.split_once("://").expect("a URL with a scheme");
+        let (authority, path) = rest.split_once('/').expect("a URL with a path");
+        let (user, server) = authority.rsplit_once('@').unwrap_or(("", authority));
+        let proxy = Self::to(server).await;
+        let at = if user.is_empty() { "" } else { "@" };
+        (format!("{scheme}://{user}{at}{}/{path}", proxy.address()), proxy)
     }
 
     /// Where clients connect to.
@@ -90,6 +106,13 @@ impl TcpProxy {
         });
     }
 
+    /// Lets the open connections hang half-open for ever, as if the server's host were gone without a word: nothing
+    /// comes through and nothing is closed. New ones are served.
+    pub fn strand(&self) {
+        let connections = self.seen().connections;
+        self.rules.send_modify(|rules| rules.stranded = connections);
+    }
+
     /// Cuts every open connection, both ways, with what is held back on it. New ones are served.
     pub fn cut(&self) {
         self.rules.send_modify(|rules| rules.generation += 1);
@@ -111,6 +134,7 @@ async fn listen(
 ) {
     while let Ok((client, _)) = listener.accept().await {
         seen.send_modify(|seen| seen.connections += 1);
+        let number = seen.borrow().connections;
         let (rules, seen, server) = (rules.subscribe(), Arc::clone(&seen), server.clone());
         tokio::spawn(async move {
             let generation = rules.borrow().generation;
@@ -120,8 +144,11 @@ async fn listen(
             let (from_client, to_client) = client.into_split();
             let (from_server, to_server) = server.into_split();
             let mut cut = rules.clone();
-            let holds_request = move |rules: &Rules| rules.hold_requests && rules.generation == generation;
-            let holds_answer = move |rules: &Rules| rules.hold_answers && rules.generation == generation;
+            let is_held = move |rules: &Rules, held: bool| {
+                (held || number <= rules.stranded) && rules.generation == generation
+            };
+            let holds_request = move |rules: &Rules| is_held(rules, rules.hold_requests);
+            let holds_answer = move |rules: &Rules| is_held(rules, rules.hold_answers);
             let is_cut = move |rules: &Rules| rules.generation != generation;
             let requests = async {
                 let (mut from, mut to, mut rules) = (from_client, to_server, rules.clone());
@@ -199,5 +226,14 @@ mod tests {
         client.write_all(b"anew").await.unwrap();
         client.read_exact(&mut buffer).await.unwrap();
         assert_eq!(&buffer, b"anew");
+
+        proxy.strand();
+        client.write_all(b"lost").await.unwrap();
+        let mut next = TcpStream::connect(proxy.address()).await.unwrap();
+        next.write_all(b"next").await.unwrap();
+        next.read_exact(&mut buffer).await.unwrap();
+        assert_eq!(&buffer, b"next");
+        let silence = std::time::Duration::from_millis(50);
+        assert!(tokio::time::timeout(silence, client.read(&mut buffer)).await.is_err());
     }
 }

@@ -176,10 +176,17 @@ pub(crate) struct Standing {
 pub(crate) struct Followers(Arc<Mutex<Vec<Following>>>);
 
 impl Followers {
-    pub(crate) async fn stop(&self) {
-        for following in self.0.lock().await.drain(..) {
-            following.stop().await;
-        }
+    /// Stops all of them. Answers whether they ended by themselves.
+    pub(crate) async fn stop_by(&self, deadline: tokio::time::Instant) -> bool {
+        let following: Vec<_> = self.0.lock().await.drain(..).collect();
+        let stopped = following.iter().map(|following| async move {
+            // Somebody else may be waiting for it, too.
+            match tokio::time::timeout_at(deadline, following.service.lock()).await {
+                Ok(mut service) => service.stop_by(deadline).await,
+                Err(_) => false,
+            }
+        });
+        futures_util::future::join_all(stopped).await.into_iter().all(|in_time| in_time)
     }
 }
 

@@ -93,10 +93,13 @@ impl CommandMeters {
             Ok(receipt) if receipt.replayed => &self.replayed,
             Ok(_) => &self.completed,
             Err(SendError::StillProcessing(_) | SendError::IdReused(_)) => &self.busy,
-            Err(SendError::Store(_)) => &self.unanswered,
-            Err(SendError::Failed { .. } | SendError::Panicked { .. } | SendError::Undecidable { .. }) => {
-                &self.failed
-            }
+            Err(SendError::Store(_) | SendError::Stopped) => &self.unanswered,
+            Err(
+                SendError::Failed { .. }
+                | SendError::Panicked { .. }
+                | SendError::Undecidable { .. }
+                | SendError::UnreadableState { .. },
+            ) => &self.failed,
             Err(
                 SendError::Refused { .. }
                 | SendError::IllegalTransition(_)

@@ -132,7 +132,7 @@ metrics! {
     TIMERS: Gauge, "towpath_timers", ["state"],
         "Timers that have not begun: waiting (all of them), due (their moment has come). Counted up to 100000.";
     CONNECTIONS: Gauge, "towpath_store_connections", ["pool", "state"],
-        "Connections to the database that are used or idle. SQLite has a pool that writes and one that reads.";
+        "Connections to the database that are used or idle. SQLite has a pool that writes and one that reads; listings have one of their own.";
     CONNECTIONS_MAX: Gauge, "towpath_store_connections_max", ["pool"],
         "How many connections to the database there may be.";
     SCRAPE_ERRORS: Counter, "towpath_scrape_errors_total", ["part"],

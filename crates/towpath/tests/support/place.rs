@@ -52,7 +52,7 @@ impl Place {
 
     /// The same place behind a proxy.
     pub async fn behind_a_proxy(&self) -> (Self, TcpProxy) {
-        let (url, proxy) = behind_a_proxy(&self.url).await;
+        let (url, proxy) = TcpProxy::before(&self.url).await;
         (Self { exchange: self.exchange.clone(), queue: self.queue.clone(), url }, proxy)
     }
 
@@ -136,12 +136,4 @@ pub async fn place(app: &Towpath, id: &str) {
 
 pub async fn facts_in(app: &Towpath, status: OutboxStatus) -> u64 {
     app.store().outbox_counts(&ChannelName::new("facts").unwrap()).await.unwrap().of(status)
-}
-
-/// A server's URL with a proxy in the way.
-pub async fn behind_a_proxy(url: &str) -> (String, TcpProxy) {
-    let (before, rest) = url.split_once('@').unwrap();
-    let (address, after) = rest.split_once('/').unwrap();
-    let proxy = TcpProxy::to(address).await;
-    (format!("{before}@{}/{after}", proxy.address()), proxy)
 }

@@ -1,0 +1,246 @@
+//! Connections on loan from a pool: one goes back only if nothing is under way on it.
+//!
+//! A caller may be dropped at any await. The driver does not know then whether a BEGIN that was not answered has opened a
+//! transaction, and on MySQL it loses count of the packets of a statement that was not read to its end. Such a connection
+//! must not come to the next borrower, who would write into somebody else's transaction or wait for ever. And a server that
+//! is gone without a word answers nothing at all: whatever waits for it has an end.
+
+use std::future::Future;
+use std::time::Duration;
+
+use sqlx::pool::PoolConnection;
+use sqlx::{Connection as _, Database};
+use sqlx_core::transaction::TransactionManager as _;
+use towpath_core::ports::store::{StoreError, StoreResult};
+
+use crate::sql::{SqlFault, classify, cut_off};
+
+/// How long a connection may take on its way back to its pool.
+const WAY_BACK: Duration = Duration::from_secs(5);
+
+tokio::task_local! {
+    /// Set while a connection goes back of which we know that nothing is under way on it.
+    static KNOWN_TO_BE_CLEAN: ();
+}
+
+/// A database whose connections can be lent.
+pub(crate) trait Lendable: Database {
+    /// Whether a connection survives that a statement is dropped before its answer was read.
+    const SURVIVES_A_DROP: bool;
+    /// A statement that changes nothing: its answer says whether a transaction is open.
+    const NOTHING: &'static str;
+}
+
+#[cfg(feature = "postgres")]
+impl Lendable for sqlx::Postgres {
+    const SURVIVES_A_DROP: bool = true;
+    // In a transaction that has failed it is refused, and the connection is closed as well.
+    const NOTHING: &'static str = "SELECT 1";
+}
+
+#[cfg(feature = "mysql")]
+impl Lendable for sqlx::MySql {
+    const SURVIVES_A_DROP: bool = false;
+    const NOTHING: &'static str = "DO 0";
+}
+
+/// What is known of a connection.
+#[derive(Debug, Default)]
+pub(crate) struct Standing {
+    /// A statement was sent and has not ended.
+    under_way: bool,
+    /// It is of no use any more.
+    given_up: bool,
+    /// Somebody else ran statements on it, and we have not seen how they ended.
+    was_handed_out: bool,
+}
+
+/// A connection on loan. Dropped, it goes back to its pool, or is closed.
+pub(crate) struct Lent<DB: Lendable> {
+    connection: PoolConnection<DB>,
+    standing: Standing,
+    limits: Limits,
+}
+
+/// How long statements may take.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// Until the connection is given up.
+    pub(crate) answer: Option<Duration>,
+    /// Whether the server ends statements of this connection by itself, before that.
+    pub(crate) server_ends: bool,
+}
+
+/// Looks after the statements of a connection: each has a time limit, and one that does not come to its end is noted.
+pub(crate) struct Care<'c> {
+    limits: Limits,
+    /// Nothing for a connection that is not ours to close.
+    standing: Option<&'c mut Standing>,
+}
+
+impl<'c> Care<'c> {
+    /// For a connection that is not ours to close.
+    pub(crate) fn of_a_guest(limits: Limits) -> Self {
+        Self { limits, standing: None }
+    }
+
+    /// For a file of this machine: the driver runs its statements in a thread of their own, and undoes what nobody waits
+    /// for any more. The thread ends what takes too long where that has a limit.
+    pub(crate) fn of_a_file(server_ends: bool) -> Self {
+        Self { limits: Limits { answer: None, server_ends }, standing: None }
+    }
+
+    /// Without a time limit: for what may take as long as it takes.
+    pub(crate) fn without_limit(self) -> Self {
+        Self { limits: Limits { answer: None, ..self.limits }, ..self }
+    }
+
+    /// Runs a statement to its end, or to the end of its time.
+    pub(crate) async fn run<T>(
+        &mut self,
+        name: &'static str,
+        statement: impl Future<Output = Result<T, sqlx::Error>>,
+    ) -> Result<T, SqlFault> {
+        if let Some(standing) = self.standing.as_deref_mut() {
+            if standing.given_up {
+                return Err(SqlFault::Other(StoreError::Unavailable("the connection was given up".into())));
+            }
+            // If this future is dropped, it stays so.
+            standing.under_way = true;
+        }
+        let outcome = match self.limits.answer {
+            Some(limit) => tokio::time::timeout(limit, statement).await,
+            None => Ok(statement.await),
+        };
+        let given_up = match &outcome {
+            Err(_) => true,
+            // The database has answered, and goes on.
+            Ok(Ok(_) | Err(sqlx::Error::Database(_))) => false,
+            Ok(Err(_)) => true,
+        };
+        if let Some(standing) = self.standing.as_deref_mut() {
+            standing.under_way = false;
+            standing.given_up = given_up;
+        }
+        match outcome {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(error)) if self.limits.server_ends && cut_off(&error) => {
+                Err(SqlFault::Other(StoreError::TooSlow { statement: name, source: error.into() }))
+            }
+            Ok(Err(error)) => Err(classify(name, error)),
+            Err(_) => {
+                let limit = self.limits.answer.unwrap_or_default();
+                let what = format!("{name} was not answered within {limit:?}; its connection was closed");
+                Err(SqlFault::Other(StoreError::Unavailable(what.into())))
+            }
+        }
+    }
+}
+
+impl<DB: Lendable> Lent<DB> {
+    pub(crate) fn new(connection: PoolConnection<DB>, limits: Limits) -> Self {
+        Self { connection, standing: Standing::default(), limits }
+    }
+
+    /// The connection, and who looks after its statements.
+    pub(crate) fn parts(&mut self) -> (&mut DB::Connection, Care<'_>) {
+        (&mut *self.connection, Care { limits: self.limits, standing: Some(&mut self.standing) })
+    }
+
+    /// The connection for somebody else's statements. How they end we do not see, so it is asked before others get it.
+    pub(crate) fn hand_out(&mut self) -> &mut DB::Connection {
+        self.standing.was_handed_out = true;
+        &mut self.connection
+    }
+
+    pub(crate) async fn begin(&mut self) -> StoreResult<()> {
+        let (connection, mut care) = self.parts();
+        Ok(care.run("begin", DB::TransactionManager::begin(connection, None)).await?)
+    }
+
+    pub(crate) async fn commit(mut self) -> StoreResult<()> {
+        let (connection, mut care) = self.parts();
+        Ok(care.run("commit", DB::TransactionManager::commit(connection)).await?)
+    }
+
+    pub(crate) async fn rollback(mut self) -> StoreResult<()> {
+        let (connection, mut care) = self.parts();
+        Ok(care.run("rollback", DB::TransactionManager::rollback(connection)).await?)
+    }
+}
+
+impl<DB: Lendable> Drop for Lent<DB> {
+    fn drop(&mut self) {
+        let Standing { under_way, given_up, was_handed_out } = self.standing;
+        let is_lost = given_up || (under_way && !DB::SURVIVES_A_DROP);
+        while !is_lost && self.connection.is_in_transaction() {
+            DB::TransactionManager::start_rollback(&mut self.connection);
+        }
+        // It takes the connection with it: dropped before its end, it closes the connection and frees its place.
+        let returning = self.connection.return_to_pool();
+        if is_lost {
+            return;
+        }
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            let is_clean = !under_way && !was_handed_out;
+            runtime.spawn(give_back(returning, is_clean));
+        }
+    }
+}
+
+async fn give_back(returning: impl Future<Output = ()>, is_clean: bool) {
+    let way_back = async {
+        match is_clean {
+            true => KNOWN_TO_BE_CLEAN.scope((), returning).await,
+            false => returning.await,
+        }
+    };
+    if tokio::time::timeout(WAY_BACK, way_back).await.is_err() {
+        tracing::warn!("a database connection did not answer on its way back to the pool and was closed");
+    }
+}
+
+/// Asked by the pool of each connection that comes back: whether the next borrower may have it. Of our own we mostly know;
+/// of one that an application had for itself only the server knows whether a transaction is open on it.
+pub(crate) async fn may_be_lent_again<DB: Lendable>(connection: &mut DB::Connection) -> sqlx::Result<bool> {
+    if KNOWN_TO_BE_CLEAN.try_with(|()| ()).is_ok() {
+        return Ok(true);
+    }
+    let ask = async {
+        while connection.is_in_transaction() {
+            DB::TransactionManager::rollback(connection).await?;
+        }
+        // A statement that opens no transaction: after it one is open only if one was.
+        let nothing = sqlx::SqlSafeStr::into_sql_str(DB::NOTHING);
+        match DB::TransactionManager::begin(connection, Some(nothing)).await {
+            Err(sqlx::Error::BeginFailed) => Ok(true),
+            Err(error) => Err(error),
+            Ok(()) => {
+                tracing::warn!("a connection came back with a transaction open on it, and was closed");
+                Ok(false)
+            }
+        }
+    };
+    match tokio::time::timeout(WAY_BACK, ask).await {
+        Ok(answer) => answer,
+        Err(_) => Err(sqlx::Error::Protocol("no answer on the way back to the pool".into())),
+    }
+}
+
+/// Asked by the pool of each connection that has waited for a borrower: whether the server still answers on it. One that
+/// was in use a moment ago is not asked, which would cost a round trip per command.
+pub(crate) async fn still_answers<DB: Lendable>(
+    connection: &mut DB::Connection,
+    idle_for: Duration,
+) -> sqlx::Result<bool> {
+    /// After how long the server is asked: about what firewalls and balancers forget connections after, and less.
+    const ASKED_AFTER: Duration = Duration::from_secs(30);
+    const PATIENCE: Duration = Duration::from_secs(2);
+    if idle_for < ASKED_AFTER {
+        return Ok(true);
+    }
+    match tokio::time::timeout(PATIENCE, connection.ping()).await {
+        Ok(answer) => answer.map(|()| true),
+        Err(_) => Err(sqlx::Error::Protocol("no answer from a connection that was idle".into())),
+    }
+}

@@ -1,0 +1,96 @@
+//! Stopping: it ends, whoever does not answer, and then nothing is sent any more.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use support::{Fresh, Order, OrderCommand, OrderEvent};
+use towpath::{Aggregate, Context, SendError, StoreOptions, Towpath};
+use towpath_testkit::broker::TcpProxy;
+
+async fn place(app: &Towpath, id: &str) -> Result<(), SendError> {
+    app.send::<Order>(id, OrderCommand::Place { sku: "book".to_owned() }).await.map(|_| ())
+}
+
+/// The database's host is gone without a word, and every service waits for it.
+async fn stop_ends_though_nobody_answers(fresh: &Fresh) {
+    if fresh.url().starts_with("sqlite:") {
+        return;
+    }
+    let (url, proxy) = TcpProxy::before(fresh.url()).await;
+    let options = StoreOptions { statement_timeout: Duration::from_secs(600), ..StoreOptions::default() };
+    let app = fresh.builder().store(&url).store_options(options).start().await.unwrap();
+    place(&app, "o-1").await.unwrap();
+    proxy.hold_everything();
+    let waiting = tokio::spawn({
+        let app = app.clone();
+        async move { place(&app, "o-2").await }
+    });
+    // The services look every 20 milliseconds, so all of them wait by then.
+    let begun = Instant::now();
+    let stopped =
+        tokio::time::timeout(Duration::from_secs(60), app.stop_within(Duration::from_secs(1))).await;
+    assert_eq!(stopped.ok(), Some(false), "it ends, and says that something was cut off");
+    assert!(begun.elapsed() < Duration::from_secs(20), "it took {:?}", begun.elapsed());
+    waiting.abort();
+}
+
+async fn what_is_sent_after_a_stop_is_refused_at_once(fresh: &Fresh) {
+    let app = fresh.app().await;
+    place(&app, "o-1").await.unwrap();
+    app.stop().await;
+    let begun = Instant::now();
+    let refused = place(&app, "o-2").await.unwrap_err();
+    assert_eq!((refused.code(), refused.to_string().as_str()), ("stopped", "Towpath was stopped"));
+    let later = app.send::<Order>("o-3", OrderCommand::Place { sku: "book".to_owned() }).later().await;
+    assert_eq!(later.unwrap_err().code(), "stopped");
+    assert!(begun.elapsed() < Duration::from_secs(1), "it took {:?}", begun.elapsed());
+    app.stop().await;
+}
+
+/// The same orders, in the code of a later build that has forgotten to raise its snapshot version.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct LaterOrder {
+    gift_wrapping: bool,
+}
+
+impl Aggregate for LaterOrder {
+    const KIND: &'static str = Order::KIND;
+    type Command = OrderCommand;
+    type Event = OrderEvent;
+    type Refusal = <Order as Aggregate>::Refusal;
+
+    fn decide(&self, _: OrderCommand, _: &Context) -> Result<Vec<OrderEvent>, Self::Refusal> {
+        Ok(Vec::new())
+    }
+
+    fn evolve(self, _: &OrderEvent) -> Self {
+        self
+    }
+}
+
+async fn a_state_that_cannot_be_read_is_named_with_what_to_do(fresh: &Fresh) {
+    let app = fresh.app().await;
+    place(&app, "o-1").await.unwrap();
+    let error = app.load::<LaterOrder>("o-1").await.unwrap_err();
+    assert_eq!(
+        (error.code(), error.to_string().as_str()),
+        ("corrupt", "the stored state of order/o-1 cannot be read")
+    );
+    let mut why = std::error::Error::source(&error).unwrap();
+    while let Some(cause) = why.source() {
+        why = cause;
+    }
+    assert!(why.to_string().contains("gift_wrapping"), "{why}");
+    assert!(error.next_step().contains("SNAPSHOT_VERSION"), "{}", error.next_step());
+    app.stop().await;
+}
+
+on_every_database!(
+    stop_ends_though_nobody_answers,
+    what_is_sent_after_a_stop_is_refused_at_once,
+    a_state_that_cannot_be_read_is_named_with_what_to_do,
+);
