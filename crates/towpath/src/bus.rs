@@ -28,6 +28,7 @@ use towpath_core::ports::store::{
     StoreError,
 };
 use towpath_core::retry::{ErrorClass, RetryDecision, RetryPolicy};
+pub(crate) use towpath_core::with_causes;
 use tracing::Instrument as _;
 use uuid::Uuid;
 
@@ -828,16 +829,4 @@ fn pause(round: u32) -> Duration {
 /// A number in 0..1. UUIDv4 is the source of randomness that is here anyway.
 pub(crate) fn random_unit() -> f64 {
     (Uuid::new_v4().as_u128() >> 75) as f64 / (1_u64 << 53) as f64
-}
-
-/// An error with its causes, on one line, for a record that people read.
-pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        text.push_str(": ");
-        text.push_str(&inner.to_string());
-        cause = inner.source();
-    }
-    text
 }

@@ -152,7 +152,7 @@ pub use towpath_core::payload::{InvalidPayload, Payload};
 pub use towpath_core::ports;
 pub use towpath_core::retry;
 pub use towpath_core::route::Glob;
-pub use towpath_core::{from_variant, to_variant};
+pub use towpath_core::{from_variant, to_variant, with_causes};
 pub use towpath_store::{
     Backlog, COMMANDS_BYTES, FoundAs, JoinTransaction, OutboxBacklog, OutboxFilter, Scratch, SqlStore,
     StoreOptions, StoreUrl, fault, sqlx,

@@ -30,6 +30,7 @@ use towpath_core::ports::broker::{
 };
 use towpath_core::ports::queues::{QueueDepth, Queues};
 use towpath_core::ports::store::StoreError;
+use towpath_core::with_causes;
 
 use routing::Routing;
 
@@ -232,16 +233,4 @@ fn told(error: StoreError, operation: &'static str) -> BrokerError {
         }
         error => BrokerError::Refused { operation, source: error.into() },
     }
-}
-
-/// An error with its causes, in one line.
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }

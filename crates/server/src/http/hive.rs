@@ -282,7 +282,7 @@ async fn create(
 )]
 async fn list(
     State(app): State<App>,
-    State(memory): State<Memory>,
+    memory: Memory,
     listing: Result<Query<Listing>, QueryRejection>,
 ) -> Result<Response, Problem> {
     let hive = hive_of(&app)?;
