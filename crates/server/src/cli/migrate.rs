@@ -2,6 +2,7 @@
 
 use towpath::SqlStore;
 use towpath::ports::store::{Store, StoreError};
+use towpath::with_causes;
 
 use super::config::ServeFlags;
 use super::{Failure, output};
@@ -26,13 +27,7 @@ pub(crate) async fn migrate(flags: ServeFlags) -> Result<(), Failure> {
 
 /// A store's error as a command line failure: what, why, and what to do.
 pub(crate) fn failure(error: &StoreError) -> Failure {
-    let mut message = format!("{error} [{}]", error.code());
-    let mut cause = std::error::Error::source(error);
-    while let Some(inner) = cause {
-        message.push_str(&format!("\n  because: {inner}"));
-        cause = inner.source();
-    }
-    message.push_str(&format!("\n{}", error.next_step()));
+    let message = format!("{} [{}]\n{}", with_causes(error), error.code(), error.next_step());
     match error {
         StoreError::BadUrl(_) => Failure::usage(message),
         _ => Failure::unreachable(message),

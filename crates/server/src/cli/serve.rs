@@ -143,8 +143,9 @@ fn begin_log(settings: &LogSettings, #[cfg(feature = "otel")] traces: Option<&cr
     use tracing_subscriber::layer::SubscriberExt as _;
     use tracing_subscriber::util::SubscriberInitExt as _;
     use tracing_subscriber::{EnvFilter, Layer as _};
-    // lapin logs whole messages as warnings, and the login with its password when it traces: never more than errors.
-    const QUIET: &str = "sqlx=warn,lapin=error,amq_protocol=error";
+    // lapin logs whole messages as warnings, the login with its password when it traces, and connections that were closed as
+    // they should be as errors. What goes wrong in it reaches its caller, who says it.
+    const QUIET: &str = "sqlx=warn,lapin=off,amq_protocol=off";
     // It was read when the settings were: what is wrong with it has been told.
     let filter = EnvFilter::new(format!("{},{QUIET}", settings.filter));
     // The filter is the log's alone: traces have their own.

@@ -179,8 +179,56 @@ impl Connection {
                 let kind = response.headers().get(header::CONTENT_TYPE);
                 let is_stream = kind.is_some_and(|kind| kind == "text/event-stream");
                 answer.begin(Instant::now().checked_add(timeout).filter(|_| !is_stream));
-                Ok(response)
+                Ok::<_, Infallible>(response)
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    /// Larger than all buffers between the two ends.
+    const LARGE: usize = 64 << 20;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_answer_that_is_taken_byte_by_byte_is_cut_off() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let long = Duration::from_secs(600);
+        let limits = LimitSettings {
+            body_bytes: 1,
+            header_bytes: 1000,
+            headers: 10,
+            header_timeout: long,
+            request_timeout: long,
+            answer_timeout: Duration::from_millis(500),
+            connections: 10,
+            concurrent_requests: 10,
+            streams: 1,
+            memory_bytes: 1,
+            caller_share: 100,
+            requests_per_second: 0,
+            burst: 0,
+        };
+        let router = Router::new().route("/large", get(|| async { vec![7_u8; LARGE] }));
+        let listener = Patient { listener, patience: long, tls: None };
+        let server = tokio::spawn(async move {
+            serve(listener, router, &limits, Duration::ZERO, std::future::pending()).await;
+        });
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+        // It always takes something, and is not through when the time is over.
+        let (begun, mut taken, mut byte) = (Instant::now(), 0, [0]);
+        while begun.elapsed() < Duration::from_secs(2) {
+            taken += stream.read(&mut byte).await.unwrap_or(0);
+        }
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest).await;
+        assert!(taken > 0 && taken + rest.len() < LARGE, "{taken} bytes came, and then {}", rest.len());
+        server.abort();
     }
 }

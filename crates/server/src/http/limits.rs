@@ -190,15 +190,19 @@ pub(super) async fn in_time(State(app): State<App>, request: Request, next: Next
     let memory = request.extensions().get::<Memory>().unwrap_or(&app.memory).clone();
     let request = if reads_only(request.method()) {
         let route = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
-        match memory.room_for_one(request.method(), route).await {
-            Ok(room) => place.iter().for_each(|place| place.keep(room)),
-            Err(problem) => return problem.into_response(),
+        let needed = memory::needed_for(request.method(), route);
+        match (memory.room(needed).await, &place) {
+            (Ok(room), Some(place)) => place.keep(room),
+            (Ok(_), None) => {}
+            (Err(problem), _) => return problem.into_response(),
         }
         request
     } else {
         match tokio::time::timeout_at(deadline, whole(request, &memory, settings.body_bytes)).await {
             Ok(Ok((request, room))) => {
-                place.iter().for_each(|place| place.keep(room));
+                if let Some(place) = &place {
+                    place.keep(room);
+                }
                 request
             }
             Ok(Err(problem)) => return closing(problem),

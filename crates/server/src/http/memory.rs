@@ -127,19 +127,14 @@ impl Memory {
         self.room(body.saturating_mul(WORK)).await
     }
 
-    /// Room for the answer of a path, where that is one thing of unknown size.
-    pub(super) async fn room_for_one(&self, method: &Method, route: &str) -> Result<Room, Problem> {
-        let is_one = *method == Method::GET && ONE_THING.contains(&route);
-        // As it is read, and as it is written.
-        self.room(if is_one { 2 * Payload::MAX_BYTES as u64 } else { 0 }).await
-    }
-
     /// The caller's own share first: who waits for it keeps nothing from the others.
     async fn taken(&self, part: &Part, bytes: u64) -> Result<Room, Problem> {
         if bytes < SMALL {
             return Ok(Room::none());
         }
-        let units = usize::try_from(bytes.div_ceil(UNIT)).unwrap_or(usize::MAX).min(part.units);
+        // What is larger than there is has all of it.
+        let most = if self.caller.is_some() { part.shares.each() } else { part.units };
+        let units = usize::try_from(bytes.div_ceil(UNIT)).unwrap_or(usize::MAX).min(most);
         let deadline = tokio::time::Instant::now() + self.patience;
         let take = |from: Arc<Semaphore>, units: usize| async move {
             let units = u32::try_from(units).unwrap_or(u32::MAX);
@@ -147,10 +142,7 @@ impl Memory {
             waited.ok().and_then(Result::ok)
         };
         let share = match &self.caller {
-            Some(caller) => {
-                let units = units.min(part.shares.each());
-                Some(take(part.shares.share_of(caller), units).await.ok_or_else(used_up)?)
-            }
+            Some(caller) => Some(take(part.shares.share_of(caller), units).await.ok_or_else(used_up)?),
             None => None,
         };
         match take(Arc::clone(&part.all), units).await {
@@ -292,6 +284,12 @@ impl HttpBody for Roomy {
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
     }
+}
+
+/// How much room the answer of a path needs, where that is one thing of unknown size.
+pub(super) fn needed_for(method: &Method, route: &str) -> u64 {
+    // As it is read, and as it is written.
+    if *method == Method::GET && ONE_THING.contains(&route) { 2 * Payload::MAX_BYTES as u64 } else { 0 }
 }
 
 /// The whole of a body, in room of its own while it arrives; and then the room to do what it asks for.

@@ -142,7 +142,7 @@ impl Bench {
     fn request(&self, path: &str, who: usize, key: Option<&str>, body: &str) -> Request {
         let mut request =
             Request::builder().method(Method::POST).uri(path).header("x-api-key", &self.keys[who]);
-        request = request.header("x-request-id", "request-9");
+        request = request.header("x-request-id", "request-9").header("content-type", "application/json");
         if let Some(key) = key {
             request = request.header("idempotency-key", key);
         }

@@ -131,3 +131,35 @@ impl ResolvesServerCert for Shown {
         Some(Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(folder: &tempfile::TempDir, cert: &str, key: &str) -> TlsFiles {
+        let made = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/certificates/");
+        let files = TlsFiles { cert: folder.path().join("cert.pem"), key: folder.path().join("key.pem") };
+        std::fs::copy(format!("{made}{cert}"), &files.cert).unwrap();
+        std::fs::copy(format!("{made}{key}"), &files.key).unwrap();
+        files
+    }
+
+    fn shown(tls: &Tls) -> Vec<u8> {
+        tls.shown.0.read().unwrap().cert[0].to_vec()
+    }
+
+    #[test]
+    fn a_renewed_certificate_is_shown_as_soon_as_both_files_are_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut tls = Tls::read(put(&folder, "one.pem", "one.key")).unwrap();
+        let first = shown(&tls);
+        assert_eq!(tls.look(), Ok(false), "nothing has changed");
+        put(&folder, "two.pem", "one.key");
+        assert!(tls.look().unwrap_err().contains("together"), "halfway through");
+        assert_eq!(shown(&tls), first, "the old one is shown meanwhile");
+        put(&folder, "two.pem", "two.key");
+        assert_eq!(tls.look(), Ok(true));
+        assert_ne!(shown(&tls), first);
+        assert_eq!(tls.look(), Ok(false));
+    }
+}
