@@ -9,6 +9,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use driver::{Server, connect, eventually, new_key, read_answer};
+use towpath::Scratch;
 use towpath_testkit::broker::TcpProxy;
 
 /// A request whose body does not come: it runs until its time is over.
@@ -38,6 +39,41 @@ fn who_watches_is_answered_when_no_more_requests_are_taken() {
 }
 
 #[test]
+fn who_watches_is_answered_however_often_the_caller_asks_for_else() {
+    let server = Server::start(&["--limits-requests-per-second", "1", "--limits-burst", "1"], "");
+    eventually("the bucket is empty", || (server.get("/api/events", &[]).status == 429).then_some(()));
+    for _ in 0..20 {
+        assert_eq!(server.get("/healthz", &[]).status, 200);
+        assert_eq!(server.get("/metrics", &[]).status, 200);
+    }
+}
+
+#[test]
+fn who_watches_is_answered_when_no_more_connections_are_taken() {
+    let server = Server::start(&["--limits-concurrent-requests", "1"], "");
+    let _running = begin(&server, 2);
+    eventually("the one place is taken", || {
+        let answer = server.get("/api/events", &[]);
+        (answer.status == 503 && answer.code() == "overloaded").then_some(())
+    });
+    for _ in 0..20 {
+        assert_eq!(server.get("/healthz", &[]).status, 200);
+        assert_eq!(server.get("/metrics", &[]).status, 200);
+    }
+    assert_eq!(server.get("/readyz", &[]).status, 200);
+}
+
+#[test]
+fn who_watches_is_answered_however_often_the_caller_asks_for_else() {
+    let server = Server::start(&["--limits-requests-per-second", "1", "--limits-burst", "1"], "");
+    eventually("the bucket is empty", || (server.get("/api/events", &[]).status == 429).then_some(()));
+    for _ in 0..20 {
+        assert_eq!(server.get("/healthz", &[]).status, 200);
+        assert_eq!(server.get("/metrics", &[]).status, 200);
+    }
+}
+
+#[test]
 fn who_watches_is_answered_when_no_more_connections_are_taken() {
     let server = Server::start(&["--limits-connections", "2", "--limits-header-timeout", "60s"], "");
     let held = [connect(&server.address).unwrap(), connect(&server.address).unwrap()];
@@ -58,10 +94,9 @@ async fn metrics_do_not_wait_for_the_store() {
     let (before, rest) = url.split_once('@').unwrap();
     let (address, after) = rest.split_once('/').unwrap();
     let proxy = TcpProxy::to(address).await;
-    let schema = format!("overload_{}", std::process::id());
-    let sign = if after.contains('?') { '&' } else { '?' };
-    let store = format!("{before}@{}/{after}{sign}options=-csearch_path%3D{schema}", proxy.address());
-    make_schema(&url, &schema);
+    let scratch = Scratch::make(&url).await.unwrap();
+    let store = scratch.url().replace(address, &proxy.address().to_string());
+    assert!(!after.is_empty() && before.starts_with("postgres"), "{url}");
     let server = tokio::task::spawn_blocking(move || Server::start(&["--store", &store], "")).await.unwrap();
     let ask = |path: &'static str| {
         tokio::task::block_in_place(|| {
@@ -72,30 +107,22 @@ async fn metrics_do_not_wait_for_the_store() {
     assert!(ask("/metrics").0.body.contains("towpath_http_requests_total"));
     proxy.hold_everything();
     // What was measured is fresh for some seconds; after that the store is asked again, and does not answer.
-    let slowest = (0..8).map(|_| {
+    let (begun, mut slowest) = (Instant::now(), Duration::ZERO);
+    loop {
         let (answer, took) = ask("/metrics");
         assert_eq!(answer.status, 200);
-        tokio::task::block_in_place(|| std::thread::sleep(Duration::from_secs(1)));
-        took
-    });
-    let slowest = slowest.max().unwrap();
+        slowest = slowest.max(took);
+        let is_error = |line: &str| line.starts_with("towpath_scrape_errors_total") && line.contains("store");
+        let errors = answer.body.lines().find(|line| is_error(line));
+        if errors.is_some_and(|line| !line.ends_with(" 0")) {
+            break;
+        }
+        assert!(begun.elapsed() < driver::PATIENCE, "the store was not asked: {errors:?}");
+    }
     assert!(slowest < Duration::from_millis(2500), "it took {slowest:?}");
     assert_eq!(ask("/healthz").0.status, 200);
     drop((server, proxy));
-    drop_schema(&url, &schema);
-}
-
-fn psql(url: &str, statement: &str) {
-    let done = std::process::Command::new("psql").args([url, "-qc", statement]).output().unwrap();
-    assert!(done.status.success(), "{done:?}");
-}
-
-fn make_schema(url: &str, schema: &str) {
-    psql(url, &format!("CREATE SCHEMA {schema}"));
-}
-
-fn drop_schema(url: &str, schema: &str) {
-    psql(url, &format!("DROP SCHEMA {schema} CASCADE"));
+    scratch.remove().await.unwrap();
 }
 
 #[test]

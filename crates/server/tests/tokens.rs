@@ -209,15 +209,12 @@ fn a_slow_issuer_holds_up_only_who_needs_its_answer() {
 /// The issuer takes its key back, and then is away: in either case nobody is believed much longer by what it said before.
 #[test]
 fn a_key_that_was_taken_back_ends_and_so_do_keys_that_nobody_confirms() {
-    let (mode, said) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
-    let (in_mode, count) = (Arc::clone(&mode), Arc::clone(&said));
-    let (url, _) = issuer(move || {
-        count.fetch_add(1, Ordering::SeqCst);
-        match in_mode.load(Ordering::SeqCst) {
-            0 => Some(jwks()),
-            1 => Some(json!({ "keys": [] }).to_string()),
-            _ => None,
-        }
+    let mode = Arc::new(AtomicU32::new(0));
+    let in_mode = Arc::clone(&mode);
+    let (url, _) = issuer(move || match in_mode.load(Ordering::SeqCst) {
+        0 => Some(jwks()),
+        1 => Some(json!({ "keys": [] }).to_string()),
+        _ => None,
     });
     let short = format!("{}keys-for = \"800ms\"\n", config(&url));
     let server = Server::start(&[], &short);
@@ -257,15 +254,11 @@ fn a_stream_ends_when_its_key_must_be_seen_again() {
 
 #[test]
 fn keys_are_fetched_over_plain_http_from_this_machine_only() {
-    for (jwks, allowed) in [
-        ("http://id.example/keys", false),
-        ("http://192.0.2.1/keys", false),
-        ("http://localhost.evil.example/keys", false),
-    ] {
+    for jwks in ["http://id.example/keys", "http://192.0.2.1/keys", "http://localhost.evil.example/keys"] {
         let flags = ["--access-jwt-issuer", "a", "--access-jwt-audience", "b", "--access-jwt-jwks", jwks];
         let output = run(&flags);
         let says = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!((output.status.code() == Some(2), says.contains("https")), (!allowed, !allowed), "{says}");
+        assert_eq!((output.status.code(), says.contains("https")), (Some(2), true), "{says}");
     }
     for url in
         ["http://localhost:1/keys", "http://127.0.0.1:1/keys", "http://[::1]:1/keys", "https://id.example/"]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::HttpBody as _;
 use axum::extract::ConnectInfo;
 use axum::http::{Request, header};
 use hyper::body::Incoming;
@@ -29,6 +30,9 @@ const SPARE: usize = 16;
 
 /// How long a head may take on one of these.
 const SPARE_HEAD: Duration = Duration::from_secs(2);
+
+/// How many bytes a second a large answer must be taken with: it has as much longer than others.
+const SLOWEST: u64 = 64 << 10;
 
 /// A mark on requests that came on a spare connection: only who watches the server is answered there.
 #[derive(Debug, Clone, Copy)]
@@ -178,6 +182,8 @@ impl Connection {
                 // A stream has no end, and its reader a rule of its own about being slow.
                 let kind = response.headers().get(header::CONTENT_TYPE);
                 let is_stream = kind.is_some_and(|kind| kind == "text/event-stream");
+                let large = response.body().size_hint().exact().unwrap_or(0) / SLOWEST;
+                let timeout = timeout.saturating_add(Duration::from_secs(large));
                 answer.begin(Instant::now().checked_add(timeout).filter(|_| !is_stream));
                 Ok::<_, Infallible>(response)
             }
@@ -188,6 +194,7 @@ impl Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use axum::body::Body;
     use axum::routing::get;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -214,7 +221,12 @@ mod tests {
             requests_per_second: 0,
             burst: 0,
         };
-        let router = Router::new().route("/large", get(|| async { vec![7_u8; LARGE] }));
+        // In pieces: one that says how large it is would have longer.
+        let large = || async {
+            let piece = || Ok::<_, Infallible>(vec![7_u8; 1 << 20]);
+            Body::from_stream(futures_util::stream::iter((0..LARGE >> 20).map(move |_| piece())))
+        };
+        let router = Router::new().route("/large", get(large));
         let listener = Patient { listener, patience: long, tls: None };
         let server = tokio::spawn(async move {
             serve(listener, router, &limits, Duration::ZERO, std::future::pending()).await;
