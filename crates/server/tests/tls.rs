@@ -109,3 +109,16 @@ fn what_is_no_certificate_with_its_key_is_told_at_the_start() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!((output.status.code(), said.contains("tls.key")), (Some(2), true), "{said}");
 }
+
+#[cfg(feature = "follow")]
+#[test]
+fn a_follower_trusts_the_authority_that_it_is_given() {
+    let server = with_tls(&[]);
+    let (url, authority) = (format!("https://{}", server.address), certificate("ca.pem"));
+    let followed = run(&["follow", &url, "--once", "--ca", &authority]);
+    let says = String::from_utf8_lossy(&followed.stderr).into_owned();
+    assert!(followed.status.success(), "{says}");
+    let refused = run(&["follow", &url, "--once", "--ca", &certificate("one.key")]);
+    let says = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!((refused.status.code(), says.contains("no certificates")), (Some(2), true), "{says}");
+}
