@@ -22,34 +22,6 @@ fn begin(server: &Server, length: usize) -> TcpStream {
 
 #[test]
 fn who_watches_is_answered_when_no_more_requests_are_taken() {
-    let server = Server::start(
-        &["--limits-concurrent-requests", "1", "--limits-requests-per-second", "1", "--limits-burst", "3"],
-        "",
-    );
-    let _running = begin(&server, 2);
-    eventually("the one place is taken", || {
-        let answer = server.get("/api/events", &[]);
-        (answer.status == 503 && answer.code() == "overloaded").then_some(())
-    });
-    for _ in 0..20 {
-        assert_eq!(server.get("/healthz", &[]).status, 200);
-        assert_eq!(server.get("/metrics", &[]).status, 200);
-    }
-    assert_eq!(server.get("/readyz", &[]).status, 200);
-}
-
-#[test]
-fn who_watches_is_answered_however_often_the_caller_asks_for_else() {
-    let server = Server::start(&["--limits-requests-per-second", "1", "--limits-burst", "1"], "");
-    eventually("the bucket is empty", || (server.get("/api/events", &[]).status == 429).then_some(()));
-    for _ in 0..20 {
-        assert_eq!(server.get("/healthz", &[]).status, 200);
-        assert_eq!(server.get("/metrics", &[]).status, 200);
-    }
-}
-
-#[test]
-fn who_watches_is_answered_when_no_more_connections_are_taken() {
     let server = Server::start(&["--limits-concurrent-requests", "1"], "");
     let _running = begin(&server, 2);
     eventually("the one place is taken", || {
