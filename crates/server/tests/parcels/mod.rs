@@ -211,7 +211,7 @@ impl Server {
     }
 
     pub fn post(&self, path: &str, body: &str) -> Answer {
-        self.ask("POST", path, &[("Content-Type", "application/json")], body)
+        self.ask("POST", path, &[], body)
     }
 
     /// Sends a command that is fine.
@@ -224,7 +224,11 @@ impl Server {
 
     pub fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
         let mut stream = TcpStream::connect(&self.address).unwrap();
-        let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        let mut headers: String =
+            headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        if !body.is_empty() && !headers.contains("Content-Type") {
+            headers.push_str("Content-Type: application/json\r\n");
+        }
         write!(
             stream,
             "{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nContent-Length: {}\r\n{headers}\r\n{body}",
