@@ -55,7 +55,8 @@ pub(crate) async fn serve(
         .max_headers(limits.headers.saturating_mul(2).max(100))
         .max_header_size(limits.header_bytes.saturating_mul(2).max(16 * 1024));
     let mut spare_builder = builder.clone();
-    spare_builder.header_read_timeout(limits.header_timeout.min(SPARE_HEAD)).keep_alive(false);
+    let spare_head = limits.header_timeout.min(SPARE_HEAD);
+    spare_builder.header_read_timeout(spare_head).keep_alive(false);
     let places = Places {
         open: Arc::new(Semaphore::new(limits.connections.min(Semaphore::MAX_PERMITS))),
         spare: Arc::new(Semaphore::new(SPARE)),
@@ -80,7 +81,7 @@ pub(crate) async fn serve(
             address,
             is_spare: place.is_spare,
             patience: listener.patience,
-            handshake: limits.header_timeout,
+            handshake: if place.is_spare { spare_head } else { limits.header_timeout },
             answer_timeout: limits.answer_timeout,
         };
         let (tls, watcher) = (listener.tls.clone(), graceful.watcher());
