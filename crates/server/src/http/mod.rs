@@ -34,6 +34,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::extract::{DefaultBodyLimit, FromRef, State};
+use axum::http::StatusCode;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -206,9 +207,9 @@ impl Readiness {
 
     async fn look(&self, app: &Towpath) -> Result<Json<Ready>, Problem> {
         if self.stopping.load(Ordering::Acquire) {
-            let (code, title) = ("stopping", "the server was told to stop");
+            let title = "the server was told to stop";
             let detail = "Send requests to another instance; what runs here is still answered.";
-            return Err(Problem::new(axum::http::StatusCode::SERVICE_UNAVAILABLE, code, title, detail));
+            return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", title, detail));
         }
         let mut last = self.found.lock().await;
         let found = match &*last {
@@ -225,11 +226,11 @@ impl Readiness {
 
 async fn can_work(app: &Towpath) -> Result<(), Problem> {
     app.ready().await.map_err(|error| {
-        let status = axum::http::StatusCode::SERVICE_UNAVAILABLE;
+        let status = StatusCode::SERVICE_UNAVAILABLE;
         Problem::new(status, error.code(), error.to_string(), error.next_step())
     })?;
     let unavailable = |code: &str, title: String, detail: &str| {
-        Problem::new(axum::http::StatusCode::SERVICE_UNAVAILABLE, code, title, detail)
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, code, title, detail)
     };
     match tokio::time::timeout(BROKER_PATIENCE, app.broker_ready()).await {
         Ok(Ok(())) => Ok(()),
