@@ -2,21 +2,26 @@
 
 use std::error::Error;
 
-/// An error with its causes, on one line, each said once.
-///
-/// An error should say its own level only, and many of other libraries repeat the cause that they also name as theirs.
-pub fn with_causes(error: &dyn Error) -> String {
-    let mut text = error.to_string();
+/// The causes of an error, from the nearest to the first. Some errors tell their cause themselves, as those of sqlx do: it
+/// is not told again.
+pub fn causes(error: &dyn Error) -> Vec<String> {
+    let mut causes: Vec<String> = Vec::new();
+    let mut told = error.to_string();
     let mut cause = error.source();
     while let Some(inner) = cause {
-        let said = inner.to_string();
-        if !text.contains(&said) {
-            text.push_str(": ");
-            text.push_str(&said);
+        let why = inner.to_string();
+        if !told.ends_with(&why) {
+            told.clone_from(&why);
+            causes.push(why);
         }
         cause = inner.source();
     }
-    text
+    causes
+}
+
+/// An error with its causes, on one line.
+pub fn with_causes(error: &dyn Error) -> String {
+    causes(error).iter().fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 #[cfg(test)]
@@ -24,19 +29,23 @@ mod tests {
     use super::*;
 
     #[derive(Debug, thiserror::Error)]
-    #[error("the database cannot be reached")]
-    struct Outer(#[source] Repeats);
+    #[error("{text}")]
+    struct Level {
+        text: &'static str,
+        #[source]
+        source: Option<Box<Level>>,
+    }
 
-    #[derive(Debug, thiserror::Error)]
-    #[error("error communicating with database: {0}")]
-    struct Repeats(#[source] std::io::Error);
+    fn chain(texts: &[&'static str]) -> Option<Box<Level>> {
+        let (text, rest) = texts.split_first()?;
+        Some(Box::new(Level { text, source: chain(rest) }))
+    }
 
     #[test]
-    fn a_cause_that_is_repeated_is_said_once() {
-        let error = Outer(Repeats(std::io::Error::other("connection refused")));
-        assert_eq!(
-            with_causes(&error),
-            "the database cannot be reached: error communicating with database: connection refused"
-        );
+    fn a_cause_is_told_once() {
+        let error = chain(&["the store refused", "from the database: no room", "no room", "disk 3"]).unwrap();
+        assert_eq!(with_causes(&*error), "the store refused: from the database: no room: disk 3");
+        assert_eq!(causes(&*error), ["from the database: no room", "disk 3"]);
+        assert_eq!(with_causes(&*chain(&["alone"]).unwrap()), "alone");
     }
 }

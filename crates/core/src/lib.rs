@@ -9,7 +9,7 @@
 //! facts); [`ports`] (what the outside must offer).
 
 pub mod aggregate;
-mod causes;
+pub mod causes;
 pub mod channel;
 pub mod decider;
 pub mod envelope;
@@ -28,7 +28,6 @@ pub mod route;
 mod variant;
 
 pub use aggregate::{Aggregate, Context, Reason, Refusal};
-pub use causes::with_causes;
 pub use envelope::EventEnvelope;
 pub use ids::{
     AggregateId, AggregateKey, AggregateKind, CommandId, CorrelationId, EventId, Position, Version,

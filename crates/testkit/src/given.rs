@@ -9,11 +9,10 @@ use std::fmt::{Debug, Display};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use towpath_core::causes::with_causes;
 use towpath_core::ids::{ActorId, TenantId};
 use towpath_core::machine::{CheckedMachine, Step};
-use towpath_core::{
-    Aggregate, Context, Payload, Refusal, Version, from_variant, to_variant, variant_names, with_causes,
-};
+use towpath_core::{Aggregate, Context, Payload, Refusal, Version, from_variant, to_variant, variant_names};
 
 use crate::clock::VirtualClock;
 use crate::difference::difference;

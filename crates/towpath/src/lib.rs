@@ -137,6 +137,7 @@ pub mod format {
 }
 pub use towpath_broker::{BadBrokerUrl, BrokerUrl, LocalBroker, LocalOptions};
 pub use towpath_core::aggregate::{Aggregate, Context, Reason, Refusal};
+pub use towpath_core::causes::{causes, with_causes};
 pub use towpath_core::channel;
 pub use towpath_core::channel::{Channel, ChannelPolicy, Format, Start};
 pub use towpath_core::envelope::{ChangeContext, EventEnvelope, RecordedEvent};
@@ -152,7 +153,7 @@ pub use towpath_core::payload::{InvalidPayload, Payload};
 pub use towpath_core::ports;
 pub use towpath_core::retry;
 pub use towpath_core::route::Glob;
-pub use towpath_core::{from_variant, to_variant, with_causes};
+pub use towpath_core::{from_variant, to_variant};
 pub use towpath_store::{
     Backlog, COMMANDS_BYTES, FoundAs, JoinTransaction, OutboxBacklog, OutboxFilter, Scratch, SqlStore,
     StoreOptions, StoreUrl, fault, sqlx,

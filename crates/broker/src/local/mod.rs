@@ -24,13 +24,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
+pub(crate) use towpath_core::causes::with_causes;
 use towpath_core::ports::broker::{
     Broker, BrokerError, BrokerPromises, BrokerResult, Deliveries, Message, Published, QueueStanding,
     Subscription, Topology,
 };
 use towpath_core::ports::queues::{QueueDepth, Queues};
 use towpath_core::ports::store::StoreError;
-use towpath_core::with_causes;
 
 use routing::Routing;
 

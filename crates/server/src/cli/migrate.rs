@@ -2,7 +2,6 @@
 
 use towpath::SqlStore;
 use towpath::ports::store::{Store, StoreError};
-use towpath::with_causes;
 
 use super::config::ServeFlags;
 use super::{Failure, output};
@@ -27,7 +26,11 @@ pub(crate) async fn migrate(flags: ServeFlags) -> Result<(), Failure> {
 
 /// A store's error as a command line failure: what, why, and what to do.
 pub(crate) fn failure(error: &StoreError) -> Failure {
-    let message = format!("{} [{}]\n{}", with_causes(error), error.code(), error.next_step());
+    let mut message = format!("{error} [{}]", error.code());
+    for cause in towpath::causes(error) {
+        message.push_str(&format!("\n  because: {cause}"));
+    }
+    message.push_str(&format!("\n{}", error.next_step()));
     match error {
         StoreError::BadUrl(_) => Failure::usage(message),
         _ => Failure::unreachable(message),

@@ -18,12 +18,11 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use reqwest::{Method, Url};
 use serde_json::Value;
-use towpath::with_causes;
 
 use super::{Failure, output};
 use crate::shown_url::without_secrets;
 
-pub(crate) use hive::HiveAlerts;
+pub(crate) use hive::{HiveAlerts, HiveAudit, HiveNamespaces, HiveOutbox, HiveSpecs};
 
 /// Where the server is, and how to show what it says.
 #[derive(Args, Clone)]
@@ -177,13 +176,16 @@ impl Client {
         }
         let unreachable = |error: reqwest::Error| {
             let error = error.without_url();
-            Failure::unreachable(format!(
-                "the server at {} cannot be reached: {}\n\
-                 Start one with `towpath serve`, or say where it is with --server or TOWPATH_SERVER; --ca says which \
+            let mut message =
+                format!("the server at {} cannot be reached: {error}", without_secrets(self.base.as_str()));
+            for cause in towpath::causes(&error) {
+                message.push_str(&format!("\n  because: {cause}"));
+            }
+            message.push_str(
+                "\nStart one with `towpath serve`, or say where it is with --server or TOWPATH_SERVER; --ca says which \
                  authority vouches for it.",
-                without_secrets(self.base.as_str()),
-                with_causes(&error)
-            ))
+            );
+            Failure::unreachable(message)
         };
         let response = request.send().await.map_err(unreachable)?;
         let status = response.status();
