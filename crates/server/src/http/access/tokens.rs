@@ -297,7 +297,7 @@ async fn get(url: hyper::Uri, tls: Option<ClientConfig>) -> Result<Vec<u8>, Stri
     };
     let connector = builder.https_or_http().enable_http1().build();
     let client: Client<_, Empty<Bytes>> = Client::builder(TokioExecutor::new()).build(connector);
-    let response = client.get(url).await.map_err(|error| towpath::with_causes(&error))?;
+    let response = client.get(url).await.map_err(|error| with_causes(&error))?;
     if !response.status().is_success() {
         return Err(format!("the answer is {}", response.status()));
     }
