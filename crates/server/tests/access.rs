@@ -142,8 +142,10 @@ fn without_keys_loopback_serves_this_machine_and_no_page_from_elsewhere() {
     for foreign in [
         ("Host", "evil.example"),
         ("Origin", "https://evil.example"),
+        ("Origin", "http://127.0.0.1:3000"),
         ("Origin", "null"),
         ("Sec-Fetch-Site", "cross-site"),
+        ("Sec-Fetch-Site", "same-site"),
     ] {
         assert_eq!(server.get("/api/events", &[foreign]).code(), "foreign-origin", "{foreign:?}");
         assert_eq!(server.ask("POST", "/api/commands", &[foreign], "{}").status, 403, "{foreign:?}");
@@ -168,6 +170,112 @@ fn who_asks_too_often_waits() {
     let guesses: Vec<u16> = (0..12).map(|number| ask(&format!("tpk_{number}")).status).collect();
     assert!(guesses.contains(&401) && guesses.contains(&429), "{guesses:?}");
     eventually("the bucket fills again", || (ask(&one.key).status == 200).then_some(()));
+}
+
+#[test]
+fn without_keys_what_a_proxy_passes_on_is_refused() {
+    let server = Server::start(&[], "");
+    let own = format!("http://{}", server.address);
+    assert_eq!(server.get("/api/events", &[("Origin", &own)]).status, 200, "a page of the server itself");
+    for by_proxy in [
+        ("Forwarded", "for=203.0.113.7"),
+        ("X-Forwarded-For", "127.0.0.1"),
+        ("X-Forwarded-Proto", "https"),
+        ("X-Real-IP", "203.0.113.7"),
+        ("Via", "1.1 proxy"),
+    ] {
+        let refused = server.get("/api/events", &[by_proxy]);
+        assert_eq!((refused.status, refused.code().as_str()), (403, "forwarded-request"), "{by_proxy:?}");
+        assert_eq!(server.ask("POST", "/api/commands", &[by_proxy], "{}").status, 403, "{by_proxy:?}");
+        assert_eq!(server.get("/healthz", &[by_proxy]).status, 200, "who watches may be behind one");
+    }
+    let viewer = new_key("eve", "viewer");
+    let server = Server::start(&[], &viewer.toml);
+    let asked = [("X-Api-Key", viewer.key.as_str()), ("X-Forwarded-For", "203.0.113.7")];
+    assert_eq!(server.get("/api/events", &asked).status, 200, "who shows a key may come through a proxy");
+}
+
+#[test]
+fn a_body_that_is_not_said_to_be_json_is_none() {
+    let server = Server::start(&[], "");
+    let post = |path: &str, kind: &str, body: &str| {
+        let mut stream = connect(&server.address).unwrap();
+        let head = format!("POST {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n", server.address);
+        write!(stream, "{head}{kind}Content-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+        read_answer(&mut stream).unwrap()
+    };
+    let command = r#"{"type":"order.place","aggregateId":"1","payload":{}}"#;
+    for path in ["/api/commands", "/api/hive/services", "/api/market/orders", "/api/outbox/retry"] {
+        for kind in
+            ["", "Content-Type: text/plain\r\n", "Content-Type: application/x-www-form-urlencoded\r\n"]
+        {
+            let refused = post(path, kind, command);
+            assert_eq!(
+                (refused.status, refused.code().as_str()),
+                (415, "unsupported-media-type"),
+                "{path} {kind}"
+            );
+        }
+        let read = post(path, "Content-Type: application/json; charset=utf-8\r\n", command);
+        assert_ne!(read.status, 415, "{path}");
+    }
+    assert_eq!(
+        post("/api/outbox/1/retry", "", "").status,
+        404,
+        "without a body there is nothing to be told of"
+    );
+}
+
+#[test]
+fn answers_are_for_who_asked_and_for_now() {
+    let viewer = new_key("eve", "viewer");
+    let by = ("X-Api-Key", viewer.key.as_str());
+    let server = Server::start(&[], &viewer.toml);
+    for path in ["/api/events", "/healthz", "/metrics", "/docs", "/api/commands/none", "/nowhere"] {
+        assert_eq!(server.get(path, &[by]).header("cache-control"), "private, no-store", "{path}");
+    }
+    assert_eq!(server.get("/api/events", &[]).header("cache-control"), "private, no-store");
+    assert_eq!(
+        server.get("/notifications", &[by]).header("cache-control"),
+        "private, no-cache, no-transform"
+    );
+}
+
+#[test]
+fn discarding_and_force_are_for_admins_and_many_must_be_counted() {
+    let (operator, admin) = (new_key("bob", "operator"), new_key("ann", "admin"));
+    let server = Server::start(&[], &[operator.toml, admin.toml].concat());
+    let (bob, ann) = (("X-Api-Key", operator.key.as_str()), ("X-Api-Key", admin.key.as_str()));
+    let outbox = ["/api/outbox/1/retry", "/api/outbox/retry"];
+    let letters = ["/api/dead-letters/1/replay", "/api/dead-letters/replay"];
+    for path in outbox.iter().chain(&letters) {
+        let many = path.split('/').count() == 4;
+        let plain = if many { r#"{"all":true}"# } else { "{}" };
+        let forced = if many { r#"{"all":true,"force":true}"# } else { r#"{"force":true}"# };
+        let refused = server.ask("POST", path, &[bob], forced);
+        assert_eq!((refused.status, refused.code().as_str()), (403, "forbidden"), "{path}");
+        assert_ne!(server.ask("POST", path, &[bob], plain).status, 403, "{path}");
+        assert_ne!(server.ask("POST", path, &[ann], forced).status, 403, "{path}");
+    }
+    for path in ["/api/dead-letters/1/discard", "/api/dead-letters/discard"] {
+        assert_eq!(server.ask("POST", path, &[bob], r#"{"dryRun":true}"#).code(), "forbidden", "{path}");
+    }
+    for path in ["/api/outbox/retry", "/api/dead-letters/replay", "/api/dead-letters/discard"] {
+        let refused = server.ask("POST", path, &[ann], "{}");
+        assert_eq!((refused.status, refused.code().as_str()), (422, "scope-not-said"), "{path}");
+        for said in [r#"{"dryRun":true}"#, r#"{"expected":0}"#, r#"{"all":true}"#] {
+            assert_eq!(server.ask("POST", path, &[ann], said).status, 200, "{path} {said}");
+        }
+        assert_eq!(server.ask("POST", path, &[ann], r#"{"expected":1,"all":true}"#).code(), "scope-changed");
+    }
+}
+
+#[test]
+fn where_nobody_looks_log_lines_have_no_colours() {
+    let server = Server::start(&[], "");
+    assert_eq!(server.get("/healthz", &[]).status, 200);
+    let log = eventually("a line of the log", || Some(server.log()).filter(|log| log.contains("INFO")));
+    assert!(!log.contains('\u{1b}'), "{log:?}");
 }
 
 #[test]

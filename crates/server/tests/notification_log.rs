@@ -120,7 +120,7 @@ async fn a_page_says_all_that_caches_need() {
     let sql = "DELETE FROM event_positions WHERE position = 25";
     towpath::sqlx::query(sql).execute(store.sqlite_pool().unwrap()).await.unwrap();
     let broken = server.get("/notifications/21,40");
-    assert_eq!((broken.status, broken.header("cache-control")), (500, None));
+    assert_eq!((broken.status, broken.header("cache-control")), (500, Some("private, no-store")));
     store.close().await;
     assert!(server.stop());
 }

@@ -206,6 +206,125 @@ fn a_slow_issuer_holds_up_only_who_needs_its_answer() {
     assert_eq!(asked.load(Ordering::SeqCst), 1);
 }
 
+/// The issuer takes its key back, and then is away: in either case nobody is believed much longer by what it said before.
+#[test]
+fn a_key_that_was_taken_back_ends_and_so_do_keys_that_nobody_confirms() {
+    let mode = Arc::new(AtomicU32::new(0));
+    let in_mode = Arc::clone(&mode);
+    let (url, _) = issuer(move || match in_mode.load(Ordering::SeqCst) {
+        0 => Some(jwks()),
+        1 => Some(json!({ "keys": [] }).to_string()),
+        _ => None,
+    });
+    let short = format!("{}keys-for = \"800ms\"\n", config(&url));
+    let server = Server::start(&[], &short);
+    let token = good(json!({}));
+    let answers = |expected: (u16, &str)| {
+        driver::eventually(&format!("{expected:?}"), || {
+            let (status, code) = ask(&server, "GET", "/api/events", &token);
+            ((status, code.as_str()) == expected).then_some(())
+        });
+    };
+    answers((200, ""));
+    mode.store(1, Ordering::SeqCst);
+    answers((401, "unauthenticated"));
+    mode.store(0, Ordering::SeqCst);
+    answers((200, ""));
+    mode.store(2, Ordering::SeqCst);
+    answers((503, "issuer-unavailable"));
+    mode.store(0, Ordering::SeqCst);
+    answers((200, ""));
+}
+
+/// A stream of somebody whose token holds for an hour must show it again when keys might have been taken back.
+#[test]
+fn a_stream_ends_when_its_key_must_be_seen_again() {
+    let (url, _) = issuer(|| Some(jwks()));
+    let server = Server::start(&[], &format!("{}keys-for = \"2s\"\n", config(&url)));
+    let mut stream = driver::connect(&server.address).unwrap();
+    let (address, token) = (&server.address, good(json!({})));
+    write!(
+        stream,
+        "GET /api/events/stream HTTP/1.0\r\nHost: {address}\r\nAuthorization: Bearer {token}\r\n\r\n"
+    )
+    .unwrap();
+    let answer = driver::read_answer(&mut stream).unwrap();
+    assert!(answer.status == 200 && answer.body.contains("token-expired"), "{answer:?}");
+}
+
+#[test]
+fn keys_are_fetched_over_plain_http_from_this_machine_only() {
+    for jwks in ["http://id.example/keys", "http://192.0.2.1/keys", "http://localhost.evil.example/keys"] {
+        let flags = ["--access-jwt-issuer", "a", "--access-jwt-audience", "b", "--access-jwt-jwks", jwks];
+        let output = run(&flags);
+        let says = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!((output.status.code(), says.contains("https")), (Some(2), true), "{says}");
+    }
+    for url in
+        ["http://localhost:1/keys", "http://127.0.0.1:1/keys", "http://[::1]:1/keys", "https://id.example/"]
+    {
+        let server = Server::start(&[], &config(url));
+        assert_eq!(server.get("/healthz", &[]).status, 200, "{url}");
+    }
+}
+
+fn certificate(name: &str) -> String {
+    format!("{}/tests/certificates/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// An issuer behind a certificate of a private authority.
+fn issuer_with_tls() -> String {
+    use rustls::pki_types::pem::PemObject as _;
+    let chain = rustls::pki_types::CertificateDer::from_pem_file(certificate("one.pem")).unwrap();
+    let key = rustls::pki_types::PrivateKeyDer::from_pem_file(certificate("one.key")).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let tls = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![chain], key)
+        .unwrap();
+    let tls = Arc::new(tls);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("https://{}/keys", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            let mut connection = rustls::ServerConnection::new(Arc::clone(&tls)).unwrap();
+            let mut stream = rustls::Stream::new(&mut connection, &mut stream);
+            // Who does not trust the certificate hangs up.
+            if stream.read(&mut [0; 4096]).is_ok() {
+                let body = jwks();
+                let head =
+                    format!("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
+                let _ = stream.write_all(format!("{head}{body}").as_bytes());
+                let _ = stream.flush();
+            }
+        }
+    });
+    url
+}
+
+#[test]
+fn the_issuers_server_may_have_a_private_authority() {
+    let url = issuer_with_tls();
+    let server = Server::start(&[], &format!("{}ca = \"{}\"\n", config(&url), certificate("ca.pem")));
+    assert_eq!(ask(&server, "GET", "/api/events", &good(json!({}))).0, 200, "{}", server.log());
+    let server = Server::start(&[], &config(&url));
+    assert_eq!(ask(&server, "GET", "/api/events", &good(json!({}))).1, "issuer-unavailable");
+    let output = run(&[
+        "--access-jwt-issuer",
+        "a",
+        "--access-jwt-audience",
+        "b",
+        "--access-jwt-jwks",
+        &url,
+        "--access-jwt-ca",
+        "nowhere.pem",
+    ]);
+    let says = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!((output.status.code(), says.contains("nowhere.pem")), (Some(2), true), "{says}");
+}
+
 #[test]
 fn a_stream_ends_when_its_token_does_and_says_so() {
     let folder = tempfile::tempdir().unwrap();

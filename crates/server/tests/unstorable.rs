@@ -41,8 +41,8 @@ fn a_nul_is_a_mistake_of_who_sends_it_on_postgres() {
         ("/api/channels", format!(r#"{{"name":"a","events":["*"],"exchange":"e{nul}"}}"#)),
         ("/api/channels", format!(r#"{{"name":"a{nul}","events":["*"],"exchange":"e"}}"#)),
         ("/api/channels", format!(r#"{{"name":"b","events":["{nul}"],"exchange":"e"}}"#)),
-        ("/api/dead-letters/discard", format!(r#"{{"handler":"{nul}","message":"{nul}"}}"#)),
-        ("/api/outbox/retry", format!(r#"{{"reason":"{nul}"}}"#)),
+        ("/api/dead-letters/discard", format!(r#"{{"handler":"{nul}","message":"{nul}","all":true}}"#)),
+        ("/api/outbox/retry", format!(r#"{{"reason":"{nul}","all":true}}"#)),
         (
             "/api/hive/services",
             format!(r#"{{"name":"a","namespace":"b","image":"c","env":{{"D":"{nul}"}}}}"#),

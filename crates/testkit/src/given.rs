@@ -9,6 +9,7 @@ use std::fmt::{Debug, Display};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use towpath_core::causes::with_causes;
 use towpath_core::ids::{ActorId, TenantId};
 use towpath_core::machine::{CheckedMachine, Step};
 use towpath_core::{Aggregate, Context, Payload, Refusal, Version, from_variant, to_variant, variant_names};
@@ -354,17 +355,6 @@ fn laid_out(json: &str) -> String {
                 text.push(character);
             }
         }
-    }
-    text
-}
-
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
     }
     text
 }

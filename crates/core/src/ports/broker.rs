@@ -118,7 +118,7 @@ impl BrokerError {
             }
             Self::Missing { .. } => "Declare it in the topology, or create it on the broker.",
             Self::Denied(_) => "Check user, password, virtual host and permissions.",
-            Self::Refused { .. } => "The cause below is the broker's own message.",
+            Self::Refused { .. } => "The cause is the broker's own message.",
         }
     }
 }

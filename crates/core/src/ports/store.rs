@@ -303,7 +303,7 @@ impl StoreError {
             Self::Corrupt { .. } => {
                 "Do not write to this aggregate any more; compare its rows with a backup."
             }
-            Self::Refused { .. } => "The cause below is the database's own message.",
+            Self::Refused { .. } => "The cause is the database's own message.",
         }
     }
 }

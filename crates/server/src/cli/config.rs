@@ -17,10 +17,14 @@ use super::market::MarketConfig;
 use super::settings::{SettingFlags, Settings, Source};
 use crate::http::access::{ASYMMETRIC, ApiKey, JwtSettings, Role};
 use crate::http::limits::LimitSettings;
+use crate::http::tls::TlsFiles;
 
 const DEFAULT_LISTEN: &str = "127.0.0.1:7400";
 const DEFAULT_STORE: &str = "sqlite://data/towpath.db";
 const DEFAULT_BROKER: &str = "local:";
+
+/// How long whoever spreads requests has to see that the server stops, where others than this machine are served.
+const DRAIN: Duration = Duration::from_secs(5);
 
 /// The flags of `towpath serve`.
 #[derive(Args, Clone, Default)]
@@ -61,6 +65,10 @@ pub(crate) struct Config {
     pub(crate) limits: LimitSettings,
     pub(crate) idempotency_keys: Duration,
     pub(crate) shutdown_timeout: Duration,
+    /// How long the server says that it stops before it takes no more connections.
+    pub(crate) drain: Duration,
+    /// Nothing for plain HTTP.
+    pub(crate) tls: Option<TlsFiles>,
     pub(crate) log: LogSettings,
     /// For `towpath config`.
     pub(crate) settings: Settings,
@@ -114,6 +122,8 @@ struct File {
     log: toml::Table,
     #[serde(default)]
     server: toml::Table,
+    #[serde(default)]
+    tls: toml::Table,
     #[serde(default)]
     channel: Vec<ChannelEntry>,
     #[serde(default)]
@@ -173,6 +183,7 @@ impl ServeFlags {
             ("limits", file.limits),
             ("log", file.log),
             ("server", file.server),
+            ("tls", file.tls),
         ] {
             tables.insert(name.to_owned(), toml::Value::Table(table));
         }
@@ -195,17 +206,18 @@ impl ServeFlags {
         let channels = Channels::of_entries(file.channel, file.topology)
             .map_err(|error| Failure::usage(format!("{error} [{}]\n{}", error.code(), error.next_step())))?;
         let limits = limits(&settings)?;
+        let listen: SocketAddr = listen.parse().map_err(|_| {
+            Failure::usage(format!(
+                "{listen:?} is not an address to listen on; write one such as {DEFAULT_LISTEN}"
+            ))
+        })?;
         Ok(Config {
             log_page_size: page_size(&settings)?,
             channels,
             hive: HiveConfig::read(file.hive.clone(), limits.request_timeout)?,
             market: MarketConfig::read(file.market.clone())?,
             written: Written { hive: file.hive, market: file.market, topology: written_topology },
-            listen: listen.parse().map_err(|_| {
-                Failure::usage(format!(
-                    "{listen:?} is not an address to listen on; write one such as {DEFAULT_LISTEN}"
-                ))
-            })?,
+            listen,
             store: self.store.or(file.store).unwrap_or_else(|| DEFAULT_STORE.to_owned()),
             broker: self.broker.or(file.broker).unwrap_or_else(|| DEFAULT_BROKER.to_owned()),
             database: database(&settings)?,
@@ -214,6 +226,13 @@ impl ServeFlags {
             limits,
             idempotency_keys: settings.duration("limits.idempotency-keys")?,
             shutdown_timeout: settings.duration("server.shutdown-timeout")?,
+            drain: match settings.text("server.drain") {
+                Some(_) => settings.duration("server.drain")?,
+                // Nobody spreads requests over several instances on one machine's loopback.
+                None if listen.ip().is_loopback() => Duration::ZERO,
+                None => DRAIN,
+            },
+            tls: tls(&settings)?,
             log: log(&settings)?,
             settings,
             sources,
@@ -274,6 +293,8 @@ fn jwt(settings: &Settings) -> Result<Option<JwtSettings>, Failure> {
         issuer: issuer.to_owned(),
         audience: audience.to_owned(),
         jwks: jwks.to_owned(),
+        ca: settings.text("access.jwt.ca").map(PathBuf::from),
+        keys_for: settings.patience("access.jwt.keys-for")?,
         role_claim: settings.text("access.jwt.role-claim").unwrap_or("role").to_owned(),
         algorithms: listed.split(',').map(|name| algorithm(name.trim())).collect::<Result<_, _>>()?,
     }))
@@ -295,6 +316,14 @@ fn connections(settings: &Settings, key: &'static str) -> Result<u32, Failure> {
     u32::try_from(count).map_err(|_| Failure::usage(format!("{key} is {count}; no database has so many")))
 }
 
+fn tls(settings: &Settings) -> Result<Option<TlsFiles>, Failure> {
+    match (settings.text("tls.cert"), settings.text("tls.key")) {
+        (None, None) => Ok(None),
+        (Some(cert), Some(key)) => Ok(Some(TlsFiles { cert: cert.into(), key: key.into() })),
+        _ => Err(Failure::usage("HTTPS needs both tls.cert and tls.key")),
+    }
+}
+
 fn limits(settings: &Settings) -> Result<LimitSettings, Failure> {
     Ok(LimitSettings {
         body_bytes: settings.count("limits.body-bytes")?,
@@ -302,8 +331,12 @@ fn limits(settings: &Settings) -> Result<LimitSettings, Failure> {
         headers: settings.count("limits.headers")?,
         header_timeout: settings.patience("limits.header-timeout")?,
         request_timeout: settings.patience("limits.request-timeout")?,
+        answer_timeout: settings.patience("limits.answer-timeout")?,
         connections: settings.count("limits.connections")?,
         concurrent_requests: settings.count("limits.concurrent-requests")?,
+        streams: settings.count("limits.streams")?,
+        memory_bytes: settings.count("limits.memory-bytes")? as u64,
+        caller_share: settings.percent("limits.caller-share")?,
         requests_per_second: settings.number("limits.requests-per-second")?,
         burst: settings.number("limits.burst")?,
     })
@@ -423,6 +456,26 @@ mod tests {
     fn tokens_need_an_issuer_an_audience_and_keys() {
         let (flags, _file) = flags(None, Some("[access.jwt]\nissuer = \"a\"\n"));
         assert!(flags.config().err().unwrap().message.contains("access.jwt.audience"));
+    }
+
+    #[test]
+    fn https_needs_a_certificate_and_its_key() {
+        for text in ["[tls]\ncert = \"a\"\n", "[tls]\nkey = \"a\"\n"] {
+            let (flags, _file) = flags(None, Some(text));
+            let said = flags.config().err().unwrap().message;
+            assert!(said.contains("tls.cert") && said.contains("tls.key"), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_server_for_others_says_for_a_while_that_it_stops() {
+        let drain = |listen: &str, file: &str| {
+            let (flags, _file) = flags(Some(listen), Some(file));
+            flags.config().ok().unwrap().drain
+        };
+        assert_eq!(drain("127.0.0.1:1", ""), Duration::ZERO);
+        assert_eq!(drain("0.0.0.0:1", ""), DRAIN);
+        assert_eq!(drain("0.0.0.0:1", "[server]\ndrain = \"0s\"\n"), Duration::ZERO);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `towpath follow URL`: keeps another Towpath's facts in a store of its own, where channels route them on.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
@@ -26,6 +27,10 @@ pub(crate) struct FollowFlags {
     #[arg(long, env = "TOWPATH_PEER_KEY", value_name = "KEY", hide_env_values = true)]
     key: Option<String>,
 
+    /// Authorities (PEM) that may vouch for the other Towpath, in place of the public ones
+    #[arg(long, env = "TOWPATH_PEER_CA", value_name = "FILE")]
+    ca: Option<PathBuf>,
+
     /// How often to ask when nothing is new, in milliseconds
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 1000)]
     poll: u64,
@@ -48,6 +53,12 @@ pub(crate) async fn follow(flags: FollowFlags) -> Result<(), Failure> {
     let mut follower = Follower::of(&flags.url).with(policy);
     if let Some(key) = flags.key {
         follower = follower.key(key);
+    }
+    if let Some(file) = flags.ca {
+        let pem = std::fs::read(&file).map_err(|error| {
+            Failure::usage(format!("--ca: the file {} cannot be read: {error}", file.display()))
+        })?;
+        follower = follower.authorities(pem);
     }
     let mut builder =
         Towpath::builder().store(&config.store).broker(&config.broker).channels(config.channels);

@@ -2,7 +2,7 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line prints")]
 
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 
 /// A line of the answer. Who reads it may stop reading: then there is nobody left to tell.
 pub(crate) fn line(text: &str) {
@@ -24,4 +24,10 @@ pub(crate) fn ask(text: &str) {
 /// Why the call failed.
 pub(crate) fn error(text: &str) {
     eprintln!("towpath: {text}");
+}
+
+/// Whether what is written to standard error may have colours: somebody looks at it, and has not asked for none.
+pub(crate) fn is_coloured() -> bool {
+    let wants_none = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    std::io::stderr().is_terminal() && !wants_none
 }

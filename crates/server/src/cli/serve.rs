@@ -10,7 +10,8 @@ use super::migrate::failure;
 use super::signals::told_to_stop;
 use super::{Failure, output};
 use crate::http::access::{Access, Tokens};
-use crate::http::limits::Limits;
+use crate::http::limits::{LimitSettings, Limits};
+use crate::http::tls::Tls;
 use crate::http::{self, connections};
 
 /// Starts the library and the HTTP server, and runs until it is told to stop.
@@ -19,6 +20,7 @@ pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Bui
     let access = access(&config)?;
     let limits = Arc::new(Limits::new(config.limits.clone()));
     // What is written wrong is told before anything is touched.
+    let tls = config.tls.clone().map(Tls::read).transpose().map_err(Failure::usage)?;
     let store = StoreUrl::parse(&config.store).map_err(|error| failure(&error))?;
     let broker = BrokerUrl::parse(&config.broker)
         .map_err(|error| Failure::usage(format!("{error} [{}]\n{}", error.code(), error.next_step())))?;
@@ -58,9 +60,12 @@ pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Bui
     })?;
     let market = market.map(|settings| Market::open(&app, settings));
     let address = listener.local_addr().map_err(|error| Failure::unreachable(error.to_string()))?;
-    output::note(&format!("towpath {} listens on http://{address}/", env!("CARGO_PKG_VERSION")));
-    let memory = http::memory::Memory::default();
-    let feed = http::Feed::start(app.clone(), memory.clone(), http::FeedOptions::default());
+    let tls = tls.map(Tls::begin).transpose().map_err(Failure::usage)?;
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    output::note(&format!("towpath {} listens on {scheme}://{address}/", env!("CARGO_PKG_VERSION")));
+    let memory = http::memory::Memory::sized(config.limits.memory_bytes, config.limits.caller_share);
+    let feed = http::Feed::start(app.clone(), feed_options(&config.limits, &access));
+    let readiness = http::Readiness::default();
     let state = http::App {
         towpath: app.clone(),
         hive,
@@ -70,11 +75,17 @@ pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Bui
         feed: feed.clone(),
         measurements,
         memory,
-        readiness: Default::default(),
+        readiness: readiness.clone(),
     };
-    let listener = http::Patient { listener, patience: http::PATIENCE };
+    let listener = http::Patient { listener, patience: http::PATIENCE, tls };
+    let drain = config.drain;
     let told_to_stop = async move {
         told_to_stop().await;
+        readiness.stop();
+        if !drain.is_zero() {
+            tracing::info!(?drain, "told to stop: /readyz says so, and requests are still taken for a while");
+            tokio::time::sleep(drain).await;
+        }
         // Streams have no end of their own, and the server waits for all connections.
         feed.stop();
     };
@@ -89,6 +100,17 @@ pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Bui
         traces.end().await;
     }
     Ok(())
+}
+
+/// How many may follow the event stream. Without keys everybody is one caller, and has all of it.
+fn feed_options(limits: &LimitSettings, access: &Access) -> http::FeedOptions {
+    let share = match access {
+        Access::Local => 100,
+        Access::Checked { .. } => limits.caller_share,
+    };
+    let most_of_one = (limits.streams as u64).saturating_mul(share) / 100;
+    let most_of_one = usize::try_from(most_of_one).unwrap_or(limits.streams).max(1);
+    http::FeedOptions { most_readers: limits.streams, most_of_one, ..http::FeedOptions::default() }
 }
 
 /// How callers are known. Nobody but this machine is served without keys.
@@ -123,13 +145,17 @@ fn begin_log(settings: &LogSettings, #[cfg(feature = "otel")] traces: Option<&cr
     use tracing_subscriber::layer::SubscriberExt as _;
     use tracing_subscriber::util::SubscriberInitExt as _;
     use tracing_subscriber::{EnvFilter, Layer as _};
-    // lapin logs whole messages as warnings, and the login with its password when it traces: never more than errors.
-    const QUIET: &str = "sqlx=warn,lapin=error,amq_protocol=error";
+    // lapin logs whole messages as warnings, the login with its password when it traces, and connections that were closed as
+    // they should be as errors. What goes wrong in it reaches its caller, who says it.
+    const QUIET: &str = "sqlx=warn,lapin=off,amq_protocol=off";
     // It was read when the settings were: what is wrong with it has been told.
     let filter = EnvFilter::new(format!("{},{QUIET}", settings.filter));
     // The filter is the log's alone: traces have their own.
     // A log that nobody reads any more must not end requests: by default an error of writing is written, which panics.
-    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).log_internal_errors(false);
+    let log = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(output::is_coloured())
+        .log_internal_errors(false);
     let log = if settings.json {
         log.json().flatten_event(true).with_span_list(false).with_filter(filter).boxed()
     } else {

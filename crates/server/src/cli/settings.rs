@@ -43,6 +43,18 @@ pub(crate) const SETTINGS: &[Setting] = &[
     setting("access.jwt.audience", "", "TEXT", "… that are meant for this audience"),
     setting("access.jwt.jwks", "", "FILE|URL", "… and signed with one of these keys"),
     setting(
+        "access.jwt.ca",
+        "",
+        "FILE",
+        "Authorities (PEM) that may vouch for the server of the keys, in place of the public ones",
+    ),
+    setting(
+        "access.jwt.keys-for",
+        "1h",
+        "TIME",
+        "For how long keys hold that the issuer has not named again",
+    ),
+    setting(
         "access.jwt.role-claim",
         "role",
         "CLAIM",
@@ -69,8 +81,22 @@ pub(crate) const SETTINGS: &[Setting] = &[
     setting("limits.headers", "64", "N", "How many headers a request may have"),
     setting("limits.header-timeout", "10s", "TIME", "How long the head of a request may take to arrive"),
     setting("limits.request-timeout", "30s", "TIME", "How long a request may take"),
+    setting("limits.answer-timeout", "2m", "TIME", "How long the whole of an answer may take to be read"),
     setting("limits.connections", "4096", "N", "How many connections may be open"),
     setting("limits.concurrent-requests", "1024", "N", "How many requests may run at once"),
+    setting("limits.streams", "2000", "N", "How many may follow the event stream"),
+    setting(
+        "limits.memory-bytes",
+        "134217728",
+        "N",
+        "How much of large requests and answers may be in memory at once",
+    ),
+    setting(
+        "limits.caller-share",
+        "50",
+        "PERCENT",
+        "How much of streams and memory one key or token may have",
+    ),
     setting(
         "limits.requests-per-second",
         "5000",
@@ -98,6 +124,19 @@ pub(crate) const SETTINGS: &[Setting] = &[
         "TIME",
         "How long running requests, and then services, may take when the server stops",
     ),
+    setting(
+        "server.drain",
+        "",
+        "TIME",
+        "How long /readyz says that the server stops before it takes no more connections: 0s on loopback, else 5s",
+    ),
+    setting(
+        "tls.cert",
+        "",
+        "FILE",
+        "Serve HTTPS with this certificate (PEM, with those that lead to its authority)",
+    ),
+    setting("tls.key", "", "FILE", "… and its private key (PEM)"),
 ];
 
 /// Where a value came from.
@@ -260,6 +299,14 @@ impl Settings {
                 Err(Failure::usage(format!("{key} must be more than nothing and at most 1d")))
             }
             duration => Ok(duration),
+        }
+    }
+
+    /// Hundredths: 1 to 100.
+    pub(crate) fn percent(&self, key: &'static str) -> Result<u64, Failure> {
+        match self.number(key)? {
+            percent @ 1..=100 => Ok(percent),
+            other => Err(Failure::usage(format!("{key} is {other}; write a number from 1 to 100"))),
         }
     }
 

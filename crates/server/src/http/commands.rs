@@ -226,7 +226,7 @@ struct Which {
 )]
 async fn list(
     State(app): State<Towpath>,
-    State(memory): State<Memory>,
+    memory: Memory,
     Query(which): Query<Which>,
 ) -> Result<Response, Problem> {
     let behind = which.after.map(CommandId::new).transpose();

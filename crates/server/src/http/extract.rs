@@ -9,22 +9,18 @@ use serde::de::DeserializeOwned;
 
 use super::problem::Problem;
 
-/// The body, read as JSON.
+/// The body, read as JSON. That it is said to be JSON was seen when it was read.
 pub(crate) struct JsonBody<T>(pub(crate) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
-        let is_json = says_json(request.headers());
         let body =
             Bytes::from_request(request, state).await.map_err(|rejection| match rejection.status() {
                 StatusCode::PAYLOAD_TOO_LARGE => Problem::too_large(),
                 _ => Problem::malformed("the request cannot be read", rejection.body_text()),
             })?;
-        if !is_json {
-            return Err(Problem::unsupported_media_type());
-        }
         serde_json::from_slice(&body).map(Self).map_err(|error| {
             Problem::malformed(
                 format!("the body does not fit: {error}"),
@@ -101,9 +97,10 @@ impl From<SoughtText> for String {
     }
 }
 
-/// A request without a media type is taken for JSON: there is nothing else it could be.
-fn says_json(headers: &HeaderMap) -> bool {
-    let Some(media_type) = headers.get(header::CONTENT_TYPE) else { return true };
+/// Whether a body is said to be JSON. One that says nothing is not taken for it: a page of another origin can send such a
+/// body without asking first.
+pub(super) fn says_json(headers: &HeaderMap) -> bool {
+    let Some(media_type) = headers.get(header::CONTENT_TYPE) else { return false };
     let Ok(media_type) = media_type.to_str() else { return false };
     let essence = media_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json"))
@@ -127,6 +124,6 @@ mod tests {
             headers.insert(header::CONTENT_TYPE, media_type.parse().unwrap());
             assert_eq!(says_json(&headers), is_json, "{media_type}");
         }
-        assert!(says_json(&HeaderMap::new()));
+        assert!(!says_json(&HeaderMap::new()));
     }
 }

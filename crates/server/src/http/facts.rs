@@ -42,7 +42,7 @@ pub(super) fn routes() -> OpenApiRouter<App> {
 )]
 async fn events(
     State(app): State<Towpath>,
-    State(memory): State<Memory>,
+    memory: Memory,
     Query(range): Query<Range>,
 ) -> Result<Response, Problem> {
     let low = range.after.saturating_add(1);
@@ -184,13 +184,13 @@ async fn history(
 )]
 async fn events_of(
     State(app): State<Towpath>,
-    State(memory): State<Memory>,
+    memory: Memory,
     Path((kind, id)): Path<(String, String)>,
     Query(range): Query<Range>,
 ) -> Result<Response, Problem> {
     let key = key(kind, id)?;
-    exists(&app, &key).await?;
     let room = memory.room(2 * PAGE_BYTES).await?;
+    exists(&app, &key).await?;
     let events = app.store().events_of_within(&key, range.after, range.limit, PAGE_BYTES).await?;
     room.json(&EventsOfAggregate { events: events.iter().map(Event::from).collect() })
 }

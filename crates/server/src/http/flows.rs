@@ -39,7 +39,7 @@ pub(super) fn routes() -> OpenApiRouter<App> {
 )]
 async fn flow(
     State(app): State<Towpath>,
-    State(memory): State<Memory>,
+    memory: Memory,
     Path(id): Path<String>,
 ) -> Result<Response, Problem> {
     let id = CorrelationId::new(id).map_err(|error| Problem::not_found(error.to_string()))?;

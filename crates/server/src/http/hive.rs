@@ -224,7 +224,7 @@ async fn create(
 )]
 async fn list(
     State(app): State<App>,
-    State(memory): State<Memory>,
+    memory: Memory,
     caller: Caller,
     listing: Result<Query<Listing>, QueryRejection>,
 ) -> Result<Response, Problem> {

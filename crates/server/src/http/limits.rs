@@ -1,21 +1,23 @@
 //! Limits: how large, how long, how many, how often.
 
 use std::num::NonZeroU32;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::{ConnectInfo, Request, State};
+use axum::extract::{ConnectInfo, MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use governor::clock::{Clock as _, DefaultClock};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::App;
+use super::connections::Spare;
+use super::extract::says_json;
+use super::memory::{self, Memory, Room};
 use super::problem::Problem;
 
 /// What one client may ask of the server.
@@ -26,8 +28,15 @@ pub(crate) struct LimitSettings {
     pub(crate) headers: usize,
     pub(crate) header_timeout: Duration,
     pub(crate) request_timeout: Duration,
+    /// How long the whole of an answer may take to be read.
+    pub(crate) answer_timeout: Duration,
     pub(crate) connections: usize,
     pub(crate) concurrent_requests: usize,
+    pub(crate) streams: usize,
+    /// What requests and answers have in memory at most.
+    pub(crate) memory_bytes: u64,
+    /// How many hundredths of streams and memory one caller may have.
+    pub(crate) caller_share: u64,
     /// 0 is no limit.
     pub(crate) requests_per_second: u32,
     pub(crate) burst: u32,
@@ -101,6 +110,10 @@ pub(super) fn address_of(request: &Request) -> String {
     info.map_or_else(|| "unknown".to_owned(), |ConnectInfo(address)| address.ip().to_string())
 }
 
+/// Paths for who watches the server. They are answered however much else is asked, so that a busy server is not taken for
+/// a dead one.
+const WATCHED: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
+
 /// Refuses heads that are too large, and more requests at a time than can be served.
 ///
 /// A stream of events counts until its head is sent; after that it is one of the connections, which have a limit of their
@@ -120,41 +133,78 @@ pub(super) async fn admit(State(app): State<App>, mut request: Request, next: Ne
     if request.uri().path_and_query().is_some_and(|asked| asked.as_str().contains("%00")) {
         return Problem::malformed("the path or the query has a NUL in it", "Leave %00 out.").into_response();
     }
+    if WATCHED.contains(&request.uri().path()) {
+        return next.run(request).await;
+    }
+    if request.extensions().get::<Spare>().is_some() {
+        return overloaded("as many connections are open as the server takes");
+    }
     let Ok(permit) = Arc::clone(&app.limits.running).try_acquire_owned() else {
-        let problem = Problem::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "overloaded",
-            "more requests run at this moment than the server takes",
-            "Try again in a moment.",
-        );
-        let mut response = problem.into_response();
-        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-        return response;
+        return overloaded("more requests run at this moment than the server takes");
     };
-    let place = Place(Arc::new(permit));
+    let place = Place(Arc::new(Held { _permit: permit, room: Mutex::default() }));
     request.extensions_mut().insert(place.clone());
     let response = next.run(request).await;
     drop(place);
     response
 }
 
-/// A place among the requests that run. Work that goes on when its client has gone, or was told that it takes too long,
-/// keeps it to its own end.
+fn overloaded(title: &str) -> Response {
+    let problem =
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", title, "Try again in a moment.");
+    let mut response = problem.into_response();
+    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    response
+}
+
+/// A place among the requests that run, and the memory that its work needs. Work that goes on when its client has gone, or
+/// was told that it takes too long, keeps both to its own end.
 #[derive(Clone)]
-pub(super) struct Place(#[expect(dead_code, reason = "it is held, not read")] Arc<OwnedSemaphorePermit>);
+pub(super) struct Place(Arc<Held>);
+
+struct Held {
+    _permit: OwnedSemaphorePermit,
+    room: Mutex<Option<Room>>,
+}
+
+impl Place {
+    fn keep(&self, room: Room) {
+        *self.0.room.lock().unwrap_or_else(PoisonError::into_inner) = Some(room);
+    }
+
+    /// The room, for the answer: the work is done.
+    fn give_up_room(&self) -> Option<Room> {
+        self.0.room.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
 
 /// Reads the body of a change, and gives up on a request that takes too long.
 ///
 /// The body is read here, before anything is done with it: a client that sends it a byte at a time holds a connection for
-/// the length of the time-out and nothing else. An answer that is streamed is not cut off: the time ends with its head.
+/// the length of the time-out, and memory for what it says it sends. An answer that is streamed is not cut off: the time
+/// ends with its head.
 pub(super) async fn in_time(State(app): State<App>, request: Request, next: Next) -> Response {
     let settings = &app.limits.settings;
     let deadline = tokio::time::Instant::now() + settings.request_timeout;
+    let place = request.extensions().get::<Place>().cloned();
+    let memory = request.extensions().get::<Memory>().unwrap_or(&app.memory).clone();
     let request = if reads_only(request.method()) {
+        let route = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
+        let needed = memory::needed_for(request.method(), route);
+        match (memory.room(needed).await, &place) {
+            (Ok(room), Some(place)) => place.keep(room),
+            (Ok(_), None) => {}
+            (Err(problem), _) => return problem.into_response(),
+        }
         request
     } else {
-        match tokio::time::timeout_at(deadline, whole(request, settings.body_bytes)).await {
-            Ok(Ok(request)) => request,
+        match tokio::time::timeout_at(deadline, whole(request, &memory, settings.body_bytes)).await {
+            Ok(Ok((request, room))) => {
+                if let Some(place) = &place {
+                    place.keep(room);
+                }
+                request
+            }
             Ok(Err(problem)) => return closing(problem),
             Err(_) => {
                 return closing(Problem::new(
@@ -167,7 +217,10 @@ pub(super) async fn in_time(State(app): State<App>, request: Request, next: Next
         }
     };
     match tokio::time::timeout_at(deadline, next.run(request)).await {
-        Ok(response) => response,
+        Ok(response) => match place.and_then(|place| place.give_up_room()) {
+            Some(room) => room.answering(response),
+            None => response,
+        },
         Err(_) => Problem::new(
             StatusCode::GATEWAY_TIMEOUT,
             "timeout",
@@ -183,19 +236,16 @@ pub(super) fn reads_only(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
 }
 
-/// The request with its body in memory.
-async fn whole(request: Request, limit: usize) -> Result<Request, Problem> {
+/// The request with its body in memory, and the memory that its work needs. Whatever has a body has JSON: a page of
+/// another origin can send everything else without asking first.
+async fn whole(request: Request, memory: &Memory, limit: usize) -> Result<(Request, Room), Problem> {
     let (parts, body) = request.into_parts();
-    match Limited::new(body, limit).collect().await {
-        Ok(body) => Ok(Request::from_parts(parts, Body::from(body.to_bytes()))),
-        Err(error) if error.is::<LengthLimitError>() => Err(Problem::new(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "too-large",
-            "the request is too large",
-            format!("Send at most {limit} bytes."),
-        )),
-        Err(error) => Err(Problem::malformed("the request cannot be read", error.to_string())),
+    let (bytes, room) = memory::whole(memory, body, limit).await?;
+    let is_path = parts.extensions.get::<MatchedPath>().is_some();
+    if is_path && !bytes.is_empty() && !says_json(&parts.headers) {
+        return Err(Problem::unsupported_media_type());
     }
+    Ok((Request::from_parts(parts, Body::from(bytes)), room))
 }
 
 /// The rest of the body is not wanted: the connection ends with the answer.
@@ -224,8 +274,12 @@ mod tests {
             headers: 1,
             header_timeout: Duration::ZERO,
             request_timeout: Duration::ZERO,
+            answer_timeout: Duration::ZERO,
             connections: 1,
             concurrent_requests: 1,
+            streams: 1,
+            memory_bytes: 1,
+            caller_share: 100,
             requests_per_second,
             burst,
         })

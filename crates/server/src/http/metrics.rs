@@ -1,5 +1,6 @@
 //! `GET /metrics`: everything that is counted and measured, in the text format of Prometheus.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::extract::{MatchedPath, Request, State};
@@ -66,7 +67,12 @@ pub(super) fn routes() -> OpenApiRouter<App> {
 pub(crate) struct Measurements {
     recorder: PrometheusHandle,
     process: metrics_process::Collector,
+    /// Held while the store and the broker are asked.
+    asking: Arc<tokio::sync::Mutex<()>>,
 }
+
+/// How long who looks waits for the store and the broker. What they answer later is there for who looks next.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 impl Measurements {
     /// Makes this process count. Before Towpath starts: what it registers goes to the recorder that is there then.
@@ -92,13 +98,32 @@ impl Measurements {
         });
         // It shows 0 until it happens.
         STREAM_DROPPED.counter(&[]).increment(0);
-        Ok(Self { recorder, process })
+        Ok(Self { recorder, process, asking: Default::default() })
     }
 
     /// Numbers that nobody keeps, for tests and benchmarks that need none.
     pub(crate) fn of_nothing() -> Self {
         let recorder = PrometheusBuilder::new().build_recorder().handle();
-        Self { recorder, process: metrics_process::Collector::default() }
+        Self { recorder, process: metrics_process::Collector::default(), asking: Default::default() }
+    }
+
+    /// Asks the store and the broker, in a task of its own: a store that does not answer keeps nobody from being told
+    /// that.
+    async fn ask(&self, towpath: &Towpath) {
+        let waited = match Arc::clone(&self.asking).try_lock_owned() {
+            Ok(turn) => {
+                let towpath = towpath.clone();
+                let asking = tokio::spawn(async move {
+                    towpath.measure().await;
+                    drop(turn);
+                });
+                tokio::time::timeout(PATIENCE, asking).await.is_ok()
+            }
+            Err(_) => tokio::time::timeout(PATIENCE, self.asking.lock()).await.is_ok(),
+        };
+        if !waited {
+            tracing::debug!("the store or the broker does not answer; what was measured before is shown");
+        }
     }
 }
 
@@ -109,8 +134,8 @@ pub(super) fn stream_reader_dropped() {
 
 /// Metrics for Prometheus
 ///
-/// What is behind each is in docs/metrics.md. What the store or the broker does not answer within three seconds is left
-/// as it was, and counted in `towpath_scrape_errors_total`.
+/// What is behind each is in docs/metrics.md. What the store or the broker does not answer within half a second is left
+/// as it was; what they do not answer within three is counted in `towpath_scrape_errors_total`.
 #[utoipa::path(
     get,
     path = "/metrics",
@@ -123,7 +148,7 @@ async fn scrape(
     State(feed): State<Feed>,
     State(measurements): State<Measurements>,
 ) -> Response {
-    towpath.measure().await;
+    measurements.ask(&towpath).await;
     measurements.process.collect();
     STREAM_READERS.gauge(&[]).set(feed.readers() as f64);
     ([(header::CONTENT_TYPE, TEXT_FORMAT)], measurements.recorder.render()).into_response()

@@ -25,12 +25,16 @@ mod patience;
 mod problem;
 mod range;
 mod request;
+mod shares;
 pub(crate) mod stream;
+pub(crate) mod tls;
 mod wire;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::extract::{DefaultBodyLimit, FromRef, State};
+use axum::http::StatusCode;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -62,7 +66,8 @@ pub(crate) struct App {
     pub(crate) feed: Feed,
     /// Nothing, where it does not run.
     pub(crate) market: Option<Market>,
-    /// Room for large answers.
+    /// Room for what is large. Handlers take the caller's, as an argument.
+    #[from_ref(skip)]
     pub(crate) memory: memory::Memory,
     pub(crate) readiness: Readiness,
 }
@@ -168,7 +173,7 @@ const BROKER_PATIENCE: std::time::Duration = std::time::Duration::from_secs(4);
 
 /// Whether the server can work
 ///
-/// The store answers and has this build's tables, and the broker answers.
+/// The store answers and has this build's tables, the broker answers, and the server was not told to stop.
 #[utoipa::path(
     get,
     path = "/readyz",
@@ -180,20 +185,33 @@ async fn readyz(State(app): State<App>) -> Result<Json<Ready>, Problem> {
     app.readiness.look(&app.towpath).await
 }
 
-/// What was found when it was last asked whether the server can work.
+/// What was found when it was last asked whether the server can work, and whether it is about to stop. Clones share it.
 ///
 /// Anybody may ask, without a key: however many do, the store and the broker are asked once at a time and not more often
 /// than this.
 #[derive(Clone, Default)]
-pub(crate) struct Readiness(Arc<tokio::sync::Mutex<Option<FoundAt>>>);
+pub(crate) struct Readiness {
+    found: Arc<tokio::sync::Mutex<Option<FoundAt>>>,
+    stopping: Arc<AtomicBool>,
+}
 
 type FoundAt = (tokio::time::Instant, Result<(), Problem>);
 
 const READINESS_HOLDS: std::time::Duration = std::time::Duration::from_millis(500);
 
 impl Readiness {
+    /// From now on the server says that it stops: whoever spreads requests sends it no more.
+    pub(crate) fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+    }
+
     async fn look(&self, app: &Towpath) -> Result<Json<Ready>, Problem> {
-        let mut last = self.0.lock().await;
+        if self.stopping.load(Ordering::Acquire) {
+            let title = "the server was told to stop";
+            let detail = "Send requests to another instance; what runs here is still answered.";
+            return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", title, detail));
+        }
+        let mut last = self.found.lock().await;
         let found = match &*last {
             Some((at, found)) if at.elapsed() < READINESS_HOLDS => found.clone(),
             _ => {
@@ -208,11 +226,11 @@ impl Readiness {
 
 async fn can_work(app: &Towpath) -> Result<(), Problem> {
     app.ready().await.map_err(|error| {
-        let status = axum::http::StatusCode::SERVICE_UNAVAILABLE;
+        let status = StatusCode::SERVICE_UNAVAILABLE;
         Problem::new(status, error.code(), error.to_string(), error.next_step())
     })?;
     let unavailable = |code: &str, title: String, detail: &str| {
-        Problem::new(axum::http::StatusCode::SERVICE_UNAVAILABLE, code, title, detail)
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, code, title, detail)
     };
     match tokio::time::timeout(BROKER_PATIENCE, app.broker_ready()).await {
         Ok(Ok(())) => Ok(()),

@@ -21,7 +21,7 @@ use utoipa_axum::routes;
 use super::App;
 use super::conditional::{Tag, is_known, tag_of};
 use super::extract::Path;
-use super::memory::Room;
+use super::memory::{Memory, Room};
 use super::problem::Problem;
 use super::wire::Envelope;
 
@@ -44,9 +44,10 @@ const MEDIA_TYPE: &str = "application/vnd.towpath.notifications+json";
         (status = 304, description = "The client has it already."),
     )
 )]
-async fn current(State(app): State<App>, headers: HeaderMap) -> Result<Response, Problem> {
+async fn current(State(app): State<App>, memory: Memory, headers: HeaderMap) -> Result<Response, Problem> {
     let head = app.towpath.store().head().await?;
-    page_response(&app, Page::current(head, app.towpath.page_size()), &headers).await
+    let page = Page::current(head, app.towpath.page_size());
+    page_response(&App { memory, ..app }, page, &headers).await
 }
 
 /// A page of the notification log
@@ -69,6 +70,7 @@ async fn current(State(app): State<App>, headers: HeaderMap) -> Result<Response,
 )]
 async fn page(
     State(app): State<App>,
+    memory: Memory,
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
@@ -77,7 +79,7 @@ async fn page(
     let head = app.towpath.store().head().await?;
     let page = Page::of(id, head, app.towpath.page_size())
         .ok_or_else(|| Problem::not_found(format!("there is no notification log {id}")))?;
-    page_response(&app, page, &headers).await
+    page_response(&App { memory, ..app }, page, &headers).await
 }
 
 async fn page_response(app: &App, page: Page, asked: &HeaderMap) -> Result<Response, Problem> {

@@ -13,7 +13,10 @@ const ANYWHERE: [(&str, &str); 8] = [
     ("401", "Who asks is not known."),
     ("403", "Who asks may not do this."),
     ("413", "The request is too large."),
-    ("429", "This caller asks more often than it may; ask again after `Retry-After`."),
+    (
+        "429",
+        "This caller asks more often than it may, or has as much under way; ask again after `Retry-After`.",
+    ),
     ("500", "Something is wrong here that sending the request again does not cure."),
     (
         "503",
@@ -23,8 +26,10 @@ const ANYWHERE: [(&str, &str); 8] = [
 ];
 
 /// What can happen to any change.
-const CHANGING: [(&str, &str); 1] =
-    [("409", "The same Idempotency-Key is at work already, or belongs to another request.")];
+const CHANGING: [(&str, &str); 2] = [
+    ("409", "The same Idempotency-Key is at work already, or belongs to another request."),
+    ("415", "There is a body, and it is not said to be JSON."),
+];
 
 /// Completes the document that was collected from the handlers: who we are, and that every error is a problem.
 pub(crate) fn complete(mut document: OpenApi) -> OpenApi {

@@ -63,15 +63,19 @@ impl Bench {
             headers: 50,
             header_timeout: Duration::from_secs(5),
             request_timeout,
+            answer_timeout: Duration::from_secs(60),
             connections: 10,
             concurrent_requests,
+            streams: 10,
+            memory_bytes: 1 << 20,
+            caller_share: 100,
             requests_per_second: 0,
             burst: 0,
         };
         let app = App {
             hive: None,
             towpath: towpath.clone(),
-            feed: Feed::start(towpath.clone(), Default::default(), FeedOptions::default()),
+            feed: Feed::start(towpath.clone(), FeedOptions::default()),
             access: Arc::new(Access::Checked { keys, tokens: None }),
             limits: Arc::new(Limits::new(settings)),
             measurements: crate::http::metrics::Measurements::of_nothing(),
@@ -139,7 +143,7 @@ impl Bench {
     fn request(&self, path: &str, who: usize, key: Option<&str>, body: &str) -> Request {
         let mut request =
             Request::builder().method(Method::POST).uri(path).header("x-api-key", &self.keys[who]);
-        request = request.header("x-request-id", "request-9");
+        request = request.header("x-request-id", "request-9").header("content-type", "application/json");
         if let Some(key) = key {
             request = request.header("idempotency-key", key);
         }

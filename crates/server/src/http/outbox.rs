@@ -16,6 +16,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::App;
+use super::access::Caller;
 use super::extract::{JsonBody, OptionalJsonBody, Path, Query, SoughtText};
 use super::problem::{AfterDone as _, Problem};
 use super::range::{Number, limit, number, usually, whole_number};
@@ -98,7 +99,7 @@ async fn show(State(app): State<Towpath>, Path(Number(id)): Path<Number>) -> Res
 #[schema(as = RetryAsked)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Forced {
-    /// Also if it was perhaps published so long ago that inboxes do not remember.
+    /// For admins: also if it was perhaps published so long ago that inboxes do not remember.
     #[serde(default)]
     force: bool,
 }
@@ -123,9 +124,11 @@ struct Forced {
 )]
 async fn retry(
     State(app): State<Towpath>,
+    caller: Caller,
     Path(Number(id)): Path<Number>,
     OptionalJsonBody(asked): OptionalJsonBody<Forced>,
 ) -> Result<Response, Problem> {
+    caller.may_force(asked.force)?;
     let before = row(&app, id).await?;
     let outbox = app.outbox();
     let reopened = match asked.force {
@@ -165,14 +168,18 @@ struct ManyAsked {
     #[serde(default, deserialize_with = "whole_number")]
     #[schema(minimum = 0, maximum = 9007199254740991_i64)]
     expected: Option<u64>,
-    /// Also those that were perhaps published so long ago that inboxes do not remember.
+    /// In place of `expected`: however many they are.
+    #[serde(default)]
+    all: bool,
+    /// For admins: also those that were perhaps published so long ago that inboxes do not remember.
     #[serde(default)]
     force: bool,
 }
 
 /// Puts all rows back that were given up and fit
 ///
-/// Ask with `dryRun` first, and send its count as `expected`: if it is no longer true, nothing is done.
+/// Ask with `dryRun` first, and send its count as `expected`: if it is no longer true, nothing is done. Who does not want
+/// to count says `all`.
 #[utoipa::path(
     post,
     path = "/api/outbox/retry",
@@ -184,13 +191,16 @@ struct ManyAsked {
         (status = 409, description = "There are not as many as expected, or one was perhaps published so long ago that inboxes do not remember."),
         (status = 413, description = "The request is too large."),
         (status = 415, description = "The body is not JSON."),
-        (status = 422, description = "No channel can have this name."),
+        (status = 422, description = "No channel can have this name, or neither `expected` nor `all` is said."),
     )
 )]
 async fn retry_many(
     State(app): State<Towpath>,
+    caller: Caller,
     JsonBody(asked): JsonBody<ManyAsked>,
 ) -> Result<Response, Problem> {
+    caller.may_force(asked.force)?;
+    let believed = Believed::read(asked.dry_run, asked.expected, asked.all)?;
     let now = Utc::now();
     let filter = FailedFilter {
         channel: asked.channel.map(channel_name).transpose()?,
@@ -205,7 +215,7 @@ async fn retry_many(
     if asked.dry_run {
         return Ok(Json(ManyRetried { count, retried: None }).into_response());
     }
-    as_many_as_expected(count, asked.expected)?;
+    believed.holds(count)?;
     let retried = match asked.force {
         true => outbox.retry_where_by_force(&filter).await?,
         false => outbox.retry_where(&filter).await?,
@@ -213,16 +223,38 @@ async fn retry_many(
     Ok(Json(ManyRetried { count, retried: Some(retried) }).into_response())
 }
 
-/// Refuses a bulk action whose scope is not what the caller believes.
-pub(super) fn as_many_as_expected(count: u64, expected: Option<u64>) -> Result<(), Problem> {
-    match expected {
-        Some(expected) if expected != count => Err(Problem::new(
-            StatusCode::CONFLICT,
-            "scope-changed",
-            format!("{expected} were expected, and {count} fit"),
-            "Ask again with dryRun, look at what has changed, and send the new count. Nothing was done.",
-        )),
-        _ => Ok(()),
+/// What the caller of a bulk action believes about its scope. Nobody touches more than they have seen by leaving out a
+/// word: it must be said.
+pub(super) struct Believed {
+    /// Nothing for however many they are.
+    expected: Option<u64>,
+}
+
+impl Believed {
+    /// Reads what was said. On a dry run nothing need be.
+    pub(super) fn read(dry_run: bool, expected: Option<u64>, all: bool) -> Result<Self, Problem> {
+        if expected.is_none() && !all && !dry_run {
+            return Err(Problem::new(
+                StatusCode::UNPROCESSABLE_ENTITY,
+                "scope-not-said",
+                "a bulk action needs to be told how many are meant",
+                "Ask with dryRun, and send its count as expected; or send \"all\": true. Nothing was done.",
+            ));
+        }
+        Ok(Self { expected })
+    }
+
+    /// Refuses a scope that is not as the caller believes.
+    pub(super) fn holds(&self, count: u64) -> Result<(), Problem> {
+        match self.expected {
+            Some(expected) if expected != count => Err(Problem::new(
+                StatusCode::CONFLICT,
+                "scope-changed",
+                format!("{expected} were expected, and {count} fit"),
+                "Ask again with dryRun, look at what has changed, and send the new count. Nothing was done.",
+            )),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -53,6 +53,11 @@ impl Problem {
         if is_passing { Self { standing: Standing::Passing, ..self } } else { self }
     }
 
+    /// This caller has all that one caller may have.
+    pub(crate) fn share_used_up(title: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "share-used-up", title, detail)
+    }
+
     /// The request cannot be read.
     pub(crate) fn malformed(title: impl Into<String>, detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "malformed", title, detail)
@@ -241,7 +246,7 @@ impl IntoResponse for Problem {
         response.extensions_mut().insert(self.standing);
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static(PROBLEM_JSON));
-        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+        if matches!(self.status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS) {
             headers.insert(header::RETRY_AFTER, header::HeaderValue::from_static("5"));
         }
         response

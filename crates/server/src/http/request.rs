@@ -132,6 +132,8 @@ pub(super) async fn identify(mut request: Request, next: Next) -> Response {
     if let Some(traceparent) = identity.trace.header() {
         headers.insert(TRACEPARENT, traceparent);
     }
+    // What is answered is for who asked, at this moment, unless it says otherwise.
+    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("private, no-store"));
     let actor = response.extensions().get::<Caller>().map(|caller| caller.name.to_string());
     tracing::info!(
         target: "towpath::http",

@@ -97,7 +97,9 @@ impl Server {
         let (lines, kept) = (BufReader::new(child.stderr.take().unwrap()).lines(), Arc::clone(&log));
         std::thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
-                if let Some((_, address)) = line.split_once("listens on http://") {
+                if let Some((_, url)) = line.split_once(" listens on ")
+                    && let Some((_, address)) = url.split_once("://")
+                {
                     let _ = sender.send(address.trim_end_matches('/').to_owned());
                 }
                 let mut log = kept.lock().unwrap();

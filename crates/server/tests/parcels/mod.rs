@@ -24,12 +24,19 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Parcel {
     weight: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    note: Option<String>,
 }
 
 #[derive(Serialize, Deserialize)]
 pub enum ParcelCommand {
     #[serde(rename = "parcel.register")]
-    Register { weight: u32 },
+    Register {
+        weight: u32,
+        /// As long as one likes.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        note: Option<String>,
+    },
     #[serde(rename = "parcel.send")]
     Send,
     #[serde(rename = "parcel.lose")]
@@ -39,7 +46,11 @@ pub enum ParcelCommand {
 #[derive(Serialize, Deserialize)]
 pub enum ParcelEvent {
     #[serde(rename = "parcel.registered")]
-    Registered { weight: u32 },
+    Registered {
+        weight: u32,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        note: Option<String>,
+    },
     #[serde(rename = "parcel.sent")]
     Sent,
     #[serde(rename = "parcel.lost")]
@@ -79,7 +90,9 @@ impl Aggregate for Parcel {
     fn decide(&self, command: ParcelCommand, _: &Context) -> Result<Vec<ParcelEvent>, ParcelRefusal> {
         match (command, self.weight) {
             (ParcelCommand::Register { .. }, Some(_)) => Err(ParcelRefusal::AlreadyRegistered),
-            (ParcelCommand::Register { weight }, None) => Ok(vec![ParcelEvent::Registered { weight }]),
+            (ParcelCommand::Register { weight, note }, None) => {
+                Ok(vec![ParcelEvent::Registered { weight, note }])
+            }
             (_, None) => Err(ParcelRefusal::Unknown),
             (ParcelCommand::Send, Some(_)) => Ok(vec![ParcelEvent::Sent]),
             (ParcelCommand::Lose, Some(_)) => Ok(vec![ParcelEvent::Lost]),
@@ -88,7 +101,7 @@ impl Aggregate for Parcel {
 
     fn evolve(self, event: &ParcelEvent) -> Self {
         match event {
-            ParcelEvent::Registered { weight } => Parcel { weight: Some(*weight) },
+            ParcelEvent::Registered { weight, note } => Parcel { weight: Some(*weight), note: note.clone() },
             ParcelEvent::Sent | ParcelEvent::Lost => self,
         }
     }
@@ -112,7 +125,7 @@ impl Aggregate for Parcel {
 fn carrier(builder: Builder) -> Builder {
     let weigh = |delivery: Delivery| async move {
         match delivery.read::<Parcel>()? {
-            ParcelEvent::Registered { weight } if weight > 100 => {
+            ParcelEvent::Registered { weight, .. } if weight > 100 => {
                 Ok(delivery.dead("too-heavy", "two people lift it"))
             }
             _ => Ok::<Next, HandlerError>(delivery.handled()),
@@ -186,12 +199,19 @@ impl Server {
         Self { child, address, folder }
     }
 
+    /// How much memory it has had at most, in MiB.
+    pub fn peak(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
+    }
+
     pub fn get(&self, path: &str) -> Answer {
         self.ask("GET", path, &[], "")
     }
 
     pub fn post(&self, path: &str, body: &str) -> Answer {
-        self.ask("POST", path, &[("Content-Type", "application/json")], body)
+        self.ask("POST", path, &[], body)
     }
 
     /// Sends a command that is fine.
@@ -204,7 +224,11 @@ impl Server {
 
     pub fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
         let mut stream = TcpStream::connect(&self.address).unwrap();
-        let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        let mut headers: String =
+            headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        if !body.is_empty() && !headers.contains("Content-Type") {
+            headers.push_str("Content-Type: application/json\r\n");
+        }
         write!(
             stream,
             "{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nContent-Length: {}\r\n{headers}\r\n{body}",

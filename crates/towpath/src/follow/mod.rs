@@ -51,6 +51,7 @@ use peer::Peer;
 pub struct Follower {
     url: String,
     key: Option<String>,
+    authorities: Option<Vec<u8>>,
     name: String,
     policy: FollowPolicy,
     work: Work,
@@ -60,6 +61,7 @@ pub struct Follower {
 pub struct FollowerOf {
     url: String,
     key: Option<String>,
+    authorities: Option<Vec<u8>>,
     policy: FollowPolicy,
 }
 
@@ -106,7 +108,7 @@ impl Default for FollowPolicy {
 impl Follower {
     /// Follows the Towpath at a URL, such as `https://orders.example:7400`.
     pub fn of(url: impl Into<String>) -> FollowerOf {
-        FollowerOf { url: url.into(), key: None, policy: FollowPolicy::default() }
+        FollowerOf { url: url.into(), key: None, authorities: None, policy: FollowPolicy::default() }
     }
 }
 
@@ -114,6 +116,12 @@ impl FollowerOf {
     /// With a key of the peer's.
     pub fn key(mut self, key: impl Into<String>) -> Self {
         self.key = Some(key.into());
+        self
+    }
+
+    /// Over https with the authorities in this PEM text alone, in place of those that the machine trusts.
+    pub fn authorities(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.authorities = Some(pem.into());
         self
     }
 
@@ -152,7 +160,8 @@ impl FollowerOf {
     }
 
     fn doing(self, name: String, work: Work) -> Follower {
-        Follower { url: self.url, key: self.key, name, policy: self.policy, work }
+        let Self { url, key, authorities, policy } = self;
+        Follower { url, key, authorities, name, policy, work }
     }
 }
 
@@ -200,7 +209,8 @@ impl Towpath {
     /// A URL or name that is wrong; a store that cannot be used.
     pub async fn follow(&self, follower: Follower) -> Result<Following, FollowError> {
         let handler = HandlerName::new(&follower.name)?;
-        let peer = Peer::new(&follower.url, follower.key.as_deref(), &follower.policy)?;
+        let (key, authorities) = (follower.key.as_deref(), follower.authorities.as_deref());
+        let peer = Peer::new(&follower.url, key, authorities, &follower.policy)?;
         let now = self.bus.clock.now();
         let found = self.store().open_followed_log(&handler, &peer.shown(), now).await?;
         let (told, standing) = watch::channel(Standing { position: found.position, ..Standing::default() });

@@ -5,7 +5,7 @@ use std::time::Duration;
 use reqwest::header::{
     ACCEPT, AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, ETAG, HeaderValue, IF_NONE_MATCH, RETRY_AFTER,
 };
-use reqwest::{Client, Response, StatusCode, Url, redirect};
+use reqwest::{Certificate, Client, Response, StatusCode, Url, redirect};
 use towpath_core::notifications::PageId;
 
 use super::page::{Page, unreadable};
@@ -37,7 +37,12 @@ pub(super) enum Fetched {
 }
 
 impl Peer {
-    pub(super) fn new(url: &str, key: Option<&str>, policy: &FollowPolicy) -> Result<Self, FollowError> {
+    pub(super) fn new(
+        url: &str,
+        key: Option<&str>,
+        authorities: Option<&[u8]>,
+        policy: &FollowPolicy,
+    ) -> Result<Self, FollowError> {
         let bad = |what: String| FollowError::BadUrl(what);
         let mut notifications =
             Url::parse(url).map_err(|error| bad(format!("the peer's URL is wrong: {error}")))?;
@@ -62,13 +67,19 @@ impl Peer {
             // An error means that somebody else was quicker, and that is as good.
             let _ = rustls::crypto::ring::default_provider().install_default();
         }
-        let client = Client::builder()
+        let mut client = Client::builder()
             .redirect(redirect::Policy::none())
             .connect_timeout(CONNECT_WITHIN)
             .timeout(policy.answer_within)
-            .user_agent(concat!("towpath/", env!("CARGO_PKG_VERSION")))
-            .build()
-            .map_err(|error| bad(format!("no connections can be made: {error}")))?;
+            .user_agent(concat!("towpath/", env!("CARGO_PKG_VERSION")));
+        if let Some(pem) = authorities {
+            let found = Certificate::from_pem_bundle(pem).unwrap_or_default();
+            if found.is_empty() {
+                return Err(bad("there are no certificates as PEM among the peer's authorities".to_owned()));
+            }
+            client = client.tls_certs_only(found);
+        }
+        let client = client.build().map_err(|error| bad(format!("no connections can be made: {error}")))?;
         Ok(Self { client, notifications, key, largest_page: policy.largest_page })
     }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use kube::core::Status;
 use kube::core::response::StatusDetails;
+use towpath::with_causes;
 
 use super::calls::{GROUP, NAMESPACES, SERVICES, VERSION};
 use crate::gateway::GatewayError;
@@ -190,18 +191,4 @@ fn unavailable(status: &Status) -> GatewayError {
         false => format!("status {}: {}", status.code, status.message),
     };
     GatewayError::Unavailable { message }
-}
-
-/// An error with what led to it, each once: some repeat their cause in their own text.
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(next) = cause {
-        let said = next.to_string();
-        if !text.contains(&said) {
-            text = format!("{text}: {said}");
-        }
-        cause = next.source();
-    }
-    text
 }

@@ -143,7 +143,7 @@ pub(crate) async fn run(flags: StreamFlags) -> Result<(), Failure> {
 async fn measure(scratch: &Scratch, flags: &StreamFlags) -> Result<Report, Failure> {
     let builder = Towpath::builder().store(scratch.url()).aggregate::<Account>().aggregate::<Ballast>();
     let app = builder.start().await.map_err(|error| Failure::unreachable(error.report()))?;
-    let feed = Feed::start(app.clone(), Default::default(), FeedOptions::default());
+    let feed = Feed::start(app.clone(), FeedOptions::default());
     let listener = TcpListener::bind("127.0.0.1:0").await.map_err(broken)?;
     let address = listener.local_addr().map_err(broken)?.to_string();
     let limits = LimitSettings { requests_per_second: 0, ..ServeFlags::default().config()?.limits };
@@ -158,7 +158,7 @@ async fn measure(scratch: &Scratch, flags: &StreamFlags) -> Result<Report, Failu
         memory: Default::default(),
         readiness: Default::default(),
     };
-    let listener = Patient { listener, patience: PATIENCE };
+    let listener = Patient { listener, patience: PATIENCE, tls: None };
     let server = tokio::spawn(async move {
         connections::serve(listener, router(state), &limits, Duration::ZERO, std::future::pending()).await;
     });

@@ -12,6 +12,7 @@ mod shown;
 mod trace;
 
 use std::io::{BufRead, Write};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -39,6 +40,10 @@ pub(crate) struct Connection {
     /// The key to show to the server
     #[arg(long, env = "TOWPATH_KEY", value_name = "KEY", hide_env_values = true)]
     key: Option<String>,
+
+    /// Authorities (PEM) that may vouch for the server, in place of the public ones
+    #[arg(long, env = "TOWPATH_CA", value_name = "FILE")]
+    ca: Option<PathBuf>,
 
     /// Show what the server says, as it says it
     #[arg(long)]
@@ -124,10 +129,14 @@ impl Client {
         if !matches!(base.scheme(), "http" | "https") || base.cannot_be_a_base() {
             return Err(wrong());
         }
-        let http = reqwest::Client::builder()
+        let mut http = reqwest::Client::builder()
             .connect_timeout(Duration::from_secs(5))
             .timeout(Duration::from_secs(120))
-            .redirect(reqwest::redirect::Policy::none())
+            .redirect(reqwest::redirect::Policy::none());
+        if let Some(file) = &connection.ca {
+            http = http.tls_certs_only(authorities(file)?);
+        }
+        let http = http
             .build()
             .map_err(|error| Failure::unreachable(format!("no connection can be made: {error}")))?;
         Ok(Self { http, base, key: connection.key.clone(), json: connection.json })
@@ -173,7 +182,8 @@ impl Client {
                 message.push_str(&format!("\n  because: {cause}"));
             }
             message.push_str(
-                "\nStart one with `towpath serve`, or say where it is with --server or TOWPATH_SERVER.",
+                "\nStart one with `towpath serve`, or say where it is with --server or TOWPATH_SERVER; --ca says which \
+                 authority vouches for it.",
             );
             Failure::unreachable(message)
         };
@@ -202,6 +212,16 @@ impl Client {
     /// Shows an answer: to the letter, or as people like to read it.
     fn show(&self, answer: &Answer, for_people: impl FnOnce(&Value)) {
         if self.json { output::line(answer.text.trim_end()) } else { for_people(&answer.value) }
+    }
+}
+
+/// The authorities in a file.
+fn authorities(file: &Path) -> Result<Vec<reqwest::Certificate>, Failure> {
+    let wrong = |what: &str| Failure::usage(format!("--ca: the file {} {what}", file.display()));
+    let pem = std::fs::read(file).map_err(|error| wrong(&format!("cannot be read: {error}")))?;
+    match reqwest::Certificate::from_pem_bundle(&pem) {
+        Ok(found) if !found.is_empty() => Ok(found),
+        _ => Err(wrong("has no certificates as PEM")),
     }
 }
 

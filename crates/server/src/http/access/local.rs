@@ -7,51 +7,117 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 
 use crate::http::problem::Problem;
 
-/// Refuses what a foreign page has a browser send.
+/// What a proxy adds to what it passes on. Others than these may be made up; these are not left out by any.
+const ADDED_BY_PROXIES: [&str; 3] = ["forwarded", "via", "x-real-ip"];
+
+/// Refuses what was passed on by a proxy: whoever has asked it is perhaps not on this machine.
+pub(super) fn not_by_a_proxy(headers: &HeaderMap) -> Result<(), Problem> {
+    let is_added = |name: &str| ADDED_BY_PROXIES.contains(&name) || name.starts_with("x-forwarded-");
+    let Some(name) = headers.keys().find(|name| is_added(name.as_str())) else { return Ok(()) };
+    Err(Problem::new(
+        StatusCode::FORBIDDEN,
+        "forwarded-request",
+        format!(
+            "without keys only this machine is served, and this request was passed on by a proxy ({name})"
+        ),
+        "Configure keys or an issuer of tokens, and let callers show theirs; or call the server directly.",
+    ))
+}
+
+/// Refuses what a foreign page has a browser send. A page of this machine on another port is foreign, too.
 pub(super) fn not_by_a_foreign_page(headers: &HeaderMap) -> Result<(), Problem> {
-    let host = headers.get(header::HOST).is_none_or(|host| is_loopback(host, ""));
-    let origin = headers.get(header::ORIGIN).is_none_or(|origin| is_loopback(origin, "http://"));
-    let cross_site = headers.get("sec-fetch-site").is_some_and(|site| site == "cross-site");
-    if host && origin && !cross_site {
+    let host = headers.get(header::HOST).map(HeaderValue::as_bytes).map(authority);
+    let is_for_us = host.as_ref().is_none_or(|host| host.as_ref().is_some_and(is_loopback));
+    let is_ours = headers.get(header::ORIGIN).is_none_or(|origin| {
+        let Ok(origin) = origin.to_str() else { return false };
+        let (origin, port) = match (origin.strip_prefix("http://"), origin.strip_prefix("https://")) {
+            (Some(rest), _) => (rest, 80),
+            (_, Some(rest)) => (rest, 443),
+            _ => return false,
+        };
+        let with_port = |(name, given): (String, Option<u16>)| (name, given.unwrap_or(port));
+        let host = host.clone().flatten().map(with_port);
+        host.is_some() && authority(origin.as_bytes()).map(with_port) == host
+    });
+    let site = headers.get("sec-fetch-site");
+    let from_elsewhere = site.is_some_and(|site| site != "same-origin" && site != "none");
+    if is_for_us && is_ours && !from_elsewhere {
         return Ok(());
     }
     Err(Problem::new(
         StatusCode::FORBIDDEN,
         "foreign-origin",
-        "without keys only this machine is served, and this request comes from a page of another one",
+        "without keys only this machine is served, and this request comes from a page of another origin",
         "Call the server as 127.0.0.1 or localhost; to serve others, configure keys.",
     ))
 }
 
-/// Whether a host, behind a prefix and perhaps with a port, is this machine.
-fn is_loopback(value: &HeaderValue, prefix: &str) -> bool {
-    let Some(host) = value.to_str().ok().and_then(|text| text.strip_prefix(prefix)) else { return false };
-    let name = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        Some((address, _)) => address,
-        None => host.split_once(':').map_or(host, |(name, _)| name),
+/// The name and the port of `NAME`, `NAME:PORT`, `[ADDRESS]` or `[ADDRESS]:PORT`.
+fn authority(text: &[u8]) -> Option<(String, Option<u16>)> {
+    let text = std::str::from_utf8(text).ok()?;
+    let (name, rest) = match text.strip_prefix('[').and_then(|inner| inner.split_once(']')) {
+        Some((address, rest)) => (address, rest),
+        None => text.split_at(text.find(':').unwrap_or(text.len())),
     };
-    let is_address = name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
-    is_address || name.eq_ignore_ascii_case("localhost")
+    let port = match rest.strip_prefix(':') {
+        Some(port) => Some(port.parse().ok()?),
+        None if rest.is_empty() => None,
+        None => return None,
+    };
+    Some((name.to_ascii_lowercase(), port))
+}
+
+/// Whether a name is one of this machine.
+fn is_loopback((name, _): &(String, Option<u16>)) -> bool {
+    name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback()) || name == "localhost"
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        let header = |(name, value): &(&'static str, &'static str)| {
+            (header::HeaderName::from_static(name), HeaderValue::from_static(value))
+        };
+        pairs.iter().map(header).collect()
+    }
+
     #[test]
     fn pages_of_this_machine_are_told_from_others() {
-        let allowed = |pairs: &[(&'static str, &'static str)]| {
-            let headers = pairs.iter().map(|(name, value)| {
-                (header::HeaderName::from_static(name), HeaderValue::from_static(value))
-            });
-            not_by_a_foreign_page(&headers.collect()).is_ok()
-        };
+        let allowed = |pairs: &[(&'static str, &'static str)]| not_by_a_foreign_page(&headers(pairs)).is_ok();
         assert!(allowed(&[("host", "127.0.0.1:7400")]) && allowed(&[("host", "[::1]:7400")]) && allowed(&[]));
         assert!(allowed(&[("host", "localhost:7400"), ("origin", "http://localhost:7400")]));
+        assert!(allowed(&[("host", "LocalHost:7400"), ("origin", "https://localhost:7400")]));
+        assert!(allowed(&[("host", "localhost"), ("origin", "http://localhost:80")]));
+        assert!(allowed(&[("host", "[::1]:443"), ("origin", "https://[::1]")]));
+        assert!(allowed(&[("host", "127.0.0.1:7400"), ("sec-fetch-site", "same-origin")]));
+        assert!(allowed(&[("host", "127.0.0.1:7400"), ("sec-fetch-site", "none")]), "typed by a person");
         assert!(!allowed(&[("host", "evil.example:7400")]), "a name that points here");
         assert!(!allowed(&[("host", "127.0.0.1.evil.example")]));
+        assert!(!allowed(&[("host", "127.0.0.1:x")]));
         assert!(!allowed(&[("host", "127.0.0.1:7400"), ("origin", "https://evil.example")]));
         assert!(!allowed(&[("host", "127.0.0.1:7400"), ("origin", "null")]), "a sandboxed page");
         assert!(!allowed(&[("host", "127.0.0.1:7400"), ("sec-fetch-site", "cross-site")]));
+        assert!(!allowed(&[("host", "127.0.0.1:7400"), ("sec-fetch-site", "same-site")]), "another port");
+    }
+
+    #[test]
+    fn a_page_of_this_machine_on_another_port_is_foreign() {
+        for origin in ["http://localhost:3000", "http://localhost", "http://127.0.0.1:7400"] {
+            let sent = headers(&[("host", "localhost:7400"), ("origin", origin)]);
+            assert!(not_by_a_foreign_page(&sent).is_err(), "{origin}");
+        }
+        assert!(not_by_a_foreign_page(&headers(&[("origin", "http://localhost:7400")])).is_err(), "no host");
+    }
+
+    #[test]
+    fn what_a_proxy_passed_on_is_told() {
+        for name in
+            ["forwarded", "via", "x-real-ip", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto"]
+        {
+            assert!(not_by_a_proxy(&headers(&[(name, "1")])).is_err(), "{name}");
+        }
+        assert!(not_by_a_proxy(&headers(&[("x-request-id", "1"), ("x-forward", "1")])).is_ok());
     }
 }

@@ -61,6 +61,17 @@ pub(crate) struct Caller {
     pub(crate) until: Option<DateTime<Utc>>,
 }
 
+impl Caller {
+    /// Refuses force, which repeats what may have been done, to who is no admin.
+    pub(super) fn may_force(&self, force: bool) -> Result<(), Problem> {
+        if force { self.must_be(Role::Admin) } else { Ok(()) }
+    }
+
+    fn must_be(&self, needed: Role) -> Result<(), Problem> {
+        if self.role < needed { Err(forbidden(self, needed)) } else { Ok(()) }
+    }
+}
+
 impl<S: Send + Sync> FromRequestParts<S> for Caller {
     type Rejection = Problem;
 
@@ -87,6 +98,7 @@ impl Access {
     async fn caller(&self, headers: &HeaderMap) -> Result<Caller, Problem> {
         match self {
             Self::Local => {
+                local::not_by_a_proxy(headers)?;
                 local::not_by_a_foreign_page(headers)?;
                 Ok(Caller { name: ActorId::from_stored("local"), role: Role::Admin, until: None })
             }
@@ -140,20 +152,26 @@ pub(super) async fn guard(State(app): State<App>, mut request: Request, next: Ne
             return response;
         }
     };
-    let bucket = match &*app.access {
-        Access::Local => address,
-        Access::Checked { .. } => caller.name.to_string(),
+    // Everybody on this machine is one, and has all of it.
+    let (bucket, memory) = match &*app.access {
+        Access::Local => (address, app.memory.clone()),
+        Access::Checked { .. } => (caller.name.to_string(), app.memory.of_caller(caller.name.as_str())),
     };
-    if let Err(refused) = app.limits.spend(&bucket) {
+    // Who watches is answered however much else is asked, by the same caller, too.
+    if request.uri().path() != "/metrics"
+        && let Err(refused) = app.limits.spend(&bucket)
+    {
         return refused;
     }
     let route = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str).unwrap_or_default();
     let needed = rules::needed(request.method(), route);
-    let mut response = if caller.role < needed {
-        forbidden(&caller, needed).into_response()
-    } else {
-        request.extensions_mut().insert(caller.clone());
-        next.run(request).await
+    let mut response = match caller.must_be(needed) {
+        Err(problem) => problem.into_response(),
+        Ok(()) => {
+            request.extensions_mut().insert(memory);
+            request.extensions_mut().insert(caller.clone());
+            next.run(request).await
+        }
     };
     if matches!(*app.access, Access::Checked { .. }) {
         keep_from_shared_caches(response.headers_mut());
@@ -166,7 +184,10 @@ pub(super) async fn guard(State(app): State<App>, mut request: Request, next: Ne
 /// What may be cached by everybody may be so only where everybody may read it: a proxy would give it to who has no key.
 fn keep_from_shared_caches(headers: &mut HeaderMap) {
     let Some(Ok(rules)) = headers.get(header::CACHE_CONTROL).map(HeaderValue::to_str) else { return };
-    let private = rules.replace("public", "private");
+    let mut private = rules.replace("public", "private");
+    if !private.contains("private") && !private.contains("no-store") {
+        private.insert_str(0, "private, ");
+    }
     if let Ok(private) = HeaderValue::try_from(private) {
         headers.insert(header::CACHE_CONTROL, private);
     }
@@ -181,7 +202,7 @@ fn credentials(headers: &HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| sent.trim())
 }
 
-fn unauthenticated() -> Problem {
+pub(super) fn unauthenticated() -> Problem {
     Problem::new(
         StatusCode::UNAUTHORIZED,
         "unauthenticated",

@@ -12,9 +12,13 @@ pub(super) fn is_open(path: &str) -> bool {
     OPEN.contains(&path)
 }
 
-/// Changes that skip or repeat facts for good.
-const FOR_ADMINS: [(Method, &str); 2] =
-    [(Method::DELETE, "/api/channels/{name}"), (Method::POST, "/api/channels/{name}/reset")];
+/// Changes that skip or repeat facts for good. So do those that are asked for by force: their handlers look at that.
+const FOR_ADMINS: [(Method, &str); 4] = [
+    (Method::DELETE, "/api/channels/{name}"),
+    (Method::POST, "/api/channels/{name}/reset"),
+    (Method::POST, "/api/dead-letters/discard"),
+    (Method::POST, "/api/dead-letters/{id}/discard"),
+];
 
 /// What a request needs. Anything that is not known to only read is a change.
 pub(super) fn needed(method: &Method, route: &str) -> Role {
@@ -34,6 +38,8 @@ mod tests {
         assert_eq!(needed(&Method::GET, "/api/channels/{name}"), Role::Viewer);
         assert_eq!(needed(&Method::POST, "/api/outbox/{id}/retry"), Role::Operator);
         assert_eq!(needed(&Method::DELETE, "/api/channels/{name}"), Role::Admin);
+        assert_eq!(needed(&Method::POST, "/api/dead-letters/{id}/discard"), Role::Admin);
+        assert_eq!(needed(&Method::POST, "/api/dead-letters/{id}/replay"), Role::Operator);
         let unknown = Method::from_bytes(b"BREW").unwrap();
         assert_eq!(needed(&unknown, "/api/channels"), Role::Operator, "what is not known is a change");
         assert!(Role::Viewer < Role::Operator && Role::Operator < Role::Admin);

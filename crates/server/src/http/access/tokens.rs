@@ -1,21 +1,24 @@
 //! JSON Web Tokens of one issuer, checked against its published keys.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::body::Bytes;
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use jsonwebtoken::jwk::{AlgorithmParameters, Jwk, JwkSet};
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
+use rustls::{ClientConfig, RootCertStore};
 use serde_json::Value;
 use tokio::time::Instant;
 use towpath::ids::ActorId;
+use towpath::with_causes;
 
 use super::{Caller, Role};
+use crate::http::tls::certificates;
 use crate::shown_url::without_secrets;
 
 /// The algorithms that can be allowed: whoever checks a token must not be able to make one.
@@ -31,11 +34,12 @@ pub(crate) const ASYMMETRIC: [(&str, Algorithm); 9] = [
     ("EdDSA", Algorithm::EdDSA),
 ];
 
-/// Keys are asked for again on an unknown key id, but not more often than this.
+/// Keys are asked for again on an unknown key id, but not more often than this, or than they must be where that is more
+/// often.
 const LEAST_PAUSE: Duration = Duration::from_secs(60);
 
-/// Keys are asked for again when they are older than this: an issuer may have taken one back.
-const OLDEST: Duration = Duration::from_secs(60 * 60);
+/// Keys are asked for again when this part of their time is over, while they still hold.
+const RENEWED_AT: u32 = 4;
 
 /// How long an issuer may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -51,8 +55,12 @@ const LEEWAY_SECONDS: u64 = 30;
 pub(crate) struct JwtSettings {
     pub(crate) issuer: String,
     pub(crate) audience: String,
-    /// A file, or an http or https URL.
+    /// A file, or an https URL; http only on this machine.
     pub(crate) jwks: String,
+    /// A file with the authorities that may vouch for the issuer's server, in place of the public ones.
+    pub(crate) ca: Option<PathBuf>,
+    /// For how long keys hold that the issuer has not named again: it may have taken one back.
+    pub(crate) keys_for: Duration,
     /// The claim that holds the role; dots lead into objects.
     pub(crate) role_claim: String,
     pub(crate) algorithms: Vec<Algorithm>,
@@ -85,7 +93,11 @@ struct Known {
 
 enum Source {
     File(PathBuf),
-    Url(hyper::Uri),
+    Url {
+        url: hyper::Uri,
+        /// Nothing where the public authorities count.
+        tls: Option<ClientConfig>,
+    },
 }
 
 #[derive(Default)]
@@ -103,9 +115,16 @@ impl Tokens {
         let shown = without_secrets(jwks);
         let mut keys = Keys::default();
         let source = if jwks.starts_with("http://") || jwks.starts_with("https://") {
-            Source::Url(
-                jwks.parse().map_err(|error| format!("access.jwt.jwks {shown:?} is no URL: {error}"))?,
-            )
+            let url: hyper::Uri =
+                jwks.parse().map_err(|error| format!("access.jwt.jwks {shown:?} is no URL: {error}"))?;
+            // Whoever can change the keys on their way can make tokens.
+            if url.scheme_str() == Some("http") && !url.host().is_some_and(is_this_machine) {
+                return Err(format!(
+                    "access.jwt.jwks {shown:?} would fetch keys over plain HTTP from another machine\n\
+                     Write an https URL, with access.jwt.ca if its authority is a private one; or a file."
+                ));
+            }
+            Source::Url { url, tls: settings.ca.as_deref().map(trusting).transpose()? }
         } else {
             let path = PathBuf::from(jwks);
             let text = std::fs::read(&path)
@@ -143,13 +162,22 @@ impl Tokens {
         let name =
             ActorId::new(format!("jwt:{subject}")).map_err(|error| TokenError::Refused(error.to_string()))?;
         let role = role_in(&claims, &self.settings.role_claim).ok_or(TokenError::NoRole)?;
-        Ok(Caller { name, role, until: end_of(&claims) })
+        // What goes on for long must show its token again: its key may have been taken back.
+        let again = Utc::now()
+            .checked_add_signed(TimeDelta::from_std(self.settings.keys_for).unwrap_or(TimeDelta::MAX));
+        let until = end_of(&claims).into_iter().chain(again).min();
+        Ok(Caller { name, role, until })
+    }
+
+    fn least_pause(&self) -> Duration {
+        LEAST_PAUSE.min(self.settings.keys_for / RENEWED_AT)
     }
 
     /// The key of an id; of the only one there is, if the token names none.
     ///
-    /// Nobody waits for the issuer whose key is known: keys that are old are asked for in a task of their own. Who has a
-    /// key that is not known waits, together with all others like it, for one answer.
+    /// Nobody waits for the issuer whose key is known and holds: keys are asked for again before their time is over, in a
+    /// task of their own. Who has a key that is not known, or known no longer, waits, together with all others like it,
+    /// for one answer.
     async fn key(self: &Arc<Self>, id: Option<&str>) -> Result<Jwk, TokenError> {
         let known = self.known(id);
         if let Some(key) = known.key {
@@ -173,11 +201,13 @@ impl Tokens {
 
     fn known(&self, id: Option<&str>) -> Known {
         let keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        let (holds, pause) = (self.settings.keys_for, self.least_pause());
+        let set = keys.set.as_ref().filter(|_| keys.had_at.is_some_and(|at| at.elapsed() < holds));
         Known {
-            key: keys.set.as_ref().and_then(|set| choose(set, id)),
-            has_set: keys.set.is_some(),
-            is_old: keys.had_at.is_none_or(|at| at.elapsed() > OLDEST),
-            may_ask: keys.asked_at.is_none_or(|at| at.elapsed() > LEAST_PAUSE),
+            key: set.and_then(|set| choose(set, id)),
+            has_set: set.is_some(),
+            is_old: keys.had_at.is_none_or(|at| at.elapsed() > holds / RENEWED_AT),
+            may_ask: keys.asked_at.is_none_or(|at| at.elapsed() > pause),
         }
     }
 
@@ -191,7 +221,7 @@ impl Tokens {
         };
         {
             let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
-            if keys.asked_at.is_some_and(|at| at.elapsed() <= LEAST_PAUSE) {
+            if keys.asked_at.is_some_and(|at| at.elapsed() <= self.least_pause()) {
                 return;
             }
             keys.asked_at = Some(Instant::now());
@@ -210,10 +240,12 @@ impl Tokens {
     async fn fetch(&self) -> Result<JwkSet, String> {
         let bytes = match &self.source {
             Source::File(path) => tokio::fs::read(path).await.map_err(|error| error.to_string())?,
-            Source::Url(url) => match tokio::time::timeout(PATIENCE, get(url.clone())).await {
-                Ok(got) => got?,
-                Err(_) => return Err(format!("no answer within {PATIENCE:?}")),
-            },
+            Source::Url { url, tls } => {
+                match tokio::time::timeout(PATIENCE, get(url.clone(), tls.clone())).await {
+                    Ok(got) => got?,
+                    Err(_) => return Err(format!("no answer within {PATIENCE:?}")),
+                }
+            }
         };
         read(&bytes)
     }
@@ -231,18 +263,41 @@ fn choose(set: &JwkSet, id: Option<&str>) -> Option<Jwk> {
     }
 }
 
+/// Whether a host in a URL is this machine.
+fn is_this_machine(host: &str) -> bool {
+    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<std::net::IpAddr>();
+    address.is_ok_and(|address| address.is_loopback()) || host.eq_ignore_ascii_case("localhost")
+}
+
+/// Trusts the authorities in a file, and no others.
+fn trusting(file: &Path) -> Result<ClientConfig, String> {
+    let shown = file.display();
+    let pem = std::fs::read(file)
+        .map_err(|error| format!("access.jwt.ca: the file {shown} cannot be read: {error}"))?;
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(&pem).map_err(|error| format!("access.jwt.ca: {shown}: {error}"))? {
+        roots.add(certificate).map_err(|error| format!("access.jwt.ca: {shown}: {error}"))?;
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?;
+    Ok(builder.with_root_certificates(roots).with_no_client_auth())
+}
+
 /// Gets a small document. Redirects are not followed: the keys are where the operator said.
-async fn get(url: hyper::Uri) -> Result<Vec<u8>, String> {
-    // Named, because a build with several would otherwise not know which one to take.
-    let provider = rustls::crypto::ring::default_provider();
-    let connector = hyper_rustls::HttpsConnectorBuilder::new()
-        .with_provider_and_webpki_roots(provider)
-        .map_err(|error| error.to_string())?
-        .https_or_http()
-        .enable_http1()
-        .build();
+async fn get(url: hyper::Uri, tls: Option<ClientConfig>) -> Result<Vec<u8>, String> {
+    let builder = hyper_rustls::HttpsConnectorBuilder::new();
+    let builder = match tls {
+        Some(tls) => builder.with_tls_config(tls),
+        // Named, because a build with several would otherwise not know which one to take.
+        None => builder
+            .with_provider_and_webpki_roots(rustls::crypto::ring::default_provider())
+            .map_err(|error| error.to_string())?,
+    };
+    let connector = builder.https_or_http().enable_http1().build();
     let client: Client<_, Empty<Bytes>> = Client::builder(TokioExecutor::new()).build(connector);
-    let response = client.get(url).await.map_err(|error| towpath::with_causes(&error))?;
+    let response = client.get(url).await.map_err(|error| with_causes(&error))?;
     if !response.status().is_success() {
         return Err(format!("the answer is {}", response.status()));
     }

@@ -15,7 +15,7 @@ use super::shown::Cause;
 use crate::http::App;
 use crate::http::access::Caller;
 use crate::http::extract::{JsonBody, SoughtText};
-use crate::http::outbox::as_many_as_expected;
+use crate::http::outbox::Believed;
 use crate::http::problem::Problem;
 use crate::http::range::whole_number;
 
@@ -56,7 +56,10 @@ struct ManyAsked {
     #[serde(default, deserialize_with = "whole_number")]
     #[schema(minimum = 0, maximum = 9007199254740991_i64)]
     expected: Option<u64>,
-    /// To replay also those that are older than inboxes remember.
+    /// In place of `expected`: however many they are.
+    #[serde(default)]
+    all: bool,
+    /// For admins: to replay also those that are older than inboxes remember.
     #[serde(default)]
     force: bool,
     /// Why they are discarded, for people.
@@ -66,6 +69,7 @@ struct ManyAsked {
 impl ManyAsked {
     /// What is asked for, if it is as many as the caller believes.
     async fn preview(&self, app: &Towpath) -> Result<Preview, Problem> {
+        let believed = Believed::read(self.dry_run, self.expected, self.all)?;
         let filter = LetterFilter {
             status: None,
             handler: self.handler.clone().map(String::from),
@@ -78,7 +82,7 @@ impl ManyAsked {
         };
         let preview = app.dead_letters().preview(filter).await?;
         if !self.dry_run {
-            as_many_as_expected(preview.count, self.expected)?;
+            believed.holds(preview.count)?;
         }
         Ok(preview)
     }
@@ -86,7 +90,8 @@ impl ManyAsked {
 
 /// Lets all dead letters be tried again that fit
 ///
-/// Ask with `dryRun` first, and send its count as `expected`: if it is no longer true, nothing is done.
+/// Ask with `dryRun` first, and send its count as `expected`: if it is no longer true, nothing is done. Who does not want
+/// to count says `all`.
 #[utoipa::path(
     post,
     path = "/api/dead-letters/replay",
@@ -98,6 +103,7 @@ impl ManyAsked {
         (status = 409, description = "There are not as many as expected."),
         (status = 413, description = "The request is too large."),
         (status = 415, description = "The body is not JSON."),
+        (status = 422, description = "Neither `expected` nor `all` is said."),
     )
 )]
 async fn replay_many(
@@ -105,6 +111,7 @@ async fn replay_many(
     caller: Caller,
     JsonBody(asked): JsonBody<ManyAsked>,
 ) -> Result<Response, Problem> {
+    caller.may_force(asked.force)?;
     let preview = asked.preview(&app).await?;
     let replayed = match asked.dry_run {
         true => None,
@@ -115,7 +122,8 @@ async fn replay_many(
 
 /// Throws all dead letters away that fit
 ///
-/// Ask with `dryRun` first, and send its count as `expected`: if it is no longer true, nothing is done.
+/// Ask with `dryRun` first, and send its count as `expected`: if it is no longer true, nothing is done. Who does not want
+/// to count says `all`.
 #[utoipa::path(
     post,
     path = "/api/dead-letters/discard",
@@ -127,6 +135,7 @@ async fn replay_many(
         (status = 409, description = "There are not as many as expected."),
         (status = 413, description = "The request is too large."),
         (status = 415, description = "The body is not JSON."),
+        (status = 422, description = "Neither `expected` nor `all` is said."),
     )
 )]
 async fn discard_many(

@@ -189,7 +189,7 @@ async fn edit(
 #[schema(as = ReplayAsked)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct ReplayAsked {
-    /// Also if it is older than inboxes remember.
+    /// For admins: also if it is older than inboxes remember.
     #[serde(default)]
     force: bool,
 }
@@ -216,6 +216,7 @@ async fn replay(
     Path(Number(id)): Path<Number>,
     OptionalJsonBody(asked): OptionalJsonBody<ReplayAsked>,
 ) -> Result<Response, Problem> {
+    caller.may_force(asked.force)?;
     app.dead_letters().by(caller.name).replay(id, asked.force).await?;
     in_full(&app, id).await.after_it_was_done()
 }

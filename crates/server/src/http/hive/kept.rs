@@ -63,7 +63,7 @@ pub(super) struct Specs {
 )]
 pub(super) async fn specs(
     State(app): State<App>,
-    State(memory): State<Memory>,
+    memory: Memory,
     caller: Caller,
     id: Id,
     Query(behind): Query<Behind>,

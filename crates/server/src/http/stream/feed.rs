@@ -17,6 +17,7 @@ use towpath::ports::store::{Store as _, StoreError, StoreResult};
 use towpath::{RecordedEvent, Towpath};
 
 use crate::http::memory::Memory;
+use crate::http::shares::Shares;
 use crate::http::wire::Event;
 
 /// The limits of a feed.
@@ -28,6 +29,8 @@ pub(crate) struct FeedOptions {
     pub(crate) recent_bytes: usize,
     /// How many readers there may be.
     pub(crate) most_readers: usize,
+    /// How many of them may be one caller's.
+    pub(crate) most_of_one: usize,
     /// How often it is looked for facts without being woken: another process may be the sequencer.
     pub(crate) look: Duration,
     /// After how much silence a reader gets a sign of life.
@@ -40,6 +43,7 @@ impl Default for FeedOptions {
             recent_facts: 8192,
             recent_bytes: 32 << 20,
             most_readers: 2000,
+            most_of_one: 2000,
             look: Duration::from_millis(250),
             heartbeat: Duration::from_secs(15),
         }
@@ -52,13 +56,13 @@ pub(crate) struct Feed(Arc<Inner>);
 
 struct Inner {
     towpath: Towpath,
-    memory: Memory,
     options: FeedOptions,
     recent: RwLock<Recent>,
     /// The newest position that is kept here. Tells readers that there is more.
     newest: watch::Sender<Position>,
     stopped: watch::Sender<bool>,
     places: Arc<Semaphore>,
+    shares: Shares,
     /// A reader came where there was none.
     wanted: Notify,
     /// Few read old facts from the store at a time: readers that all come back at once must not take every connection.
@@ -86,6 +90,21 @@ struct Recent {
     life: u64,
 }
 
+/// A reader's place.
+pub(super) struct Place {
+    _place: OwnedSemaphorePermit,
+    _share: OwnedSemaphorePermit,
+}
+
+/// Why there is no place.
+#[derive(Debug)]
+pub(super) enum Full {
+    /// This caller has as many as one may have.
+    OfTheCaller,
+    /// All are taken.
+    OfAll,
+}
+
 /// What there is behind a position.
 pub(super) enum Behind {
     /// These.
@@ -111,16 +130,17 @@ const OLD_READS: usize = 3;
 
 impl Feed {
     /// Starts to follow the log. It reads nothing while it has no readers.
-    pub(crate) fn start(towpath: Towpath, memory: Memory, options: FeedOptions) -> Self {
+    pub(crate) fn start(towpath: Towpath, options: FeedOptions) -> Self {
         let places = Arc::new(Semaphore::new(options.most_readers));
+        let shares = Shares::of(options.most_of_one);
         let feed = Self(Arc::new(Inner {
             towpath,
-            memory,
             options,
             recent: RwLock::default(),
             newest: watch::Sender::default(),
             stopped: watch::Sender::default(),
             places,
+            shares,
             wanted: Notify::new(),
             old_facts: Semaphore::new(OLD_READS),
         }));
@@ -143,11 +163,12 @@ impl Feed {
         !self.0.recent.read().unwrap_or_else(PoisonError::into_inner).facts.is_empty()
     }
 
-    /// A place for one more reader, given back when it is dropped.
-    pub(super) fn place(&self) -> Option<OwnedSemaphorePermit> {
-        let place = Arc::clone(&self.0.places).try_acquire_owned().ok()?;
+    /// A place for one more reader of this caller, given back when it is dropped.
+    pub(super) fn place(&self, caller: &str) -> Result<Place, Full> {
+        let share = self.0.shares.share_of(caller).try_acquire_owned().map_err(|_| Full::OfTheCaller)?;
+        let place = Arc::clone(&self.0.places).try_acquire_owned().map_err(|_| Full::OfAll)?;
         self.0.wanted.notify_one();
-        Some(place)
+        Ok(Place { _place: place, _share: share })
     }
 
     /// The last position given.
@@ -197,6 +218,7 @@ impl Feed {
     /// The same from the store. Nothing where there is no room for them at the moment.
     pub(super) async fn older(
         &self,
+        memory: &Memory,
         position: Position,
         most: u64,
         most_bytes: u64,
@@ -211,7 +233,7 @@ impl Feed {
         let mut facts = Vec::with_capacity(events.len());
         for event in &events {
             // A reader has these for itself, unlike the recent ones.
-            let Ok(room) = self.0.memory.room(event.envelope.payload.as_text().len() as u64).await else {
+            let Ok(room) = memory.room(event.envelope.payload.as_text().len() as u64).await else {
                 break;
             };
             facts.push(written(event, |message| room.holding(message))?);

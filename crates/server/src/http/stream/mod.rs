@@ -19,11 +19,13 @@ use towpath::ids::{AggregateKey, Position};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use feed::Full;
 pub(crate) use feed::{Feed, FeedOptions};
 use reader::{Filter, Reader};
 
 use super::App;
 use super::access::Caller;
+use super::memory::Memory;
 use super::problem::Problem;
 
 /// The paths of this part.
@@ -56,18 +58,23 @@ pub(super) fn routes() -> OpenApiRouter<App> {
 async fn stream(
     State(feed): State<Feed>,
     caller: Caller,
+    memory: Memory,
     asked: Result<Query<Vec<(String, String)>>, QueryRejection>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
     let Query(parameters) = asked.map_err(|error| Problem::malformed(error.body_text(), HOW_TO_ASK))?;
     let Asked { after, filter } = Asked::read(parameters, &headers)?;
-    let place = feed.place().ok_or_else(|| {
-        Problem::new(
+    let place = feed.place(caller.name.as_str()).map_err(|full| match full {
+        Full::OfTheCaller => Problem::share_used_up(
+            "this caller follows the stream as often as one caller may",
+            "Let go of a stream that is not needed; one with several filters is lighter than several.",
+        ),
+        Full::OfAll => Problem::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "too-many-readers",
             "as many readers follow the stream as this server allows",
             "Try again later, or read /api/events page by page.",
-        )
+        ),
     })?;
     let head = feed.log_head().await?;
     let after = after.unwrap_or(head);
@@ -79,7 +86,7 @@ async fn stream(
             "This is another log, or one that was restored from a backup. Begin again with ?after=0.",
         ));
     }
-    let reader = Reader::new(feed, place, after, filter, caller.until);
+    let reader = Reader::new(feed, (place, memory), after, filter, caller.until);
     let body = futures_util::stream::unfold(reader, |mut reader| async move {
         let chunk = reader.next().await?;
         Some((Ok::<_, std::convert::Infallible>(chunk), reader))

@@ -5,12 +5,13 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use serde_json::json;
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use towpath::Glob;
 use towpath::ids::{AggregateKey, Position};
 
-use super::feed::{Behind, Fact, Feed};
+use super::feed::{Behind, Fact, Feed, Place};
+use crate::http::memory::Memory;
 use crate::http::metrics;
 
 /// How many facts are taken at a time.
@@ -45,7 +46,9 @@ impl Filter {
 /// A reader. Dropped with its connection.
 pub(super) struct Reader {
     feed: Feed,
-    _place: OwnedSemaphorePermit,
+    _place: Place,
+    /// For what it reads alone.
+    memory: Memory,
     newest: watch::Receiver<Position>,
     stopped: watch::Receiver<bool>,
     filter: Filter,
@@ -67,7 +70,7 @@ pub(super) struct Reader {
 impl Reader {
     pub(super) fn new(
         feed: Feed,
-        place: OwnedSemaphorePermit,
+        (place, memory): (Place, Memory),
         after: Position,
         filter: Filter,
         until: Option<DateTime<Utc>>,
@@ -81,6 +84,7 @@ impl Reader {
             life: feed.life(),
             feed,
             _place: place,
+            memory,
             filter,
             last: after,
             told: after,
@@ -108,8 +112,8 @@ impl Reader {
             if self.until.is_some_and(|until| until <= Instant::now()) {
                 self.drop_with(
                     "token-expired",
-                    "the token of this reader has run out",
-                    "Come back with a new one and the header Last-Event-ID.",
+                    "the token of this reader has run out, or must be shown again",
+                    "Come back with a token that holds and the header Last-Event-ID.",
                 );
                 continue;
             }
@@ -141,7 +145,7 @@ impl Reader {
     }
 
     async fn take_old(&mut self) {
-        match self.feed.older(self.last, self.old_page, PAGE_BYTES as u64).await {
+        match self.feed.older(&self.memory, self.last, self.old_page, PAGE_BYTES as u64).await {
             // The feed will begin, or come this far.
             Ok(facts) if facts.is_empty() => self.wait().await,
             Ok(facts) => {

@@ -68,7 +68,7 @@ impl Stage {
         let url = format!("sqlite://{}", folder.path().join("towpath.db").display());
         let builder = Towpath::builder().store(&url).aggregate::<Note>().scan(Duration::from_millis(20));
         let app = builder.start().await.unwrap();
-        let feed = Feed::start(app.clone(), Default::default(), options);
+        let feed = Feed::start(app.clone(), options);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let (stop, stopped) = tokio::sync::oneshot::channel();
@@ -80,8 +80,12 @@ impl Stage {
             headers: 64,
             header_timeout: LONG,
             request_timeout: LONG,
+            answer_timeout: LONG,
             connections: 1000,
             concurrent_requests: 1000,
+            streams: 1000,
+            memory_bytes: 1 << 30,
+            caller_share: 100,
             requests_per_second: 0,
             burst: 0,
         };
@@ -102,7 +106,14 @@ impl Stage {
                 let _ = stopped.await;
                 ended.stop();
             };
-            connections::serve(Patient { listener, patience }, router, &limits, LONG, told_to_stop).await;
+            connections::serve(
+                Patient { listener, patience, tls: None },
+                router,
+                &limits,
+                LONG,
+                told_to_stop,
+            )
+            .await;
         });
         Self { app, feed, address, stop, server, _folder: folder }
     }
