@@ -379,9 +379,12 @@ impl Market {
 
     /// Products behind a number.
     pub async fn products(&self, filter: &ProductFilter, page: Page) -> Result<Vec<Product>, MarketError> {
-        let sought = filter.text.as_deref().map(words::sought).unwrap_or_default();
-        if filter.text.is_some() && !(1..=MOST_WORDS).contains(&sought.len()) {
-            return Err(MarketError::invalid("text", format!("it has from 1 to {MOST_WORDS} words")));
+        let text = filter.text.as_deref();
+        let sought = text.map(words::sought).unwrap_or_default();
+        let is_long = text.is_some_and(|text| text.chars().count() > LONGEST_TITLE);
+        if is_long || text.is_some() && !(1..=MOST_WORDS).contains(&sought.len()) {
+            let why = format!("it has from 1 to {MOST_WORDS} words, and at most {LONGEST_TITLE} characters");
+            return Err(MarketError::invalid("text", why));
         }
         Ok(reading!(self, products::list, filter, &sought, page.after, page.limit.min(LARGEST_PAGE))?)
     }

@@ -479,6 +479,9 @@ fn the_rules_of_the_market_hold_over_http(server: &str) {
         ),
         ("/api/market/orders".to_owned(), r#"{"productId":1,"buyerId":1,"quantity":2}"#, "quantity"),
         (path("pay"), r#"{"amout":88.50}"#, "amout"),
+        // The fields without their names.
+        (path("pay"), "[88.50, null]", "sequence"),
+        (path("cancel"), "[null, null]", "sequence"),
         (path("ship"), r#"{"parcel":"x"}"#, "parcel"),
         (path("complete"), r#"{"stars":5}"#, "stars"),
         (path("cancel"), r#"{"raeson":"x"}"#, "raeson"),
@@ -556,7 +559,9 @@ fn products_are_found_changed_and_withdrawn_over_http(server: &str) {
     assert_eq!(found(client, "text=red&sellerId=2&maxPrice=50&status=on_sale"), [tricycle]);
     assert_eq!(found(client, &format!("text=red&after={bicycle}")), [tricycle]);
     assert_eq!(found(client, "minPrice=50&maxPrice=40"), Vec::<i64>::new());
-    refused(client, "GET", "/api/market/products?text=%2C%2C", "", 422, "market-invalid");
+    for text in ["%2C%2C", &"a".repeat(201)] {
+        refused(client, "GET", &format!("/api/market/products?text={text}"), "", 422, "market-invalid");
+    }
     for wrong in ["minPrice=1.001", "maxPrice=x", "colour=red"] {
         let path = format!("/api/market/products?{wrong}");
         refused(client, "GET", &path, "", 400, "malformed");

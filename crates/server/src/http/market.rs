@@ -2,13 +2,15 @@
 
 mod wire;
 
+use std::collections::BTreeMap;
+
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use towpath::ports::operations::OperationAnswer;
 use towpath::retry::ErrorClass;
 use towpath_market::{Done, Market, MarketError, Order, OrderFilter, Page, Product, ProductFilter, Settings};
@@ -356,7 +358,9 @@ fn read<T: DeserializeOwned>(body: Body) -> Result<T, Problem> {
         }
         _ => Problem::malformed("the request cannot be read", rejection.body_text()),
     })?;
-    serde_json::from_slice(&body).map_err(|error| {
+    // By itself, a list would be read as the fields in their order, without their names.
+    let object = serde_json::from_slice::<BTreeMap<String, IgnoredAny>>(&body);
+    object.and_then(|_| serde_json::from_slice(&body)).map_err(|error| {
         if error.is_data() {
             let detail = "Correct the field that is named.";
             Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "market-invalid", error.to_string(), detail)
