@@ -7,7 +7,7 @@ use chrono::{DateTime, SecondsFormat, Utc};
 use serde::{Deserialize, Serialize};
 use towpath::ids::{AggregateKey, CausationId, ChannelName, CorrelationId, EventId, TraceId};
 use towpath::name::EventName;
-use towpath::ports::store::{Append, DeadlineChange, Expected, NewEvent, StateChange, StoreError};
+use towpath::ports::store::{Append, DeadlineChange, Expected, NewEvent, Routing, StateChange, StoreError};
 use towpath::{ChangeContext, Circumstances, IncomingEvent, Payload};
 
 use crate::database::corrupt;
@@ -258,7 +258,7 @@ pub(crate) fn moved(order: &Order, new_status: OrderStatus, step: &Step) -> Resu
 /// its own ORDER_TIMEOUT, also when the job or a message from elsewhere was first: the cause lies in the flow.
 pub(crate) fn cancelled(order: &Order, reason: &str, step: &Step) -> Result<Append, StoreError> {
     let payload = WrittenCancelled { cancel_reason: reason, cancel_time: moment(step.now) };
-    let event = fact(CANCELLED, step.event_id, order, &payload, Vec::new())?;
+    let event = fact(CANCELLED, step.event_id, order, &payload, Routing::Nowhere)?;
     let moved = Moved { from: Some(OrderStatus::Pending), to: OrderStatus::Cancelled, reason: Some(reason) };
     let led_to_it = if reason == TIMEOUT_REASON { &order.timeout_event_id } else { &order.last_event_id };
     append(order, event, Some(moved), cause(led_to_it.as_deref()), step)
@@ -274,7 +274,7 @@ fn message(
     order: &Order,
     own: &impl Serialize,
 ) -> Result<NewEvent, StoreError> {
-    let channels = vec![ChannelName::from_stored(event_type.channel())];
+    let channels = Routing::To(vec![ChannelName::from_stored(event_type.channel())]);
     fact(event_type.as_str(), event_id, order, own, channels)
 }
 
@@ -283,7 +283,7 @@ fn fact(
     event_id: EventId,
     order: &Order,
     own: &impl Serialize,
-    channels: Vec<ChannelName>,
+    channels: Routing,
 ) -> Result<NewEvent, StoreError> {
     let general = General {
         order_id: order.order_id,
