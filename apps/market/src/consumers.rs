@@ -7,14 +7,16 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use serde::de::DeserializeOwned;
+use towpath::ids::EventId;
 use towpath::ports::store::StoreError;
 use towpath::{Afterwards, Consumer, ConsumerPolicy, DeadTo, Delivery, HandlerError, Next, WrongDatabase};
+use uuid::Uuid;
 
 use crate::database::{Session, values};
-use crate::events::{AboutOrder, Created, EventType, Paid, StatusChanged, Timeout, names_its_order};
+use crate::events::{AboutOrder, Created, EventType, Paid, StatusChanged, Step, Timeout, names_its_order};
 use crate::market::new_trace;
 use crate::model::{Order, OrderStatus, ProductStatus, ShipmentStatus};
-use crate::orders::{self, Step};
+use crate::orders;
 use crate::settings::Settings;
 use crate::texts;
 use crate::topology::{CONSUMERS, FULFILLMENT_QUEUE, INVENTORY_QUEUE, STATUS_SYNC_QUEUE, TIMEOUT_QUEUE};
@@ -41,12 +43,11 @@ pub(crate) fn consumers(settings: &Settings) -> Vec<Consumer> {
 }
 
 async fn handle(queue: &'static str, delivery: Delivery, settings: Settings) -> Result<Next, HandlerError> {
-    let now = settings.clock.now();
     let handled = match queue {
-        INVENTORY_QUEUE => update_inventory(delivery, now).await,
-        FULFILLMENT_QUEUE => begin_shipment(delivery, now).await,
-        STATUS_SYNC_QUEUE => notify(delivery, now).await,
-        TIMEOUT_QUEUE => time_out(delivery, now, settings.pending).await,
+        INVENTORY_QUEUE => update_inventory(delivery, &settings).await,
+        FULFILLMENT_QUEUE => begin_shipment(delivery, &settings).await,
+        STATUS_SYNC_QUEUE => notify(delivery, &settings).await,
+        TIMEOUT_QUEUE => time_out(delivery, &settings).await,
         other => {
             let why = format!("nobody takes from {other}");
             Err(Trouble::Message(HandlerError::unrecoverable("market-unknown-queue", why)))
@@ -93,10 +94,11 @@ impl From<WrongDatabase> for Trouble {
 
 /// ORDER_CREATED: what is known about the product's availability follows its status. The product itself was taken when
 /// the order was placed. An order counts once, whatever the ids of the messages that tell of it.
-async fn update_inventory(mut delivery: Delivery, now: DateTime<Utc>) -> Result<Next, Trouble> {
+async fn update_inventory(mut delivery: Delivery, settings: &Settings) -> Result<Next, Trouble> {
     let created: Created = read(&delivery, EventType::OrderCreated)?;
     let session = &mut Session::of(&mut delivery.tx)?;
     let order = order_of(session, &created).await?;
+    let now = session.now(&*settings.clock).await?;
     if order.product_id != created.product_id {
         return Err(flaw(
             "market-wrong-product",
@@ -133,10 +135,11 @@ async fn update_inventory(mut delivery: Delivery, now: DateTime<Utc>) -> Result<
 }
 
 /// ORDER_PAID: the shipment is made ready, once, and only for an order that is paid and not on its way yet.
-async fn begin_shipment(mut delivery: Delivery, now: DateTime<Utc>) -> Result<Next, Trouble> {
+async fn begin_shipment(mut delivery: Delivery, settings: &Settings) -> Result<Next, Trouble> {
     let paid: Paid = read(&delivery, EventType::OrderPaid)?;
     let session = &mut Session::of(&mut delivery.tx)?;
     let order = order_of(session, &paid).await?;
+    let now = session.now(&*settings.clock).await?;
     if order.total_amount != paid.amount {
         let why = format!("order {} costs {}, not {}", order.order_id, order.total_amount, paid.amount);
         return Err(flaw("market-wrong-amount", why));
@@ -161,11 +164,12 @@ async fn begin_shipment(mut delivery: Delivery, now: DateTime<Utc>) -> Result<Ne
 }
 
 /// ORDER_STATUS_CHANGED: buyer and seller are told, each once of each status, whatever the ids of the messages.
-async fn notify(mut delivery: Delivery, now: DateTime<Utc>) -> Result<Next, Trouble> {
+async fn notify(mut delivery: Delivery, settings: &Settings) -> Result<Next, Trouble> {
     let changed: StatusChanged = read(&delivery, EventType::OrderStatusChanged)?;
     let event_id = delivery.event.event_id.to_string();
     let session = &mut Session::of(&mut delivery.tx)?;
     let order_id = order_of(session, &changed).await?.order_id;
+    let now = session.now(&*settings.clock).await?;
     // Held, so that of two messages about one step the second one sees what the first one told.
     let order = orders::find_and_hold(session, order_id).await?.ok_or_else(|| unknown(order_id))?;
     let has_come_that_far = match (changed.old_status, changed.new_status) {
@@ -200,21 +204,22 @@ async fn notify(mut delivery: Delivery, now: DateTime<Utc>) -> Result<Next, Trou
 }
 
 /// ORDER_TIMEOUT: the order is cancelled if it is still unpaid and its time is over.
-async fn time_out(mut delivery: Delivery, now: DateTime<Utc>, pending: Duration) -> Result<Next, Trouble> {
+async fn time_out(mut delivery: Delivery, settings: &Settings) -> Result<Next, Trouble> {
     let timeout: Timeout = read(&delivery, EventType::OrderTimeout)?;
     let trace_id = delivery.event.trace_id.clone().unwrap_or_else(new_trace);
     let session = &mut Session::of(&mut delivery.tx)?;
     let order = order_of(session, &timeout).await?;
-    let deadline = deadline(now, pending);
-    let step = Step { now, trace_id };
-    let closed = orders::time_out(session, &order, deadline, step).await?;
+    let now = session.now(&*settings.clock).await?;
+    let deadline = deadline(now, settings.pending);
+    let step = Step { now, trace_id, event_id: EventId(Uuid::now_v7()) };
+    let closed = orders::time_out(session, &order, deadline, &step).await?;
     match closed {
         Some(facts) => {
             delivery.tx.append(&facts).await?;
             Ok(delivery.handled())
         }
         None if order.status == OrderStatus::Pending && order.create_time > deadline => {
-            // Too early: the message was sent by hand, or clocks differ. It comes again when it is time.
+            // Too early: the message was sent by hand, or it waited by another clock. It comes again when it is time.
             let early = (order.create_time - deadline).to_std().unwrap_or_default();
             Ok(delivery.retry_after(early, "market-too-early", "the time to pay is not over"))
         }

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
+use towpath::ports::clock::Clock;
 use towpath::ports::store::{Append, StoreError};
 use towpath::sqlx::{self, AssertSqlSafe, Row as _};
 use towpath::{HandlerTx, SqlStore, Towpath, WrongDatabase, fault};
@@ -51,6 +52,16 @@ impl Kind {
         match self {
             Self::Sqlite | Self::Postgres => String::new(),
             Self::MySql => format!(" FORCE INDEX ({index})"),
+        }
+    }
+
+    /// Joins two tables so that the first one is read first: its index is the way to what is sought. PostgreSQL finds that
+    /// out by itself.
+    pub(crate) fn first_then(self) -> &'static str {
+        match self {
+            Self::Sqlite => "CROSS JOIN",
+            Self::Postgres => "JOIN",
+            Self::MySql => "STRAIGHT_JOIN",
         }
     }
 
@@ -205,6 +216,18 @@ impl Session<'_> {
         Ok(self.rows(name, sql, values).await?.into_iter().next())
     }
 
+    /// What time it is by the database, for whatever is compared with what other hosts have written: their clocks may
+    /// differ by days. SQLite has the host's own clock.
+    pub(crate) async fn now(&mut self, host: &dyn Clock) -> Result<DateTime<Utc>, StoreError> {
+        let sql = match self.kind() {
+            Kind::Sqlite => return Ok(host.now()),
+            Kind::Postgres => "SELECT clock_timestamp() AS moment",
+            Kind::MySql => "SELECT UTC_TIMESTAMP(6) AS moment",
+        };
+        let row = self.row("market.now", sql, &[]).await?;
+        row.ok_or_else(|| corrupt("the time", "nothing was answered"))?.time("moment")
+    }
+
     /// Runs text without parameters: the making of tables.
     pub(crate) async fn plain(&mut self, name: &'static str, sql: &str) -> Result<(), StoreError> {
         let query = sqlx::raw_sql(AssertSqlSafe(sql.to_owned()));
@@ -291,16 +314,21 @@ pub(crate) enum Transaction {
 
 impl Transaction {
     pub(crate) async fn begin(store: &SqlStore) -> Result<Self, StoreError> {
+        // sqlx notes that a transaction is open when BEGIN was answered: a caller that is dropped meanwhile would give the
+        // connection back with a transaction open on it. In a task of its own the call ends.
+        macro_rules! begun {
+            ($pool:expr, $kind:path) => {{
+                let pool = $pool.clone();
+                let begun = tokio::spawn(async move { pool.begin().await }).await;
+                let begun = begun.map_err(|error| StoreError::Unavailable(error.into()))?;
+                begun.map($kind).map_err(|error| fault("begin", error))
+            }};
+        }
         if let Some(pool) = store.postgres_pool() {
-            return pool.begin().await.map(Self::Postgres).map_err(|error| fault("begin", error));
+            return begun!(pool, Self::Postgres);
         }
         if let Some(pool) = store.mysql_pool() {
-            // sqlx notes that a MySQL transaction is open when BEGIN was answered: a caller that is dropped meanwhile
-            // would give the connection back with a transaction open on it. In a task of its own the call ends.
-            let pool = pool.clone();
-            let begun = tokio::spawn(async move { pool.begin().await }).await;
-            let begun = begun.map_err(|error| StoreError::Unavailable(error.into()))?;
-            return begun.map(Self::MySql).map_err(|error| fault("begin", error));
+            return begun!(pool, Self::MySql);
         }
         match store.sqlite_pool() {
             // A write transaction from its first statement: one that reads first would have to give up later.
@@ -353,7 +381,8 @@ impl Transaction {
 /// What the work of a transaction answers, and the facts that follow from it.
 pub(crate) struct Change<T> {
     pub(crate) answer: T,
-    pub(crate) facts: Option<Append>,
+    /// Of one aggregate, in their order.
+    pub(crate) facts: Vec<Append>,
 }
 
 /// Runs work and the facts that follow from it in one transaction, and once more when it lost against others.
@@ -413,16 +442,14 @@ pub(crate) async fn end<T>(
             return Ended::Not(error);
         }
     };
-    if let Some(facts) = &change.facts
-        && let Err(error) = transaction.append(app.store(), facts).await
-    {
-        return Ended::Not(error.into());
+    for facts in &change.facts {
+        if let Err(error) = transaction.append(app.store(), facts).await {
+            return Ended::Not(error.into());
+        }
     }
     match transaction.commit().await {
         Ok(()) => {
-            if let Some(facts) = &change.facts {
-                app.committed(facts);
-            }
+            change.facts.iter().for_each(|facts| app.committed(facts));
             Ended::Done(change.answer)
         }
         Err(error @ StoreError::Unavailable(_)) => Ended::InDoubt(Box::new(change), error.into()),
@@ -483,12 +510,13 @@ impl<T> Doubt<T> {
     /// The answer of one whose facts are in the log.
     async fn find_done(&mut self, app: &Towpath) -> Result<Option<T>, StoreError> {
         for index in 0..self.lost.len() {
-            let Some(facts) = self.lost.get(index).and_then(|change| change.facts.as_ref()) else { continue };
+            let Some(facts) = self.lost.get(index).and_then(|change| change.facts.first()) else { continue };
             let Some(first) = facts.events.first() else { continue };
             let recorded = app.events_of(&facts.aggregate, 0, MOST_EVENTS).await?;
             if recorded.iter().any(|recorded| recorded.envelope.event_id == first.event_id) {
-                app.committed(facts);
-                return Ok(Some(self.lost.swap_remove(index).answer));
+                let done = self.lost.swap_remove(index);
+                done.facts.iter().for_each(|facts| app.committed(facts));
+                return Ok(Some(done.answer));
             }
         }
         Ok(None)

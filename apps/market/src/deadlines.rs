@@ -4,13 +4,16 @@
 //! delay queue, touches no row.
 
 use towpath::Towpath;
+use towpath::ids::EventId;
+use uuid::Uuid;
 
 use crate::consumers::deadline;
 use crate::database::{Change, in_transaction};
 use crate::error::MarketError;
+use crate::events::Step;
 use crate::job::{Job, Stopping, uneven};
 use crate::market::new_trace;
-use crate::orders::{self, Step};
+use crate::orders;
 use crate::settings::Settings;
 
 /// The job, while it runs.
@@ -55,20 +58,24 @@ pub(crate) async fn close_overdue(
 ) -> Result<u64, MarketError> {
     let mut closed = 0;
     loop {
-        let deadline = deadline(settings.clock.now(), settings.pending);
+        // By the database's time, as all orders are placed by it.
         let overdue = in_transaction!(app, |session| {
+            let deadline = deadline(session.now(&*settings.clock).await?, settings.pending);
             let answer = orders::overdue(session, deadline, settings.scan_batch).await?;
-            Ok(Change { answer, facts: None })
+            Ok(Change { answer, facts: Vec::new() })
         })?;
         let (mut closed_of_batch, mut failed) = (0, None);
         for order in &overdue {
             if stopping.is_asked() {
                 return Ok(closed + closed_of_batch);
             }
-            let step = Step { now: settings.clock.now(), trace_id: new_trace() };
+            let (trace_id, event_id) = (new_trace(), EventId(Uuid::now_v7()));
             let was_closed = in_transaction!(app, |session| {
-                let facts = orders::time_out(session, order, deadline, step.clone()).await?;
-                Ok(Change { answer: facts.is_some(), facts })
+                let now = session.now(&*settings.clock).await?;
+                let step = Step { now, trace_id: trace_id.clone(), event_id };
+                let deadline = deadline(now, settings.pending);
+                let facts = orders::time_out(session, order, deadline, &step).await?;
+                Ok(Change { answer: facts.is_some(), facts: facts.into_iter().collect() })
             });
             match was_closed {
                 Ok(was_closed) => closed_of_batch += u64::from(was_closed),

@@ -4,6 +4,7 @@ use towpath::ports::store::StoreError;
 use towpath::retry::ErrorClass;
 
 use crate::model::OrderStatus;
+use crate::money::Money;
 
 /// Why an operation did not happen. Nothing has changed then.
 #[derive(Debug, thiserror::Error)]
@@ -17,6 +18,29 @@ pub enum MarketError {
     /// Somebody else was first.
     #[error("product {0} is not on sale")]
     NotOnSale(i64),
+    /// Nobody buys from himself.
+    #[error("product {0} is the buyer's own")]
+    OwnProduct(i64),
+    /// The product costs something else than the buyer was told.
+    #[error("product {product_id} costs {price} now")]
+    PriceChanged {
+        /// Which.
+        product_id: i64,
+        /// What it costs.
+        price: Money,
+    },
+    /// The step is somebody else's.
+    #[error("{actor_id} cannot {step}: that is for {role} {allowed}")]
+    NotYours {
+        /// Who asked.
+        actor_id: i64,
+        /// For what.
+        step: &'static str,
+        /// What one has to be: the buyer or the seller.
+        role: &'static str,
+        /// Who that is.
+        allowed: i64,
+    },
     /// The order is not where it would have to be.
     #[error("order {order_id} is {status}, and cannot {step}")]
     WrongStatus {
@@ -51,6 +75,9 @@ impl MarketError {
             Self::UnknownProduct(_) => "product-unknown",
             Self::UnknownOrder(_) => "order-unknown",
             Self::NotOnSale(_) => "product-not-on-sale",
+            Self::OwnProduct(_) => "product-own",
+            Self::PriceChanged { .. } => "product-price-changed",
+            Self::NotYours { .. } => "market-not-yours",
             Self::WrongStatus { .. } => "order-wrong-status",
             Self::Invalid { .. } => "market-invalid",
             Self::Store(error) => error.code(),
@@ -61,8 +88,9 @@ impl MarketError {
     pub fn class(&self) -> ErrorClass {
         match self {
             Self::UnknownProduct(_) | Self::UnknownOrder(_) => ErrorClass::NotFound,
-            Self::NotOnSale(_) | Self::WrongStatus { .. } => ErrorClass::Conflict,
-            Self::Invalid { .. } => ErrorClass::Validation,
+            Self::NotOnSale(_) | Self::PriceChanged { .. } | Self::WrongStatus { .. } => ErrorClass::Conflict,
+            Self::OwnProduct(_) | Self::Invalid { .. } => ErrorClass::Validation,
+            Self::NotYours { .. } => ErrorClass::Denied,
             Self::Store(error) => error.class(),
         }
     }
@@ -73,6 +101,11 @@ impl MarketError {
             Self::UnknownProduct(_) => "List the products; ids are numbers.",
             Self::UnknownOrder(_) => "List the orders; ids are numbers.",
             Self::NotOnSale(_) => "Choose another product; it is on sale again if its order is cancelled.",
+            Self::OwnProduct(_) => "Choose a product of somebody else.",
+            Self::PriceChanged { .. } => "Look at the product again, and order it for what it costs now.",
+            Self::NotYours { .. } => {
+                "The buyer pays, cancels and completes; the seller ships, changes and withdraws."
+            }
             Self::WrongStatus { .. } => "Look at the order: pending, paid, shipped, completed, or cancelled.",
             Self::Invalid { .. } => "Correct the field that is named.",
             Self::Store(error) => error.next_step(),

@@ -5,15 +5,15 @@
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde::{Deserialize, Serialize};
-use towpath::ids::{AggregateKey, ChannelName, CorrelationId, EventId, TraceId};
+use towpath::ids::{AggregateKey, CausationId, ChannelName, CorrelationId, EventId, TraceId};
 use towpath::name::EventName;
 use towpath::ports::store::{Append, DeadlineChange, Expected, NewEvent, Routing, StateChange, StoreError};
 use towpath::{ChangeContext, Circumstances, IncomingEvent, Payload};
-use uuid::Uuid;
 
 use crate::database::corrupt;
 use crate::model::{Order, OrderStatus};
 use crate::money::Money;
+use crate::orders::TIMEOUT_REASON;
 use crate::topology::{
     CREATED_KEY, FULFILLMENT_QUEUE, INVENTORY_QUEUE, PAID_KEY, STATUS_CHANGED_KEY, STATUS_SYNC_QUEUE,
     TIMEOUT_DELAY_KEY, TIMEOUT_DELAY_QUEUE,
@@ -204,56 +204,83 @@ pub(crate) fn names_its_order(event: &IncomingEvent, order_id: i64) -> bool {
         .is_some_and(|key| key.kind.as_str() == AGGREGATE_TYPE && key.id.as_str() == order_id.to_string())
 }
 
-/// The facts of a placed order: that it was, and the message that will ask whether it was paid.
-pub(crate) fn placed(order: &Order, trace_id: TraceId) -> Result<Append, StoreError> {
+/// Circumstances of a step, and the id of the fact that it leads to.
+#[derive(Debug, Clone)]
+pub(crate) struct Step {
+    pub(crate) now: DateTime<Utc>,
+    pub(crate) trace_id: TraceId,
+    pub(crate) event_id: EventId,
+}
+
+/// The facts of a placed order: that it was, and the message that will ask whether it was paid. The second one is appended
+/// apart, because the first one is its cause.
+pub(crate) fn placed(
+    order: &Order,
+    step: &Step,
+    timeout_event_id: EventId,
+) -> Result<Vec<Append>, StoreError> {
     let created =
         WrittenCreated { product_id: order.product_id, quantity: order.quantity, price: order.price };
     let timeout = WrittenTimeout { create_time: moment(order.create_time) };
-    let events = vec![
-        message(EventType::OrderCreated, order, &created)?,
-        message(EventType::OrderTimeout, order, &timeout)?,
-    ];
-    append(order, events, (None, OrderStatus::Pending, None), order.create_time, trace_id)
+    let created = message(EventType::OrderCreated, step.event_id, order, &created)?;
+    let asked = Step { event_id: timeout_event_id, ..step.clone() };
+    let timeout = message(EventType::OrderTimeout, timeout_event_id, order, &timeout)?;
+    Ok(vec![
+        append(
+            order,
+            created,
+            Some(Moved { from: None, to: OrderStatus::Pending, reason: None }),
+            None,
+            step,
+        )?,
+        append(order, timeout, None, Some(step.event_id.into()), &asked)?,
+    ])
 }
 
 /// The fact of a payment.
-pub(crate) fn paid(order: &Order, now: DateTime<Utc>, trace_id: TraceId) -> Result<Append, StoreError> {
-    let payload = WrittenPaid { pay_time: moment(now), amount: order.total_amount };
-    let events = vec![message(EventType::OrderPaid, order, &payload)?];
-    append(order, events, (Some(OrderStatus::Pending), OrderStatus::Paid, None), now, trace_id)
+pub(crate) fn paid(order: &Order, step: &Step) -> Result<Append, StoreError> {
+    let payload = WrittenPaid { pay_time: moment(step.now), amount: order.total_amount };
+    let event = message(EventType::OrderPaid, step.event_id, order, &payload)?;
+    let moved = Moved { from: Some(OrderStatus::Pending), to: OrderStatus::Paid, reason: None };
+    append(order, event, Some(moved), cause(order.last_event_id.as_deref()), step)
 }
 
-/// The fact that a paid order has moved on.
-pub(crate) fn moved(
+/// The fact that a paid order has moved on from where it was.
+pub(crate) fn moved(order: &Order, new_status: OrderStatus, step: &Step) -> Result<Append, StoreError> {
+    let old_status = order.status;
+    let payload = WrittenStatusChanged { old_status, new_status, changed_at: moment(step.now) };
+    let event = message(EventType::OrderStatusChanged, step.event_id, order, &payload)?;
+    let moved = Moved { from: Some(old_status), to: new_status, reason: None };
+    append(order, event, Some(moved), cause(order.last_event_id.as_deref()), step)
+}
+
+/// The fact that nothing comes of an order. It has no channel: the contract knows no message for it. What timed out names
+/// its own ORDER_TIMEOUT, also when the job or a message from elsewhere was first: the cause lies in the flow.
+pub(crate) fn cancelled(order: &Order, reason: &str, step: &Step) -> Result<Append, StoreError> {
+    let payload = WrittenCancelled { cancel_reason: reason, cancel_time: moment(step.now) };
+    let event = fact(CANCELLED, step.event_id, order, &payload, Routing::Nowhere)?;
+    let moved = Moved { from: Some(OrderStatus::Pending), to: OrderStatus::Cancelled, reason: Some(reason) };
+    let led_to_it = if reason == TIMEOUT_REASON { &order.timeout_event_id } else { &order.last_event_id };
+    append(order, event, Some(moved), cause(led_to_it.as_deref()), step)
+}
+
+fn cause(event_id: Option<&str>) -> Option<CausationId> {
+    event_id.map(CausationId::from_stored)
+}
+
+fn message(
+    event_type: EventType,
+    event_id: EventId,
     order: &Order,
-    old_status: OrderStatus,
-    now: DateTime<Utc>,
-    trace_id: TraceId,
-) -> Result<Append, StoreError> {
-    let payload = WrittenStatusChanged { old_status, new_status: order.status, changed_at: moment(now) };
-    let events = vec![message(EventType::OrderStatusChanged, order, &payload)?];
-    append(order, events, (Some(old_status), order.status, None), now, trace_id)
-}
-
-/// The fact that nothing comes of an order. It has no channel: the contract knows no message for it.
-pub(crate) fn cancelled(
-    order: &Order,
-    reason: &str,
-    now: DateTime<Utc>,
-    trace_id: TraceId,
-) -> Result<Append, StoreError> {
-    let payload = WrittenCancelled { cancel_reason: reason, cancel_time: moment(now) };
-    let events = vec![fact(CANCELLED, order, &payload, Routing::Nowhere)?];
-    let step = (Some(OrderStatus::Pending), OrderStatus::Cancelled, Some(reason));
-    append(order, events, step, now, trace_id)
-}
-
-fn message(event_type: EventType, order: &Order, own: &impl Serialize) -> Result<NewEvent, StoreError> {
-    fact(event_type.as_str(), order, own, Routing::To(vec![ChannelName::from_stored(event_type.channel())]))
+    own: &impl Serialize,
+) -> Result<NewEvent, StoreError> {
+    let channels = Routing::To(vec![ChannelName::from_stored(event_type.channel())]);
+    fact(event_type.as_str(), event_id, order, own, channels)
 }
 
 fn fact(
     event_type: &str,
+    event_id: EventId,
     order: &Order,
     own: &impl Serialize,
     channels: Routing,
@@ -271,7 +298,7 @@ fn fact(
     let own = serde_json::to_string(own).map_err(unwritable)?;
     let text = format!("{},{}", general.trim_end_matches('}'), own.trim_start_matches('{'));
     Ok(NewEvent {
-        event_id: EventId(Uuid::now_v7()),
+        event_id,
         event_type: EventName::from_stored(event_type),
         schema_version: 1,
         payload: Payload::from_text(text).map_err(|error| corrupt("payload", error))?,
@@ -279,35 +306,54 @@ fn fact(
     })
 }
 
+/// From where to where an order moved, and why.
+struct Moved<'r> {
+    from: Option<OrderStatus>,
+    to: OrderStatus,
+    reason: Option<&'r str>,
+}
+
 fn append(
     order: &Order,
-    events: Vec<NewEvent>,
-    (from, to, reason): (Option<OrderStatus>, OrderStatus, Option<&str>),
-    now: DateTime<Utc>,
-    trace_id: TraceId,
+    event: NewEvent,
+    moved: Option<Moved<'_>>,
+    cause: Option<CausationId>,
+    step: &Step,
 ) -> Result<Append, StoreError> {
     let unusable = |error: towpath::ids::InvalidId| corrupt("order", error);
-    let flow = CorrelationId::new(format!("market-order-{}", order.order_id)).map_err(unusable)?;
-    let mut context = ChangeContext::new(now, flow);
-    context.trace_id = Some(trace_id);
+    let flow = match &order.correlation_id {
+        Some(flow) => CorrelationId::from_stored(flow),
+        // From before orders had flows of their own.
+        None => CorrelationId::new(format!("market-order-{}", order.order_id)).map_err(unusable)?,
+    };
+    let mut context = ChangeContext::new(step.now, flow);
+    context.trace_id = Some(step.trace_id.clone());
+    context.causation_id = cause;
+    let is_new = moved.as_ref().is_some_and(|moved| moved.from.is_none());
     // Who asked, and in which request.
     Circumstances::current().complete(&mut context);
     Ok(Append {
         aggregate: AggregateKey::new(AGGREGATE_TYPE, order.order_id.to_string()).map_err(unusable)?,
         // The conditional update of the order has decided.
-        expected: if from.is_none() { Expected::New } else { Expected::Any },
-        events,
+        expected: if is_new { Expected::New } else { Expected::Any },
+        events: vec![event],
         snapshot: None,
-        state_changes: vec![StateChange {
-            from: from.map(|status| status.to_string()),
-            to: to.to_string(),
-            reason: reason.map(str::to_owned),
-            message: None,
-            event_index: 0,
-        }],
+        state_changes: moved.into_iter().map(Moved::written).collect(),
         deadline: DeadlineChange::default(),
         context,
     })
+}
+
+impl Moved<'_> {
+    fn written(self) -> StateChange {
+        StateChange {
+            from: self.from.map(|status| status.to_string()),
+            to: self.to.to_string(),
+            reason: self.reason.map(str::to_owned),
+            message: None,
+            event_index: 0,
+        }
+    }
 }
 
 /// A moment as the contract writes it.
@@ -337,35 +383,53 @@ mod tests {
             ship_time: None,
             complete_time: None,
             cancel_time: None,
+            correlation_id: Some("flow-1".to_owned()),
+            last_event_id: Some("last".to_owned()),
+            timeout_event_id: Some("timeout".to_owned()),
         }
     }
 
-    fn payload(append: &Append, index: usize) -> &str {
-        append.events[index].payload.as_text()
+    fn payload(append: &Append) -> &str {
+        append.events[0].payload.as_text()
+    }
+
+    fn step(order: &Order) -> Step {
+        let trace_id = TraceId::new("trace-xxx").unwrap();
+        Step { now: order.create_time, trace_id, event_id: EventId(uuid::Uuid::now_v7()) }
     }
 
     #[test]
     fn payloads_are_the_contract_field_for_field() {
-        let trace = || TraceId::new("trace-xxx").unwrap();
         let general = r#""orderId":900001,"orderNo":"202602041030001234","buyerId":10001,"sellerId":10002,"totalAmount":88.50"#;
         let order = order();
-        let placed = placed(&order, trace()).unwrap();
-        assert_eq!(payload(&placed, 0), format!(r#"{{{general},"productId":7,"quantity":1,"price":88.50}}"#));
-        assert_eq!(payload(&placed, 1), format!(r#"{{{general},"createTime":"2026-02-04T10:30:00Z"}}"#));
-        let now = order.create_time;
-        let paid = paid(&order, now, trace()).unwrap();
+        let step = step(&order);
+        let placed = placed(&order, &step, EventId(uuid::Uuid::now_v7())).unwrap();
+        assert_eq!(payload(&placed[0]), format!(r#"{{{general},"productId":7,"quantity":1,"price":88.50}}"#));
+        assert_eq!(payload(&placed[1]), format!(r#"{{{general},"createTime":"2026-02-04T10:30:00Z"}}"#));
+        let paid = paid(&order, &step).unwrap();
         assert_eq!(
-            payload(&paid, 0),
+            payload(&paid),
             format!(r#"{{{general},"payTime":"2026-02-04T10:30:00Z","amount":88.50}}"#)
         );
-        let shipped = Order { status: OrderStatus::Shipped, ..order };
-        let moved = moved(&shipped, OrderStatus::Paid, now, trace()).unwrap();
+        let paid = Order { status: OrderStatus::Paid, ..order };
+        let moved = moved(&paid, OrderStatus::Shipped, &step).unwrap();
         assert_eq!(
-            payload(&moved, 0),
+            payload(&moved),
             format!(
                 r#"{{{general},"oldStatus":"paid","newStatus":"shipped","changedAt":"2026-02-04T10:30:00Z"}}"#
             )
         );
+    }
+
+    #[test]
+    fn what_timed_out_was_caused_by_its_timeout() {
+        let order = order();
+        let cause = |reason: &str| {
+            let append = cancelled(&order, reason, &step(&order)).unwrap();
+            append.context.causation_id.map(|cause| cause.to_string())
+        };
+        assert_eq!(cause("timeout").as_deref(), Some("timeout"));
+        assert_eq!(cause("buyer").as_deref(), Some("last"));
     }
 
     #[test]

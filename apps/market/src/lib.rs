@@ -42,13 +42,14 @@ mod settings;
 mod tables;
 pub mod texts;
 pub mod topology;
+mod words;
 
 pub use error::MarketError;
 pub use events::EventType;
 pub use market::{Answers, Done, Market, Page};
 pub use model::{
-    BuyerCredit, Inventory, Notification, Order, OrderFilter, OrderStatus, Product, ProductStatus, Shipment,
-    ShipmentStatus,
+    BuyerCredit, Inventory, Notification, Order, OrderFilter, OrderStatus, Product, ProductFilter,
+    ProductStatus, Shipment, ShipmentStatus,
 };
 pub use money::{InvalidMoney, Money};
 pub use settings::Settings;

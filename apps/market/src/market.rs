@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
-use towpath::ids::TraceId;
+use towpath::ids::{CorrelationId, EventId, TraceId};
 use towpath::ports::broker::BrokerError;
 use towpath::ports::operations::OperationAnswer;
 use towpath::ports::store::StoreError;
@@ -16,15 +16,17 @@ use crate::database::{Change, Session, corrupt, in_transaction, values};
 use crate::deadlines::Deadlines;
 use crate::depth::Depth;
 use crate::error::MarketError;
+use crate::events::{EventType, Step};
 use crate::model::{
-    BuyerCredit, Inventory, Notification, Order, OrderFilter, OrderStatus, Product, ProductStatus, Shipment,
+    BuyerCredit, Inventory, NOTIFICATION, Notification, Order, OrderFilter, OrderStatus, Product,
+    ProductFilter, ProductStatus, Shipment,
 };
 use crate::money::Money;
 use crate::numbers::{Numbered, Numbers};
-use crate::orders::{self, Step};
+use crate::orders;
 use crate::products;
 use crate::settings::Settings;
-use crate::{tables, topology};
+use crate::{tables, topology, words};
 
 /// The longest title, in characters.
 const LONGEST_TITLE: usize = 200;
@@ -32,6 +34,10 @@ const LONGEST_TITLE: usize = 200;
 const LONGEST_REASON: usize = 64;
 /// How many numbers are tried for one order.
 const MOST_NUMBERS: u32 = 5;
+/// How often an order is placed anew whose product has changed its price meanwhile.
+const MOST_PRICES: u32 = 5;
+/// How many words may be looked for at a time.
+const MOST_WORDS: usize = 20;
 /// The most that one page of a listing has.
 const LARGEST_PAGE: u32 = 500;
 
@@ -41,6 +47,7 @@ pub struct Market {
     shared: Arc<Shared>,
     trace_id: Option<TraceId>,
     answers: Option<Answers>,
+    actor_id: Option<i64>,
 }
 
 /// What was just done, in the transaction that does it.
@@ -48,6 +55,8 @@ pub struct Market {
 pub enum Done<'a> {
     /// A product was offered.
     Offered(&'a Product),
+    /// A product was changed or withdrawn.
+    Changed(&'a Product),
     /// An order was placed.
     Placed(&'a Order),
     /// An order was paid, shipped, completed or cancelled.
@@ -55,7 +64,7 @@ pub enum Done<'a> {
 }
 
 /// How what was done is answered to whoever asked from outside.
-pub type Answers = fn(Done<'_>) -> Result<OperationAnswer, serde_json::Error>;
+pub type Answers = fn(Done<'_>, &Settings) -> Result<OperationAnswer, serde_json::Error>;
 
 struct Shared {
     app: Towpath,
@@ -91,6 +100,7 @@ impl Market {
             .topology(topology::topology(settings.pending))
             .dead_letter_queue(topology::DEAD_LETTER_QUEUE)
             .watch(Arc::new(Alarms))
+            .begins_flow(EventType::OrderCreated.as_str())
             .prepare(|store| async move { tables::migrate(&store).await })
     }
 
@@ -100,7 +110,7 @@ impl Market {
         let deadlines = Deadlines::watch(app, &settings);
         let depth = Depth::watch(app, &settings);
         let shared = Shared { app: app.clone(), settings, numbers: Numbers::default(), deadlines, depth };
-        Self { shared: Arc::new(shared), trace_id: None, answers: None }
+        Self { shared: Arc::new(shared), trace_id: None, answers: None, actor_id: None }
     }
 
     /// The same market, whose next facts belong to a trace.
@@ -112,6 +122,12 @@ impl Market {
     /// ([`Towpath::answer_tx`]), so that who asks again is answered and nothing is done twice.
     pub fn answering(&self, answers: Answers) -> Self {
         Self { answers: Some(answers), ..self.clone() }
+    }
+
+    /// The same market, for what somebody does: a step that is not theirs is refused. The buyer pays, cancels and completes;
+    /// the seller ships, changes and withdraws. Without an actor nothing is checked, unless the settings want one.
+    pub fn acting(&self, actor_id: Option<i64>) -> Self {
+        Self { actor_id, ..self.clone() }
     }
 
     /// How it works.
@@ -128,89 +144,150 @@ impl Market {
     /// Offers a product.
     pub async fn offer(&self, seller_id: i64, title: &str, price: Money) -> Result<Product, MarketError> {
         check_person("sellerId", seller_id)?;
-        let title = title.trim();
-        if title.is_empty() || title.chars().count() > LONGEST_TITLE || title.chars().any(char::is_control) {
-            let why = format!("it has from 1 to {LONGEST_TITLE} characters that can be printed");
-            return Err(MarketError::invalid("title", why));
-        }
-        if price.is_zero() {
-            return Err(MarketError::invalid("price", "it is more than nothing"));
-        }
+        let title = checked_title(title)?;
+        check_price(price)?;
         let app = &self.shared.app;
         let product_id = self.shared.numbers.next(app, Numbered::Products).await?;
-        let now = self.now();
-        let product = Product {
-            product_id,
-            seller_id,
-            title: title.to_owned(),
-            price,
-            status: ProductStatus::OnSale,
-            status_changed_at: now,
-            create_time: now,
-        };
         let offered = in_transaction!(app, |session| {
+            let now = self.now(session).await?;
+            let product = Product {
+                product_id,
+                seller_id,
+                title: title.to_owned(),
+                price,
+                status: ProductStatus::OnSale,
+                status_changed_at: now,
+                create_time: now,
+            };
             products::insert(session, &product).await?;
             self.answer(session, Done::Offered(&product)).await?;
-            Ok(Change { answer: (), facts: None })
+            Ok(Change { answer: product, facts: Vec::new() })
         });
         match offered {
-            Ok(()) => Ok(product),
             // The number is ours alone: who has it is an attempt whose answer was lost.
             Err(error) if is_taken(&error) => self.product(product_id).await,
-            Err(error) => Err(error),
+            offered => offered,
         }
     }
 
-    /// Orders a product.
+    /// Says anew what a product is, or what it costs, while it is on sale. What was ordered before keeps its price.
+    ///
+    /// # Errors
+    /// `NotOnSale` for what is sold or withdrawn.
+    pub async fn change(
+        &self,
+        product_id: i64,
+        title: Option<&str>,
+        price: Option<Money>,
+    ) -> Result<Product, MarketError> {
+        let title = title.map(checked_title).transpose()?;
+        price.map_or(Ok(()), check_price)?;
+        if title.is_none() && price.is_none() {
+            return Err(MarketError::invalid("title", "say a title, or a price, or both"));
+        }
+        let product = self.product(product_id).await?;
+        self.check_actor("change a product", "its seller", product.seller_id)?;
+        in_transaction!(&self.shared.app, |session| {
+            if !products::change(session, product_id, title, price).await? {
+                return Err(MarketError::NotOnSale(product_id));
+            }
+            self.changed(session, product_id).await
+        })
+    }
+
+    /// Takes a product off the market, while it is on sale. Withdrawn twice is withdrawn.
+    ///
+    /// # Errors
+    /// `NotOnSale` for what is sold.
+    pub async fn withdraw(&self, product_id: i64) -> Result<Product, MarketError> {
+        let product = self.product(product_id).await?;
+        self.check_actor("withdraw a product", "its seller", product.seller_id)?;
+        in_transaction!(&self.shared.app, |session| {
+            let now = self.now(session).await?;
+            products::withdraw(session, product_id, now).await?;
+            let change = self.changed(session, product_id).await?;
+            match change.answer.status {
+                ProductStatus::Withdrawn => Ok(change),
+                _ => Err(MarketError::NotOnSale(product_id)),
+            }
+        })
+    }
+
+    /// Orders a product, for what it costs.
     ///
     /// # Guarantees
     /// Of all who order one product at a time exactly one succeeds. The order, the product and the facts commit
     /// together.
     ///
     /// # Errors
-    /// `NotOnSale` for all others.
+    /// `NotOnSale` for all others; `OwnProduct` for its seller.
     pub async fn place(&self, product_id: i64, buyer_id: i64) -> Result<Order, MarketError> {
+        self.place_for(product_id, buyer_id, None).await
+    }
+
+    /// Orders a product, if it still costs what the buyer was told.
+    ///
+    /// # Errors
+    /// As those of [`place`](Market::place), and `PriceChanged`.
+    pub async fn place_for(
+        &self,
+        product_id: i64,
+        buyer_id: i64,
+        told: Option<Money>,
+    ) -> Result<Order, MarketError> {
         check_person("buyerId", buyer_id)?;
         let app = &self.shared.app;
-        // Looked at without a lock first: most of those who are late are told so here. What is sold and for how much
-        // never changes.
-        let product = self.product(product_id).await?;
-        if product.status != ProductStatus::OnSale {
-            return Err(MarketError::NotOnSale(product_id));
-        }
-        let quantity = 1;
-        let total_amount = product.price.times(quantity).map_err(|error| corrupt("price_cents", error))?;
-        let mut numbers_tried = 0;
+        let (trace_id, quantity) = (self.trace(), 1);
+        let (mut numbers_tried, mut prices_tried) = (0, 0);
+        // Looked at without a lock first: most of those who are late are told so here. Its price may still change, and the
+        // product is only taken for the one that was read.
+        let mut product = self.product_on_sale(product_id, buyer_id, told).await?;
         loop {
             let order_id = self.shared.numbers.next(app, Numbered::Orders).await?;
-            let step = self.step();
-            let order = Order {
-                order_id,
-                order_no: order_no(step.now, order_id),
-                product_id,
-                buyer_id,
-                seller_id: product.seller_id,
-                quantity,
-                price: product.price,
-                total_amount,
-                status: OrderStatus::Pending,
-                cancel_reason: None,
-                create_time: step.now,
-                pay_time: None,
-                ship_time: None,
-                complete_time: None,
-                cancel_time: None,
-            };
+            let total_amount =
+                product.price.times(quantity).map_err(|error| corrupt("price_cents", error))?;
+            let (event_id, timeout_event_id) = (EventId(Uuid::now_v7()), EventId(Uuid::now_v7()));
+            let flow = CorrelationId::of_new_flow(Uuid::now_v7());
             let placed = in_transaction!(app, |session| {
-                let change = orders::place(session, &order, step.clone()).await?;
-                self.answer(session, Done::Placed(&order)).await?;
+                let now = self.now(session).await?;
+                let order = Order {
+                    order_id,
+                    order_no: order_no(now, order_id),
+                    product_id,
+                    buyer_id,
+                    seller_id: product.seller_id,
+                    quantity,
+                    price: product.price,
+                    total_amount,
+                    status: OrderStatus::Pending,
+                    cancel_reason: None,
+                    create_time: now,
+                    pay_time: None,
+                    ship_time: None,
+                    complete_time: None,
+                    cancel_time: None,
+                    correlation_id: Some(flow.to_string()),
+                    last_event_id: None,
+                    timeout_event_id: None,
+                };
+                let step = Step { now, trace_id: trace_id.clone(), event_id };
+                let change = orders::place(session, order, &step, timeout_event_id).await?;
+                self.answer(session, Done::Placed(&change.answer)).await?;
                 Ok(change)
             });
             match placed {
-                Ok(()) => return Ok(order),
                 // Another instance has numbered an order alike in this second: the next number will do.
                 Err(error) if is_taken(&error) && numbers_tried < MOST_NUMBERS => numbers_tried += 1,
-                Err(error) => return Err(error),
+                // Sold, or for another price now.
+                Err(MarketError::NotOnSale(_)) if prices_tried < MOST_PRICES => {
+                    prices_tried += 1;
+                    let now = self.product_on_sale(product_id, buyer_id, told).await?;
+                    if now.price == product.price {
+                        return Err(MarketError::NotOnSale(product_id));
+                    }
+                    product = now;
+                }
+                placed => return placed,
             }
         }
     }
@@ -222,31 +299,39 @@ impl Market {
     /// nothing is read that could fail, and a commit whose answer was lost is looked for in the log.
     pub async fn pay(&self, order_id: i64, amount: Option<Money>) -> Result<Order, MarketError> {
         let order = self.order(order_id).await?;
+        self.check_actor("pay", "the buyer", order.buyer_id)?;
         if let Some(amount) = amount.filter(|amount| *amount != order.total_amount) {
             let why = format!("{amount} is not the {} of the order", order.total_amount);
             return Err(MarketError::invalid("amount", why));
         }
-        let step = self.step();
+        let (trace_id, event_id) = (self.trace(), EventId(Uuid::now_v7()));
         in_transaction!(&self.shared.app, |session| {
-            let change = orders::pay(session, &order, step.clone()).await?;
+            let step = self.step(session, &trace_id, event_id).await?;
+            let change = orders::pay(session, &order, &step).await?;
             self.moved(session, order_id, change).await
         })
     }
 
     /// Ships a paid order.
     pub async fn ship(&self, order_id: i64) -> Result<Order, MarketError> {
-        let (order, step) = (self.order(order_id).await?, self.step());
+        let order = self.order(order_id).await?;
+        self.check_actor("ship", "the seller", order.seller_id)?;
+        let (trace_id, event_id) = (self.trace(), EventId(Uuid::now_v7()));
         in_transaction!(&self.shared.app, |session| {
-            let change = orders::ship(session, &order, step.clone()).await?;
+            let step = self.step(session, &trace_id, event_id).await?;
+            let change = orders::ship(session, &order, &step).await?;
             self.moved(session, order_id, change).await
         })
     }
 
     /// Completes a shipped order.
     pub async fn complete(&self, order_id: i64) -> Result<Order, MarketError> {
-        let (order, step) = (self.order(order_id).await?, self.step());
+        let order = self.order(order_id).await?;
+        self.check_actor("complete", "the buyer", order.buyer_id)?;
+        let (trace_id, event_id) = (self.trace(), EventId(Uuid::now_v7()));
         in_transaction!(&self.shared.app, |session| {
-            let change = orders::complete(session, &order, step.clone()).await?;
+            let step = self.step(session, &trace_id, event_id).await?;
+            let change = orders::complete(session, &order, &step).await?;
             self.moved(session, order_id, change).await
         })
     }
@@ -262,9 +347,12 @@ impl Market {
         if reason == orders::TIMEOUT_REASON {
             return Err(MarketError::invalid("reason", "a timeout is not for people to say"));
         }
-        let (order, step) = (self.order(order_id).await?, self.step());
+        let order = self.order(order_id).await?;
+        self.check_actor("cancel", "the buyer", order.buyer_id)?;
+        let (trace_id, event_id) = (self.trace(), EventId(Uuid::now_v7()));
         in_transaction!(&self.shared.app, |session| {
-            let change = orders::cancel(session, &order, reason, step.clone()).await?;
+            let step = self.step(session, &trace_id, event_id).await?;
+            let change = orders::cancel(session, &order, reason, &step).await?;
             self.moved(session, order_id, change).await
         })
     }
@@ -290,12 +378,15 @@ impl Market {
     }
 
     /// Products behind a number.
-    pub async fn products(
-        &self,
-        status: Option<ProductStatus>,
-        page: Page,
-    ) -> Result<Vec<Product>, MarketError> {
-        Ok(reading!(self, products::list, status, page.after, page.limit.min(LARGEST_PAGE))?)
+    pub async fn products(&self, filter: &ProductFilter, page: Page) -> Result<Vec<Product>, MarketError> {
+        let text = filter.text.as_deref();
+        let sought = text.map(words::sought).unwrap_or_default();
+        let is_long = text.is_some_and(|text| text.chars().count() > LONGEST_TITLE);
+        if is_long || text.is_some() && !(1..=MOST_WORDS).contains(&sought.len()) {
+            let why = format!("it has from 1 to {MOST_WORDS} words, and at most {LONGEST_TITLE} characters");
+            return Err(MarketError::invalid("text", why));
+        }
+        Ok(reading!(self, products::list, filter, &sought, page.after, page.limit.min(LARGEST_PAGE))?)
     }
 
     /// An order.
@@ -317,6 +408,17 @@ impl Market {
     /// What buyer and seller were told about an order.
     pub async fn notifications(&self, order_id: i64) -> Result<Vec<Notification>, MarketError> {
         Ok(reading!(self, find_notifications, order_id)?)
+    }
+
+    /// What somebody was told, behind an event; in the order of the events' ids.
+    pub async fn notifications_of(
+        &self,
+        recipient_id: i64,
+        after: Option<Uuid>,
+        limit: u32,
+    ) -> Result<Vec<Notification>, MarketError> {
+        let after = after.map(|event_id| event_id.to_string()).unwrap_or_default();
+        Ok(reading!(self, find_notifications_of, recipient_id, &after, limit.min(LARGEST_PAGE))?)
     }
 
     /// How a buyer's orders ended, if any has.
@@ -342,10 +444,57 @@ impl Market {
         Ok(Change { answer: order, facts: change.facts })
     }
 
+    /// The same of a product.
+    async fn changed(
+        &self,
+        session: &mut Session<'_>,
+        product_id: i64,
+    ) -> Result<Change<Product>, MarketError> {
+        let product = products::find(session, product_id).await?;
+        let product = product.ok_or(MarketError::UnknownProduct(product_id))?;
+        self.answer(session, Done::Changed(&product)).await?;
+        Ok(Change { answer: product, facts: Vec::new() })
+    }
+
+    /// A product that somebody may order, if it costs what they were told.
+    async fn product_on_sale(
+        &self,
+        product_id: i64,
+        buyer_id: i64,
+        told: Option<Money>,
+    ) -> Result<Product, MarketError> {
+        let product = self.product(product_id).await?;
+        if product.seller_id == buyer_id {
+            return Err(MarketError::OwnProduct(product_id));
+        }
+        if product.status != ProductStatus::OnSale {
+            return Err(MarketError::NotOnSale(product_id));
+        }
+        match told {
+            Some(told) if told != product.price => {
+                Err(MarketError::PriceChanged { product_id, price: product.price })
+            }
+            _ => Ok(product),
+        }
+    }
+
+    /// Refuses what is for somebody else to do.
+    fn check_actor(&self, step: &'static str, role: &'static str, allowed: i64) -> Result<(), MarketError> {
+        match self.actor_id {
+            Some(actor_id) if actor_id != allowed => {
+                Err(MarketError::NotYours { actor_id, step, role, allowed })
+            }
+            None if self.shared.settings.actor_required => {
+                Err(MarketError::invalid("actorId", format!("it is needed to {step}, which is for {role}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Lets the answer commit with what was done.
     async fn answer(&self, session: &mut Session<'_>, done: Done<'_>) -> Result<(), StoreError> {
         let Some(answers) = self.answers else { return Ok(()) };
-        let answer = answers(done).map_err(|error| corrupt("the answer", error))?;
+        let answer = answers(done, &self.shared.settings).map_err(|error| corrupt("the answer", error))?;
         let app = &self.shared.app;
         match session {
             Session::Sqlite(connection) => app.answer_tx(&mut **connection, &answer).await,
@@ -354,14 +503,22 @@ impl Market {
         }
     }
 
-    fn now(&self) -> DateTime<Utc> {
-        self.shared.settings.clock.now()
+    async fn now(&self, session: &mut Session<'_>) -> Result<DateTime<Utc>, StoreError> {
+        session.now(&*self.shared.settings.clock).await
     }
 
-    fn step(&self) -> Step {
+    async fn step(
+        &self,
+        session: &mut Session<'_>,
+        trace_id: &TraceId,
+        event_id: EventId,
+    ) -> Result<Step, StoreError> {
+        Ok(Step { now: self.now(session).await?, trace_id: trace_id.clone(), event_id })
+    }
+
+    fn trace(&self) -> TraceId {
         let trace_id = self.trace_id.clone().or_else(|| Circumstances::current().trace_id);
-        let trace_id = trace_id.unwrap_or_else(new_trace);
-        Step { now: self.now(), trace_id }
+        trace_id.unwrap_or_else(new_trace)
     }
 }
 
@@ -372,6 +529,19 @@ pub(crate) fn new_trace() -> TraceId {
 
 fn check_person(field: &'static str, id: i64) -> Result<(), MarketError> {
     if id > 0 { Ok(()) } else { Err(MarketError::invalid(field, "it is a number from 1 on")) }
+}
+
+fn checked_title(title: &str) -> Result<&str, MarketError> {
+    let title = title.trim();
+    if title.is_empty() || title.chars().count() > LONGEST_TITLE || title.chars().any(char::is_control) {
+        let why = format!("it has from 1 to {LONGEST_TITLE} characters that can be printed");
+        return Err(MarketError::invalid("title", why));
+    }
+    Ok(title)
+}
+
+fn check_price(price: Money) -> Result<(), MarketError> {
+    if price.is_zero() { Err(MarketError::invalid("price", "it is more than nothing")) } else { Ok(()) }
 }
 
 /// Whether a row of that key was there already.
@@ -421,9 +591,25 @@ async fn find_notifications(
     session: &mut Session<'_>,
     order_id: i64,
 ) -> Result<Vec<Notification>, StoreError> {
-    let sql = "SELECT event_id, recipient_id, order_id, status, created_at FROM notifications WHERE order_id = ? \
-        ORDER BY created_at, recipient_id";
-    let rows = session.rows("market.notifications", sql, values![order_id]).await?;
+    let sql = format!(
+        "SELECT {NOTIFICATION} FROM notifications WHERE order_id = ? ORDER BY created_at, recipient_id"
+    );
+    let rows = session.rows("market.notifications", &sql, values![order_id]).await?;
+    rows.iter().map(Notification::read).collect()
+}
+
+async fn find_notifications_of(
+    session: &mut Session<'_>,
+    recipient_id: i64,
+    after: &str,
+    limit: u32,
+) -> Result<Vec<Notification>, StoreError> {
+    let sql = format!(
+        "SELECT {NOTIFICATION} FROM notifications{} WHERE recipient_id = ? AND event_id > ? ORDER BY event_id LIMIT ?",
+        session.kind().by_index("notifications_recipient_event")
+    );
+    let values = values![recipient_id, after, i64::from(limit)];
+    let rows = session.rows("market.notifications-of", &sql, values).await?;
     rows.iter().map(Notification::read).collect()
 }
 

@@ -1,6 +1,7 @@
 //! What the market knows: products, orders and what follows from them.
 
 use std::fmt;
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
@@ -48,6 +49,8 @@ stored_names!(
         OnSale = "on_sale",
         /// An order has it.
         Sold = "sold",
+        /// Its seller has taken it back.
+        Withdrawn = "withdrawn",
     }
 );
 
@@ -66,6 +69,18 @@ stored_names!(
         Cancelled = "cancelled",
     }
 );
+
+impl OrderStatus {
+    /// The steps that are possible from here, by their names.
+    pub fn possible(self) -> &'static [&'static str] {
+        match self {
+            Self::Pending => &["pay", "cancel"],
+            Self::Paid => &["ship"],
+            Self::Shipped => &["complete"],
+            Self::Completed | Self::Cancelled => &[],
+        }
+    }
+}
 
 stored_names!(
     /// Where a shipment is.
@@ -131,6 +146,35 @@ pub struct Order {
     pub complete_time: Option<DateTime<Utc>>,
     /// When it was cancelled.
     pub cancel_time: Option<DateTime<Utc>>,
+    /// The flow of all its facts. Orders from before flows were kept have none.
+    pub correlation_id: Option<String>,
+    /// The fact of its last step.
+    pub(crate) last_event_id: Option<String>,
+    /// The fact that asks whether it was paid.
+    pub(crate) timeout_event_id: Option<String>,
+}
+
+impl Order {
+    /// Until when it is to be paid, where it waits for that; later it is cancelled.
+    pub fn pay_by(&self, pending: Duration) -> Option<DateTime<Utc>> {
+        let pending = chrono::Duration::from_std(pending).ok()?;
+        self.create_time.checked_add_signed(pending).filter(|_| self.status == OrderStatus::Pending)
+    }
+}
+
+/// Which products.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ProductFilter {
+    /// In this status.
+    pub status: Option<ProductStatus>,
+    /// Of this seller.
+    pub seller_id: Option<i64>,
+    /// With all of these words in the title.
+    pub text: Option<String>,
+    /// For at least so much.
+    pub min_price: Option<Money>,
+    /// For at most so much.
+    pub max_price: Option<Money>,
 }
 
 /// Which orders.
@@ -140,6 +184,8 @@ pub struct OrderFilter {
     pub status: Option<OrderStatus>,
     /// Of this buyer.
     pub buyer_id: Option<i64>,
+    /// From this seller.
+    pub seller_id: Option<i64>,
 }
 
 /// The way of an order to its buyer.
@@ -210,7 +256,11 @@ pub(crate) const PRODUCT: &str =
 
 /// The columns of an order, in any order.
 pub(crate) const ORDER: &str = "order_id, order_no, product_id, buyer_id, seller_id, quantity, price_cents, \
-    total_cents, status, cancel_reason, create_time, pay_time, ship_time, complete_time, cancel_time";
+    total_cents, status, cancel_reason, create_time, pay_time, ship_time, complete_time, cancel_time, correlation_id, \
+    last_event_id, timeout_event_id";
+
+/// The columns of a notification, in any order.
+pub(crate) const NOTIFICATION: &str = "event_id, recipient_id, order_id, status, created_at";
 
 impl Product {
     pub(crate) fn read(row: &Row) -> Result<Self, StoreError> {
@@ -244,6 +294,9 @@ impl Order {
             ship_time: row.time_or_null("ship_time")?,
             complete_time: row.time_or_null("complete_time")?,
             cancel_time: row.time_or_null("cancel_time")?,
+            correlation_id: row.text_or_null("correlation_id")?,
+            last_event_id: row.text_or_null("last_event_id")?,
+            timeout_event_id: row.text_or_null("timeout_event_id")?,
         })
     }
 }

@@ -56,6 +56,6 @@ async fn take_block(app: &Towpath, of: Numbered) -> Result<Range<i64>, MarketErr
         let sql = "SELECT next_number FROM market_numbers WHERE kind = ?";
         let row = session.row("market.read-block", sql, values![of.key()]).await?;
         let end = row.ok_or_else(|| corrupt("market_numbers", "the row is missing"))?.long("next_number")?;
-        Ok(Change { answer: end - BLOCK..end, facts: None })
+        Ok(Change { answer: end - BLOCK..end, facts: Vec::new() })
     })
 }

@@ -4,24 +4,17 @@
 //! placed order is a new row that nobody waits for.
 
 use chrono::{DateTime, Utc};
-use towpath::ids::TraceId;
+use towpath::ids::EventId;
 use towpath::ports::store::{Append, StoreError};
 
 use crate::database::{Change, Kind, Session, values};
 use crate::error::MarketError;
-use crate::events;
+use crate::events::{self, Step};
 use crate::model::{BuyerCredit, ORDER, Order, OrderFilter, OrderStatus, ShipmentStatus};
 use crate::products;
 
 /// Why an order was cancelled that was never paid. Frozen.
 pub(crate) const TIMEOUT_REASON: &str = "timeout";
-
-/// Circumstances of a step.
-#[derive(Clone)]
-pub(crate) struct Step {
-    pub(crate) now: DateTime<Utc>,
-    pub(crate) trace_id: TraceId,
-}
 
 pub(crate) async fn find(session: &mut Session<'_>, order_id: i64) -> Result<Option<Order>, StoreError> {
     let sql = format!("SELECT {ORDER} FROM orders WHERE order_id = ?");
@@ -51,13 +44,19 @@ pub(crate) async fn list(
         conditions.push("buyer_id = ?");
         values.push(buyer_id.into());
     }
+    if let Some(seller_id) = filter.seller_id {
+        conditions.push("seller_id = ?");
+        values.push(seller_id.into());
+    }
     if let Some(status) = filter.status {
         conditions.push("status = ?");
         values.push(status.as_str().into());
     }
     values.push(i64::from(limit).into());
     let by_index = match filter {
-        OrderFilter { status: Some(_), buyer_id: None } => session.kind().by_index("orders_status"),
+        OrderFilter { buyer_id: Some(_), .. } => String::new(),
+        OrderFilter { seller_id: Some(_), .. } => session.kind().by_index("orders_seller"),
+        OrderFilter { status: Some(_), .. } => session.kind().by_index("orders_status"),
         _ => String::new(),
     };
     let sql = format!(
@@ -67,17 +66,20 @@ pub(crate) async fn list(
     session.rows("market.orders", &sql, &values).await?.iter().map(Order::read).collect()
 }
 
-/// Places an order: the product is taken in the same transaction, or nothing happens.
+/// Places an order: the product is taken in the same transaction, for the price of the order, or nothing happens.
 pub(crate) async fn place(
     session: &mut Session<'_>,
-    order: &Order,
-    step: Step,
-) -> Result<Change<()>, MarketError> {
-    if !products::take(session, order.product_id, step.now).await? {
+    order: Order,
+    step: &Step,
+    timeout_event_id: EventId,
+) -> Result<Change<Order>, MarketError> {
+    if !products::take(session, order.product_id, order.price, step.now).await? {
         return Err(MarketError::NotOnSale(order.product_id));
     }
+    let (created, timeout) = (step.event_id.to_string(), timeout_event_id.to_string());
     let sql = "INSERT INTO orders (order_id, order_no, product_id, buyer_id, seller_id, quantity, price_cents, \
-        total_cents, status, status_changed_at, create_time) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+        total_cents, status, status_changed_at, create_time, correlation_id, last_event_id, timeout_event_id) \
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
     let values = values![
         order.order_id,
         order.order_no.as_str(),
@@ -90,55 +92,49 @@ pub(crate) async fn place(
         order.status.as_str(),
         order.create_time,
         order.create_time,
+        order.correlation_id.as_deref().unwrap_or_default(),
+        created.as_str(),
+        timeout.as_str(),
     ];
     session.execute("market.place", sql, values).await?;
-    Ok(Change { answer: (), facts: Some(events::placed(order, step.trace_id)?) })
+    let facts = events::placed(&order, step, timeout_event_id)?;
+    let answer = Order { last_event_id: Some(created), timeout_event_id: Some(timeout), ..order };
+    Ok(Change { answer, facts })
 }
 
 /// Pays an order.
 pub(crate) async fn pay(
     session: &mut Session<'_>,
     order: &Order,
-    step: Step,
+    step: &Step,
 ) -> Result<Change<()>, MarketError> {
-    advance(
-        session,
-        order.order_id,
-        OrderStatus::Pending,
-        OrderStatus::Paid,
-        "pay_time",
-        step.now,
-        "be paid",
-    )
-    .await?;
-    Ok(Change { answer: (), facts: Some(events::paid(order, step.now, step.trace_id)?) })
+    advance(session, order, (OrderStatus::Pending, OrderStatus::Paid), "pay_time", step, "be paid").await?;
+    Ok(Change { answer: (), facts: vec![events::paid(order, step)?] })
 }
 
 /// Ships an order. Its shipment may not have been begun yet: the message about the payment may still be on its way.
 pub(crate) async fn ship(
     session: &mut Session<'_>,
     order: &Order,
-    step: Step,
+    step: &Step,
 ) -> Result<Change<()>, MarketError> {
     let (old, new) = (OrderStatus::Paid, OrderStatus::Shipped);
-    advance(session, order.order_id, old, new, "ship_time", step.now, "be shipped").await?;
+    advance(session, order, (old, new), "ship_time", step, "be shipped").await?;
     set_shipment(session, order.order_id, ShipmentStatus::Shipped, step.now).await?;
-    let shipped = Order { status: new, ..order.clone() };
-    Ok(Change { answer: (), facts: Some(events::moved(&shipped, old, step.now, step.trace_id)?) })
+    Ok(Change { answer: (), facts: vec![events::moved(order, new, step)?] })
 }
 
 /// Completes an order.
 pub(crate) async fn complete(
     session: &mut Session<'_>,
     order: &Order,
-    step: Step,
+    step: &Step,
 ) -> Result<Change<()>, MarketError> {
     let (old, new) = (OrderStatus::Shipped, OrderStatus::Completed);
-    advance(session, order.order_id, old, new, "complete_time", step.now, "be completed").await?;
+    advance(session, order, (old, new), "complete_time", step, "be completed").await?;
     set_shipment(session, order.order_id, ShipmentStatus::Delivered, step.now).await?;
     recalculate_credit(session, order.buyer_id, step.now).await?;
-    let completed = Order { status: new, ..order.clone() };
-    Ok(Change { answer: (), facts: Some(events::moved(&completed, old, step.now, step.trace_id)?) })
+    Ok(Change { answer: (), facts: vec![events::moved(order, new, step)?] })
 }
 
 /// Cancels an order that was not paid.
@@ -146,23 +142,25 @@ pub(crate) async fn cancel(
     session: &mut Session<'_>,
     order: &Order,
     reason: &str,
-    step: Step,
+    step: &Step,
 ) -> Result<Change<()>, MarketError> {
-    let sql = "UPDATE orders SET status = ?, status_changed_at = ?, cancel_reason = ?, cancel_time = ? \
-        WHERE order_id = ? AND status = ?";
+    let event_id = step.event_id.to_string();
+    let sql = "UPDATE orders SET status = ?, status_changed_at = ?, cancel_reason = ?, cancel_time = ?, \
+        last_event_id = ? WHERE order_id = ? AND status = ?";
     let values = values![
         OrderStatus::Cancelled.as_str(),
         step.now,
         reason,
         step.now,
+        event_id.as_str(),
         order.order_id,
         OrderStatus::Pending.as_str(),
     ];
     if session.execute("market.cancel", sql, values).await? != 1 {
         return Err(refused(session, order.order_id, "be cancelled").await);
     }
-    let facts = closed(session, order, reason, step).await?;
-    Ok(Change { answer: (), facts: Some(facts) })
+    let facts = vec![closed(session, order, reason, step).await?];
+    Ok(Change { answer: (), facts })
 }
 
 /// Closes an order whose time to pay is over: only if it is still pending and was placed at or before the deadline.
@@ -171,15 +169,17 @@ pub(crate) async fn time_out(
     session: &mut Session<'_>,
     order: &Order,
     deadline: DateTime<Utc>,
-    step: Step,
+    step: &Step,
 ) -> Result<Option<Append>, StoreError> {
-    let sql = "UPDATE orders SET status = ?, status_changed_at = ?, cancel_reason = ?, cancel_time = ? \
-        WHERE order_id = ? AND status = ? AND create_time <= ?";
+    let event_id = step.event_id.to_string();
+    let sql = "UPDATE orders SET status = ?, status_changed_at = ?, cancel_reason = ?, cancel_time = ?, \
+        last_event_id = ? WHERE order_id = ? AND status = ? AND create_time <= ?";
     let values = values![
         OrderStatus::Cancelled.as_str(),
         step.now,
         TIMEOUT_REASON,
         step.now,
+        event_id.as_str(),
         order.order_id,
         OrderStatus::Pending.as_str(),
         deadline,
@@ -209,7 +209,7 @@ async fn closed(
     session: &mut Session<'_>,
     order: &Order,
     reason: &str,
-    step: Step,
+    step: &Step,
 ) -> Result<Append, StoreError> {
     if !products::release(session, order.product_id, step.now).await? {
         // An order has its product until it ends: without it, something else wrote to the tables.
@@ -221,26 +221,32 @@ async fn closed(
         );
     }
     recalculate_credit(session, order.buyer_id, step.now).await?;
-    events::cancelled(order, reason, step.now, step.trace_id)
+    events::cancelled(order, reason, step)
 }
 
-/// Moves an order on, or says where it is.
+/// Moves an order on, or says where it is. An order that was read in another status is not moved, although it may have
+/// come there since: what is known of it, the fact of its last step, is of before.
 async fn advance(
     session: &mut Session<'_>,
-    order_id: i64,
-    from: OrderStatus,
-    to: OrderStatus,
+    order: &Order,
+    (from, to): (OrderStatus, OrderStatus),
     time_column: &'static str,
-    now: DateTime<Utc>,
-    step: &'static str,
+    step: &Step,
+    name: &'static str,
 ) -> Result<(), MarketError> {
+    let order_id = order.order_id;
+    if order.status != from {
+        return Err(MarketError::WrongStatus { order_id, status: order.status, step: name });
+    }
+    let event_id = step.event_id.to_string();
     let sql = format!(
-        "UPDATE orders SET status = ?, status_changed_at = ?, {time_column} = ? WHERE order_id = ? AND status = ?"
+        "UPDATE orders SET status = ?, status_changed_at = ?, {time_column} = ?, last_event_id = ? \
+         WHERE order_id = ? AND status = ?"
     );
-    let values = values![to.as_str(), now, now, order_id, from.as_str()];
+    let values = values![to.as_str(), step.now, step.now, event_id.as_str(), order_id, from.as_str()];
     match session.execute("market.order-step", &sql, values).await? {
         1 => Ok(()),
-        _ => Err(refused(session, order_id, step).await),
+        _ => Err(refused(session, order_id, name).await),
     }
 }
 

@@ -32,7 +32,10 @@ pub struct Settings {
     pub queue_depth: u64,
     /// How often the queues are looked at.
     pub queue_scan: Duration,
-    /// What time it is.
+    /// Whether a step needs somebody who does it ([`Market::acting`](crate::Market::acting)).
+    pub actor_required: bool,
+    /// The host's clock. It is only asked on SQLite: on a server the database's own time counts, because other hosts
+    /// compare what is written.
     pub clock: Arc<dyn Clock>,
 }
 
@@ -49,6 +52,7 @@ impl Default for Settings {
             attempts: 5,
             queue_depth: 1000,
             queue_scan: Duration::from_secs(30),
+            actor_required: false,
             clock: Arc::new(SystemClock),
         }
     }
@@ -81,6 +85,7 @@ struct Written {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 struct WrittenOrder {
+    actor_required: Option<bool>,
     #[serde(default)]
     timeout: WrittenTimeout,
 }
@@ -157,7 +162,7 @@ impl<'de> Deserialize<'de> for Minutes {
 
 impl<'de> Deserialize<'de> for Settings {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let Written { order: WrittenOrder { timeout }, outbox, consumer, alarm } =
+        let Written { order: WrittenOrder { actor_required, timeout }, outbox, consumer, alarm } =
             Written::deserialize(deserializer)?;
         let usual = Self::default();
         let mut settings = Self {
@@ -170,6 +175,7 @@ impl<'de> Deserialize<'de> for Settings {
             attempts: consumer.attempts.unwrap_or(usual.attempts),
             queue_depth: alarm.queue_depth.unwrap_or(usual.queue_depth),
             queue_scan: alarm.queue_scan.map_or(usual.queue_scan, |scan| scan.0),
+            actor_required: actor_required.unwrap_or(usual.actor_required),
             ..usual
         };
         if let Some(batch) = outbox.batch {
@@ -229,6 +235,7 @@ mod tests {
         assert_eq!(settings.pending, Duration::from_secs(900));
         assert_eq!((settings.prefetch, settings.outbox), (20, ChannelPolicy::market()));
         assert_eq!(settings.queue_depth, 1000);
+        assert!(!settings.actor_required && read("order.actor-required = true").unwrap().actor_required);
     }
 
     #[test]

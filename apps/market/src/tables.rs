@@ -9,6 +9,7 @@ use towpath::SqlStore;
 use towpath::ports::store::StoreError;
 
 use crate::database::{Kind, Session, Transaction, values};
+use crate::products;
 use crate::topology::{channel_names, handler_names};
 
 /// One table.
@@ -92,6 +93,28 @@ const INDEXES_2: &[(&str, &str, &str)] = &[
     ("orders", "orders_status", "status, order_id"),
 ];
 
+/// The tables of version 3.
+const VERSION_3: &[Table] = &[Table {
+    // The words of titles, by which products are found.
+    name: "product_words",
+    columns: "word {name} NOT NULL, product_id {long} NOT NULL, PRIMARY KEY (word, product_id)",
+    indexes: &[("product_words_product", "product_id", false)],
+}];
+
+/// Columns that version 3 adds to orders: the flow of an order, and the facts that are causes of later ones.
+const COLUMNS_3: [&str; 3] = ["correlation_id", "last_event_id", "timeout_event_id"];
+
+/// Indexes that version 3 adds.
+const INDEXES_3: &[(&str, &str, &str)] = &[
+    ("orders", "orders_seller", "seller_id, order_id"),
+    ("products", "products_seller", "seller_id, product_id"),
+    // What somebody was told, page by page.
+    ("notifications", "notifications_recipient_event", "recipient_id, event_id"),
+];
+
+/// An index that version 3 replaces: table and name.
+const REPLACED_3: (&str, &str) = ("notifications", "notifications_recipient");
+
 /// What numbers begin with. The contract's example is order 900001.
 const FIRST_NUMBERS: [(&str, i64); 2] = [("orders", 900_001), ("products", 1)];
 
@@ -150,16 +173,58 @@ async fn make(session: &mut Session<'_>) -> Result<(), StoreError> {
     }
     if found < 2 {
         create(session, VERSION_2).await?;
-        for (table, index, over) in INDEXES_2 {
-            // MySQL commits each statement and cannot say "if not exists" of an index.
-            if kind == Kind::MySql && has_index(session, table, index).await? {
-                continue;
-            }
-            session.plain("market.index", &format!("CREATE INDEX {index} ON {table} ({over})")).await?;
-        }
+        add_indexes(session, INDEXES_2).await?;
         record(session, 2).await?;
     }
+    if found < 3 {
+        create(session, VERSION_3).await?;
+        let there = columns_of(session, "orders").await?;
+        for column in COLUMNS_3.into_iter().filter(|column| !there.iter().any(|found| found == column)) {
+            let sql = typed(kind, &format!("ALTER TABLE orders ADD COLUMN {column} {{name}}"));
+            session.plain("market.column", &sql).await?;
+        }
+        add_indexes(session, INDEXES_3).await?;
+        drop_index(session, REPLACED_3).await?;
+        note_all_words(session).await?;
+        record(session, 3).await?;
+    }
     Ok(())
+}
+
+async fn add_indexes(session: &mut Session<'_>, indexes: &[(&str, &str, &str)]) -> Result<(), StoreError> {
+    for (table, index, over) in indexes {
+        // MySQL commits each statement and cannot say "if not exists" of an index.
+        if session.kind() == Kind::MySql && has_index(session, table, index).await? {
+            continue;
+        }
+        session.plain("market.index", &format!("CREATE INDEX {index} ON {table} ({over})")).await?;
+    }
+    Ok(())
+}
+
+async fn drop_index(session: &mut Session<'_>, (table, index): (&str, &str)) -> Result<(), StoreError> {
+    let sql = match session.kind() {
+        Kind::Sqlite | Kind::Postgres => format!("DROP INDEX IF EXISTS {index}"),
+        Kind::MySql if has_index(session, table, index).await? => format!("DROP INDEX {index} ON {table}"),
+        Kind::MySql => return Ok(()),
+    };
+    session.plain("market.index", &sql).await
+}
+
+/// Keeps the words of products that were offered before words were kept.
+async fn note_all_words(session: &mut Session<'_>) -> Result<(), StoreError> {
+    let mut after = 0;
+    loop {
+        let sql = "SELECT product_id, title FROM products WHERE product_id > ? ORDER BY product_id LIMIT 500";
+        let rows = session.rows("market.titles", sql, values![after]).await?;
+        for row in &rows {
+            after = row.long("product_id")?;
+            products::note_words(session, after, &row.text("title")?).await?;
+        }
+        if rows.is_empty() {
+            return Ok(());
+        }
+    }
 }
 
 async fn create(session: &mut Session<'_>, tables: &[Table]) -> Result<(), StoreError> {

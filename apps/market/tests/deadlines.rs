@@ -83,7 +83,8 @@ async fn both_together_close_each_order_once(stage: &Stage) {
     }
     shop.seen.until("order.timeout", "handled", 20).await;
     eventually("all closed", || async {
-        let filter = towpath_market::OrderFilter { status: Some(OrderStatus::Cancelled), buyer_id: None };
+        let filter =
+            towpath_market::OrderFilter { status: Some(OrderStatus::Cancelled), ..Default::default() };
         let closed = shop.market.orders(&filter, Default::default()).await.unwrap();
         (closed.len() == 20).then_some(())
     })
@@ -326,7 +327,8 @@ async fn the_job_ends_between_two_orders_when_it_is_stopped(stage: &Stage) {
     };
     let market = towpath_market::Market::open(&shop.app, settings);
     let closed = || async {
-        let filter = towpath_market::OrderFilter { status: Some(OrderStatus::Cancelled), buyer_id: None };
+        let filter =
+            towpath_market::OrderFilter { status: Some(OrderStatus::Cancelled), ..Default::default() };
         let page = towpath_market::Page { limit: 500, ..Default::default() };
         market.orders(&filter, page).await.unwrap().len()
     };

@@ -6,11 +6,12 @@
 mod support;
 
 use support::{Pair, Stage, settings};
+use towpath_market::{Page, ProductFilter};
 
 on_every_pair!(
     a_table_of_somebody_else_stops_the_start_and_is_not_touched,
     an_outbox_of_somebody_else_stops_the_start_and_is_not_touched,
-    the_second_version_is_added_to_the_first,
+    later_versions_are_added_to_the_first,
 );
 
 async fn a_table_of_somebody_else_stops_the_start_and_is_not_touched(stage: &Stage) {
@@ -41,21 +42,40 @@ async fn refused(stage: &Stage, table: &str, told: &str) {
 }
 
 /// A database that an earlier build has left.
-async fn the_second_version_is_added_to_the_first(stage: &Stage) {
+async fn later_versions_are_added_to_the_first(stage: &Stage) {
     let shop = stage.open().await;
     let order = shop.order().await;
     shop.seen.until("inventory.update", "handled", 1).await;
     shop.stop().await;
-    let drop = if stage.pair == Pair::MariaDbRabbitMq {
-        "DROP INDEX orders_status ON orders"
-    } else {
-        "DROP INDEX orders_status"
-    };
-    for sql in [drop, "DROP TABLE inventory_orders", "DELETE FROM market_migrations WHERE version = 2"] {
+    let indexes = [
+        ("orders", "orders_status"),
+        ("orders", "orders_seller"),
+        ("products", "products_seller"),
+        ("notifications", "notifications_recipient_event"),
+    ];
+    for (table, index) in indexes {
+        let of_table =
+            if stage.pair == Pair::MariaDbRabbitMq { format!(" ON {table}") } else { String::new() };
+        stage.command(&format!("DROP INDEX {index}{of_table}")).await;
+    }
+    for sql in [
+        "CREATE INDEX notifications_recipient ON notifications (recipient_id, created_at)",
+        "ALTER TABLE orders DROP COLUMN correlation_id",
+        "ALTER TABLE orders DROP COLUMN last_event_id",
+        "ALTER TABLE orders DROP COLUMN timeout_event_id",
+        "DROP TABLE inventory_orders",
+        "DROP TABLE product_words",
+        "DELETE FROM market_migrations WHERE version > 1",
+    ] {
         stage.command(sql).await;
     }
     let shop = stage.open().await;
     assert_eq!(shop.market.order(order.order_id).await.unwrap().order_no, order.order_no);
+    // What was offered before is found by its words, and what was ordered before goes on.
+    let filter = ProductFilter { text: Some("bicycle".to_owned()), ..ProductFilter::default() };
+    let found = shop.market.products(&filter, Page::default()).await.unwrap();
+    assert_eq!(found.iter().map(|product| product.product_id).collect::<Vec<_>>(), [order.product_id]);
+    shop.market.pay(order.order_id, None).await.unwrap();
     let next = shop.order().await;
     shop.seen.until("inventory.update", "handled", 1).await;
     assert_eq!(shop.market.inventory(next.product_id).await.unwrap().unwrap().order_count, 1);
@@ -90,6 +110,14 @@ fn questions(pair: Pair) -> Vec<(String, &'static [&'static str])> {
             &["orders_buyer", "orders_status"],
         ),
         (
+            "SELECT * FROM orders WHERE order_id > 0 AND seller_id = 77 ORDER BY order_id LIMIT 500",
+            &["orders_seller"],
+        ),
+        (
+            "SELECT * FROM orders WHERE order_id > 0 AND seller_id = 77 AND status = 'pending' ORDER BY order_id LIMIT 500",
+            &["orders_seller"],
+        ),
+        (
             "SELECT * FROM orders WHERE order_id > 50000 ORDER BY order_id LIMIT 500",
             &["orders_pkey", "PRIMARY"],
         ),
@@ -99,25 +127,44 @@ fn questions(pair: Pair) -> Vec<(String, &'static [&'static str])> {
             &["products_status"],
         ),
         (
+            "SELECT * FROM products WHERE product_id > 0 AND seller_id = 77 ORDER BY product_id LIMIT 500",
+            &["products_seller"],
+        ),
+        (
+            "SELECT * FROM products WHERE product_id > 0 AND seller_id = 77 AND status = 'on_sale' \
+             AND price_cents >= 50 AND price_cents <= 200 ORDER BY product_id LIMIT 500",
+            &["products_seller"],
+        ),
+        (
+            "SELECT * FROM product_words w JOIN products p ON p.product_id = w.product_id WHERE w.word = 'red' \
+             AND EXISTS (SELECT 1 FROM product_words o WHERE o.word = 'thing' AND o.product_id = w.product_id) \
+             AND w.product_id > 0 AND p.status = 'on_sale' AND p.price_cents <= 200 ORDER BY w.product_id LIMIT 500",
+            &["product_words_pkey", "PRIMARY"],
+        ),
+        (
+            "SELECT * FROM notifications WHERE recipient_id = 77 AND event_id > '' ORDER BY event_id LIMIT 500",
+            &["notifications_recipient_event"],
+        ),
+        (
             "SELECT * FROM notifications WHERE order_id = 77 ORDER BY created_at, recipient_id",
             &["notifications_order"],
         ),
     ];
-    let named = |question: &str, table: &str, index: &str| {
-        question.replace(&format!("FROM {table} "), &format!("FROM {table} FORCE INDEX ({index}) "))
+    // As the market says it there.
+    let said = |question: &str, indexes: &[&str]| match indexes {
+        _ if pair != Pair::MariaDbRabbitMq => question.to_owned(),
+        [index @ ("orders_status" | "orders_seller")] => {
+            question.replace("FROM orders ", &format!("FROM orders FORCE INDEX ({index}) "))
+        }
+        [index @ ("products_status" | "products_seller")] => {
+            question.replace("FROM products ", &format!("FROM products FORCE INDEX ({index}) "))
+        }
+        [index @ "notifications_recipient_event"] => {
+            question.replace("FROM notifications ", &format!("FROM notifications FORCE INDEX ({index}) "))
+        }
+        _ => question.replace("product_words w JOIN", "product_words w STRAIGHT_JOIN"),
     };
-    questions
-        .into_iter()
-        .map(|(question, indexes)| match indexes {
-            ["orders_status"] if pair == Pair::MariaDbRabbitMq => {
-                (named(question, "orders", "orders_status"), indexes)
-            }
-            ["products_status"] if pair == Pair::MariaDbRabbitMq => {
-                (named(question, "products", "products_status"), indexes)
-            }
-            _ => (question.to_owned(), indexes),
-        })
-        .collect()
+    questions.into_iter().map(|(question, indexes)| (said(question, indexes), indexes)).collect()
 }
 
 const ORDER: &str = "order_id, order_no, product_id, buyer_id, seller_id, quantity, price_cents, total_cents, status, \
@@ -131,15 +178,17 @@ async fn the_job_and_the_listings_go_by_indexes_on_postgres() {
     let moment = "timestamptz '2026-01-01 00:00:00Z' + n * interval '1 second'";
     stage
         .command(&format!(
-            "INSERT INTO orders ({ORDER}) SELECT n, n::text, n, n % 5000, 1, 1, 100, 100, \
+            "INSERT INTO orders ({ORDER}) SELECT n, n::text, n, n % 5000, n % 1000, 1, 100, 100, \
              CASE WHEN n % 100 = 0 THEN 'pending' ELSE 'completed' END, {moment}, {moment} \
              FROM generate_series(1, {many}) n; \
              INSERT INTO products (product_id, seller_id, title, price_cents, status, status_changed_at, create_time) \
-             SELECT n, 1, 'A thing', 100, CASE WHEN n % 100 = 0 THEN 'on_sale' ELSE 'sold' END, {moment}, {moment} \
+             SELECT n, n % 1000, 'A thing', 100, CASE WHEN n % 100 = 0 THEN 'on_sale' ELSE 'sold' END, {moment}, {moment} \
              FROM generate_series(1, {many}) n; \
              INSERT INTO notifications (event_id, recipient_id, order_id, status, created_at) \
-             SELECT n::text, 1, n, 'shipped', {moment} FROM generate_series(1, {many}) n; \
-             ANALYZE orders; ANALYZE products; ANALYZE notifications"
+             SELECT n::text, n % 1000, n, 'shipped', {moment} FROM generate_series(1, {many}) n; \
+             INSERT INTO product_words (word, product_id) SELECT 'thing', n FROM generate_series(1, {many}) n; \
+             INSERT INTO product_words (word, product_id) SELECT 'red', n * 500 FROM generate_series(1, {many} / 500) n; \
+             ANALYZE orders; ANALYZE products; ANALYZE notifications; ANALYZE product_words"
         ))
         .await;
     for (question, indexes) in questions(stage.pair) {
@@ -164,19 +213,24 @@ async fn the_job_and_the_listings_go_by_indexes_on_mariadb() {
     let moment = "TIMESTAMP'2026-01-01 00:00:00' + INTERVAL seq SECOND";
     for sql in [
         format!(
-            "INSERT INTO orders ({ORDER}) SELECT seq, seq, seq, seq % 5000, 1, 1, 100, 100, \
+            "INSERT INTO orders ({ORDER}) SELECT seq, seq, seq, seq % 5000, seq % 1000, 1, 100, 100, \
              IF(seq % 100 = 0, 'pending', 'completed'), {moment}, {moment} FROM seq_1_to_{many}"
         ),
         format!(
             "INSERT INTO products (product_id, seller_id, title, price_cents, status, status_changed_at, create_time) \
-             SELECT seq, 1, 'A thing', 100, IF(seq % 100 = 0, 'on_sale', 'sold'), {moment}, {moment} \
+             SELECT seq, seq % 1000, 'A thing', 100, IF(seq % 100 = 0, 'on_sale', 'sold'), {moment}, {moment} \
              FROM seq_1_to_{many}"
         ),
         format!(
             "INSERT INTO notifications (event_id, recipient_id, order_id, status, created_at) \
-             SELECT seq, 1, seq, 'shipped', {moment} FROM seq_1_to_{many}"
+             SELECT seq, seq % 1000, seq, 'shipped', {moment} FROM seq_1_to_{many}"
         ),
-        "ANALYZE TABLE orders, products, notifications".to_owned(),
+        format!("INSERT INTO product_words (word, product_id) SELECT 'thing', seq FROM seq_1_to_{many}"),
+        format!(
+            "INSERT INTO product_words (word, product_id) SELECT 'red', seq * 500 FROM seq_1_to_{}",
+            many / 500
+        ),
+        "ANALYZE TABLE orders, products, notifications, product_words".to_owned(),
     ] {
         stage.command(&sql).await;
     }

@@ -350,7 +350,10 @@ macro_rules! on_every_pair {
 on_every_pair!(
     sixty_four_buyers_race,
     sixty_four_buyers_race_and_the_server_is_killed,
-    orders_are_placed_and_moved_on_over_http
+    orders_are_placed_and_moved_on_over_http,
+    the_rules_of_the_market_hold_over_http,
+    products_are_found_changed_and_withdrawn_over_http,
+    the_flow_of_an_order_is_whole_over_http
 );
 
 fn orders_are_placed_and_moved_on_over_http(server: &str) {
@@ -426,6 +429,191 @@ fn orders_are_placed_and_moved_on_over_http(server: &str) {
     assert_eq!((mine["orders"].as_array().unwrap().len(), mine["next"].is_null()), (1, true));
     let (_, none) = client.ask("GET", "/api/market/products?status=on_sale", &Value::Null);
     assert!(none["products"].as_array().unwrap().is_empty());
+}
+
+/// Asks, and holds the answer against a status and a code.
+fn refused(client: &mut Client, method: &str, path: &str, body: &str, status: u16, code: &str) -> Value {
+    let (found, text) = client.text(method, path, body).unwrap();
+    let problem: Value = serde_json::from_str(&text).unwrap_or_default();
+    assert_eq!((found, problem["code"].as_str()), (status, Some(code)), "{method} {path} {body}: {text}");
+    problem
+}
+
+fn new_product(client: &mut Client, seller: i64, title: &str, price: &str) -> i64 {
+    let body = format!(r#"{{"sellerId":{seller},"title":"{title}","price":{price}}}"#);
+    let (status, text) = client.text("POST", "/api/market/products", &body).unwrap();
+    assert_eq!(status, 201, "{text}");
+    serde_json::from_str::<Value>(&text).unwrap()["productId"].as_i64().unwrap()
+}
+
+fn new_order(client: &mut Client, product: i64, buyer: i64) -> i64 {
+    let (status, order) =
+        client.ask("POST", "/api/market/orders", &json!({ "productId": product, "buyerId": buyer }));
+    assert_eq!(status, 201, "{order}");
+    assert_eq!(order["possible"], json!(["pay", "cancel"]), "{order}");
+    let moment = |name: &str| order[name].as_str().unwrap().parse::<chrono::DateTime<chrono::Utc>>().unwrap();
+    assert_eq!(moment("payBy") - moment("createTime"), chrono::Duration::minutes(15));
+    order["orderId"].as_i64().unwrap()
+}
+
+fn the_rules_of_the_market_hold_over_http(server: &str) {
+    let stage = Stage::new(server);
+    let server = stage.serve();
+    let client = &mut server.client();
+    let product = new_product(client, 10002, "A bicycle", "88.50");
+    // Nobody buys from himself.
+    let own = format!(r#"{{"productId":{product},"buyerId":10002}}"#);
+    refused(client, "POST", "/api/market/orders", &own, 422, "product-own");
+    // What the buyer saw must still be so, where it is told.
+    let dearer = format!(r#"{{"productId":{product},"buyerId":10001,"price":88.49}}"#);
+    refused(client, "POST", "/api/market/orders", &dearer, 409, "product-price-changed");
+    let order = new_order(client, product, 10001);
+    let path = |step: &str| format!("/api/market/orders/{order}/{step}");
+
+    // Fields that nobody knows are named.
+    for (path, body, field) in [
+        (
+            "/api/market/products".to_owned(),
+            r#"{"sellerId":1,"title":"x","price":1,"colour":"red"}"#,
+            "colour",
+        ),
+        ("/api/market/orders".to_owned(), r#"{"productId":1,"buyerId":1,"quantity":2}"#, "quantity"),
+        (path("pay"), r#"{"amout":88.50}"#, "amout"),
+        // The fields without their names.
+        (path("pay"), "[88.50, null]", "sequence"),
+        (path("cancel"), "[null, null]", "sequence"),
+        (path("ship"), r#"{"parcel":"x"}"#, "parcel"),
+        (path("complete"), r#"{"stars":5}"#, "stars"),
+        (path("cancel"), r#"{"raeson":"x"}"#, "raeson"),
+    ] {
+        let problem = refused(client, "POST", &path, body, 422, "market-invalid");
+        assert!(problem.to_string().contains(field), "{problem}");
+    }
+
+    // Each step is somebody's: the buyer pays, cancels and completes, the seller ships.
+    let mut step = |name: &str, actor: i64, possible: Value| {
+        for stranger in [10001, 10002, 7].into_iter().filter(|one| *one != actor) {
+            let body = format!(r#"{{"actorId":{stranger}}}"#);
+            refused(client, "POST", &path(name), &body, 403, "market-not-yours");
+        }
+        let (status, moved) = client.ask("POST", &path(name), &json!({ "actorId": actor }));
+        assert_eq!((status, &moved["possible"], &moved["payBy"]), (200, &possible, &Value::Null), "{moved}");
+    };
+    step("pay", 10001, json!(["ship"]));
+    step("ship", 10002, json!(["complete"]));
+    step("complete", 10001, json!([]));
+    let again = new_product(client, 10002, "A bell", "3.00");
+    let other = new_order(client, again, 10001);
+    let cancel = format!("/api/market/orders/{other}/cancel");
+    refused(client, "POST", &cancel, r#"{"actorId":10002}"#, 403, "market-not-yours");
+    let (status, cancelled) = client.ask("POST", &cancel, &json!({ "actorId": 10001, "reason": "too late" }));
+    assert_eq!((status, cancelled["status"].as_str()), (200, Some("cancelled")));
+    assert_eq!((&cancelled["possible"], &cancelled["payBy"]), (&json!([]), &Value::Null));
+
+    // What a person was told, page by page.
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let told = loop {
+        let (status, told) = client.ask("GET", "/api/market/notifications?recipientId=10001", &Value::Null);
+        assert_eq!(status, 200, "{told}");
+        if told["notifications"].as_array().unwrap().len() == 2 {
+            break told;
+        }
+        assert!(Instant::now() < deadline, "{told}");
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    let statuses: Vec<_> =
+        told["notifications"].as_array().unwrap().iter().map(|one| one["status"].as_str().unwrap()).collect();
+    assert_eq!(statuses, ["shipped", "completed"]);
+    assert!(told["notifications"].as_array().unwrap().iter().all(|one| one["orderId"] == order));
+    let page = "/api/market/notifications?recipientId=10001&limit=1";
+    let (_, first) = client.ask("GET", page, &Value::Null);
+    let next = first["next"].as_str().unwrap();
+    let (_, second) = client.ask("GET", &format!("{page}&after={next}"), &Value::Null);
+    assert_eq!(second["notifications"][0]["status"], "completed");
+    let (_, sellers) = client.ask("GET", "/api/market/notifications?recipientId=10002", &Value::Null);
+    assert_eq!(sellers["notifications"].as_array().unwrap().len(), 1, "{sellers}");
+    refused(client, "GET", "/api/market/notifications", "", 400, "malformed");
+}
+
+fn products_are_found_changed_and_withdrawn_over_http(server: &str) {
+    let stage = Stage::new(server);
+    let server = stage.serve();
+    let client = &mut server.client();
+    let bicycle = new_product(client, 1, "Red bicycle, 28 inches", "88.50");
+    let tricycle = new_product(client, 2, "Red tricycle", "40.00");
+    let bell = new_product(client, 1, "\u{81ea}\u{884c}\u{8f66}\u{94c3}", "3.00");
+    let found = |client: &mut Client, asked: &str| -> Vec<i64> {
+        let (status, page) = client.ask("GET", &format!("/api/market/products?{asked}"), &Value::Null);
+        assert_eq!(status, 200, "{asked}: {page}");
+        let ids = page["products"].as_array().unwrap().iter();
+        ids.map(|product| product["productId"].as_i64().unwrap()).collect()
+    };
+    assert_eq!(found(client, "sellerId=1"), [bicycle, bell]);
+    assert_eq!(found(client, "text=RED"), [bicycle, tricycle]);
+    assert_eq!(found(client, "text=bicycle+red"), [bicycle]);
+    // In writing without spaces, whatever part of it.
+    assert_eq!(found(client, "text=%E8%87%AA%E8%A1%8C%E8%BD%A6"), [bell]);
+    assert_eq!(found(client, "text=yellow"), Vec::<i64>::new());
+    assert_eq!(found(client, "minPrice=3.01&maxPrice=88.50"), [bicycle, tricycle]);
+    assert_eq!(found(client, "minPrice=3&maxPrice=3.00&status=on_sale"), [bell]);
+    assert_eq!(found(client, "text=red&sellerId=2&maxPrice=50&status=on_sale"), [tricycle]);
+    assert_eq!(found(client, &format!("text=red&after={bicycle}")), [tricycle]);
+    assert_eq!(found(client, "minPrice=50&maxPrice=40"), Vec::<i64>::new());
+    for text in ["%2C%2C", &"a".repeat(201)] {
+        refused(client, "GET", &format!("/api/market/products?text={text}"), "", 422, "market-invalid");
+    }
+    for wrong in ["minPrice=1.001", "maxPrice=x", "colour=red"] {
+        let path = format!("/api/market/products?{wrong}");
+        refused(client, "GET", &path, "", 400, "malformed");
+    }
+
+    let path = format!("/api/market/products/{bicycle}");
+    refused(client, "PATCH", &path, r#"{"title":"Mine","actorId":2}"#, 403, "market-not-yours");
+    refused(client, "PATCH", &path, r#"{"status":"sold"}"#, 422, "market-invalid");
+    refused(client, "PATCH", &path, r#"{"price":0}"#, 422, "market-invalid");
+    refused(client, "PATCH", &path, "{}", 422, "market-invalid");
+    let (status, text) =
+        client.text("PATCH", &path, r#"{"title":"Blue bicycle","price":70,"actorId":1}"#).unwrap();
+    assert_eq!(status, 200, "{text}");
+    assert!(text.contains(r#""price":70.00"#) && text.contains("Blue bicycle"), "{text}");
+    assert_eq!(found(client, "text=red"), [tricycle]);
+    assert_eq!(found(client, "text=blue"), [bicycle]);
+    // It is sold for what it costs now.
+    let order = new_order(client, bicycle, 9);
+    let (_, shown) = client.ask("GET", &format!("/api/market/orders/{order}"), &Value::Null);
+    assert_eq!(cents(&shown["totalAmount"]), 7000);
+    refused(client, "PATCH", &path, r#"{"price":1}"#, 409, "product-not-on-sale");
+    refused(client, "POST", &format!("{path}/withdraw"), "", 409, "product-not-on-sale");
+
+    let path = format!("/api/market/products/{tricycle}/withdraw");
+    refused(client, "POST", &path, r#"{"actorId":1}"#, 403, "market-not-yours");
+    let (status, withdrawn) = client.ask("POST", &path, &Value::Null);
+    assert_eq!((status, withdrawn["status"].as_str()), (200, Some("withdrawn")));
+    let order = format!(r#"{{"productId":{tricycle},"buyerId":9}}"#);
+    refused(client, "POST", "/api/market/orders", &order, 409, "product-not-on-sale");
+    assert_eq!(found(client, "status=withdrawn"), [tricycle]);
+    refused(client, "POST", "/api/market/products/99999/withdraw", "", 404, "product-unknown");
+    let (_, sold) = client.ask("GET", "/api/market/orders?sellerId=1", &Value::Null);
+    assert_eq!(sold["orders"].as_array().unwrap().len(), 1);
+    let (_, none) = client.ask("GET", "/api/market/orders?sellerId=2", &Value::Null);
+    assert!(none["orders"].as_array().unwrap().is_empty());
+}
+
+fn the_flow_of_an_order_is_whole_over_http(server: &str) {
+    let stage = Stage::new(server);
+    let server = stage.serve();
+    let client = &mut server.client();
+    let product = new_product(client, 10002, "A bicycle", "88.50");
+    let order = new_order(client, product, 10001);
+    assert_eq!(client.ask("POST", &format!("/api/market/orders/{order}/pay"), &Value::Null).0, 200);
+    let (status, traced) = client.ask("GET", &format!("/api/trace?id=Order/{order}"), &Value::Null);
+    assert_eq!(status, 200, "{traced}");
+    let [flow] = &traced["correlationIds"].as_array().unwrap()[..] else { panic!("one flow: {traced}") };
+    let flow = flow.as_str().unwrap();
+    assert!(flow.starts_with("flow-"), "{flow}");
+    let (status, shown) = client.ask("GET", &format!("/api/flows/{flow}"), &Value::Null);
+    assert_eq!((status, &shown["whole"]), (200, &json!(true)), "{shown}");
+    assert_eq!(shown["events"].as_array().unwrap().len(), 3);
 }
 
 #[test]

@@ -20,7 +20,7 @@ const EXAMPLES: &str = "12";
 
 /// What the schema cannot say. A command that fits it can still be refused: no such aggregate, no such command. A page's
 /// two numbers must be in order. A tag that is made up is none that a service has. An id may stand in the body or in a header,
-/// and must be the same in both.
+/// and must be the same in both. A step of an order may be somebody else's.
 const CONFIG: &str = r#"
 hooks = "hooks"
 
@@ -30,6 +30,10 @@ expected-statuses = [200, 201, 204, 304, 404, 409, 412, 422]
 [[operations]]
 include-operation-id = ["showLog", "sendCommand"]
 checks.positive_data_acceptance.expected-statuses = [200, 201, 304, 400, 404, 409, 422]
+
+[[operations]]
+include-operation-id = ["payOrder", "shipOrder", "completeOrder", "cancelOrder", "changeProduct", "withdrawProduct"]
+checks.positive_data_acceptance.expected-statuses = [200, 403, 404, 409, 422]
 
 "#;
 

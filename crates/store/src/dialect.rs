@@ -407,7 +407,11 @@ impl Dialect {
                 format!("{} BIGINT NOT NULL AUTO_INCREMENT", column.name)
             );
         }
-        let null = if column.nullable { "" } else { " NOT NULL" };
+        let null = match column.kind {
+            ColumnKind::Count => " NOT NULL DEFAULT 0",
+            _ if column.nullable => "",
+            _ => " NOT NULL",
+        };
         format!("{} {}{null}", column.name, self.column_type(column.kind))
     }
 
@@ -422,7 +426,9 @@ impl Dialect {
             ColumnKind::Bytes => say!(self, "BLOB", "bytea", "LONGBLOB").to_owned(),
             ColumnKind::Uuid => say!(self, "BLOB", "uuid", "BINARY(16)").to_owned(),
             ColumnKind::Time => say!(self, "INTEGER", "timestamptz", "DATETIME(6)").to_owned(),
-            ColumnKind::Long | ColumnKind::AutoId => say!(self, "INTEGER", "bigint", "BIGINT").to_owned(),
+            ColumnKind::Long | ColumnKind::Count | ColumnKind::AutoId => {
+                say!(self, "INTEGER", "bigint", "BIGINT").to_owned()
+            }
             ColumnKind::Int => say!(self, "INTEGER", "integer", "INT").to_owned(),
         }
     }

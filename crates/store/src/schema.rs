@@ -9,7 +9,7 @@
 //! `deleted_at/_by_id/_reason` with uniqueness among the living only; a switch is `disabled_at/_by_id/_reason/
 //! _message`.
 
-use ColumnKind::{AutoId, Bytes, Int, Json, Long, Name, Text, Time, Uuid};
+use ColumnKind::{AutoId, Bytes, Count, Int, Json, Long, Name, Text, Time, Uuid};
 
 /// What a column holds; each database picks its own type for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +30,8 @@ pub enum ColumnKind {
     Long,
     /// A 32-bit number.
     Int,
+    /// A 64-bit number that begins with 0.
+    Count,
     /// A 64-bit number that the database counts up.
     AutoId,
 }
@@ -583,7 +585,7 @@ pub(crate) const TIMERS: Table = Table {
         nullable("failed_at", Time),
         nullable("error_code", Name(128)),
         nullable("error_message", Text),
-        column("retry_count", Int),
+        column("retry_count", Count),
         nullable("claimed_by_id", Name(160)),
         nullable("claimed_epoch", Long),
     ],

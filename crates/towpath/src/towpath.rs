@@ -87,6 +87,8 @@ pub struct Towpath {
     observers: Standings,
     pub(crate) gauges: Arc<Gauges>,
     page_size: NonZeroU64,
+    /// Events that begin flows: they may stand without a cause.
+    root_events: Arc<[String]>,
     services: Arc<Mutex<Vec<Service>>>,
     /// What follows the logs of others here.
     #[cfg(feature = "follow")]
@@ -122,6 +124,7 @@ pub struct Builder {
     scan: Duration,
     keeping: Keeping,
     page_size: Option<NonZeroU64>,
+    root_events: Vec<String>,
     keep_operations: Duration,
     migrate: bool,
     workers: bool,
@@ -234,6 +237,7 @@ impl Towpath {
             scan: Duration::from_secs(1),
             keeping: DEFAULT_KEEPING,
             page_size: None,
+            root_events: Vec::new(),
             keep_operations: Duration::from_secs(24 * 60 * 60),
             migrate: true,
             workers: true,
@@ -335,9 +339,10 @@ impl Towpath {
         self.bus.store.command(command_id).await
     }
 
-    /// Everything that belongs to a flow, and whether its chain of causes is whole (G5). `root_events` are the event
-    /// types that may stand without a cause. Of a flow with more than 10,000 commands or events the first are read; it is
-    /// `truncated` then, and the report is of that part, which is never called whole.
+    /// Everything that belongs to a flow, and whether its chain of causes is whole (G5). `root_events` are event types
+    /// that may stand without a cause, besides those that [begin flows](Builder::begins_flow). Of a flow with more than
+    /// 10,000 commands or events the first are read; it is `truncated` then, and the report is of that part, which is never
+    /// called whole.
     pub async fn flow(
         &self,
         correlation: &CorrelationId,
@@ -347,7 +352,9 @@ impl Towpath {
         let mut flow = self.bus.store.flow(correlation, LARGEST_FLOW + 1).await?;
         cut(&mut flow, LARGEST_FLOW as usize);
         let (commands, events) = links(&flow);
-        let mut report = validate_flow(&commands, &events, root_events);
+        let declared = self.root_events.iter().map(String::as_str);
+        let roots: Vec<&str> = declared.chain(root_events.iter().copied()).collect();
+        let mut report = validate_flow(&commands, &events, &roots);
         report.whole &= !flow.truncated;
         Ok((flow, report))
     }
@@ -593,6 +600,13 @@ impl Builder {
     /// Tells an application what becomes of its events and deliveries.
     pub fn watch(mut self, watch: Arc<dyn Watch>) -> Self {
         self.watchers.0.push(watch);
+        self
+    }
+
+    /// Declares that a flow may begin with events of this type: they need no cause (G5). For facts that an application
+    /// appends in a transaction of its own, without a command.
+    pub fn begins_flow(mut self, event_type: impl Into<String>) -> Self {
+        self.root_events.push(event_type.into());
         self
     }
 
@@ -868,6 +882,7 @@ impl Builder {
             observers,
             gauges: Arc::new(gauges),
             page_size,
+            root_events: self.root_events.into(),
             #[cfg(feature = "follow")]
             followers: crate::follow::Followers::default(),
             services: Arc::new(Mutex::new(services)),

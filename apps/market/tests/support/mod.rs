@@ -367,6 +367,8 @@ impl Tap {
 #[derive(Default)]
 pub struct Seen {
     outcomes: Mutex<Vec<(String, Option<EventId>, &'static str)>>,
+    /// Why a handler gave up a message, by the message's id.
+    reasons: Mutex<Vec<(String, String, String)>>,
     deaths: Mutex<Vec<Option<EventId>>>,
 }
 
@@ -378,6 +380,11 @@ impl Watch for Seen {
             DeliveringOutcome::Retried { .. } => "retried",
             DeliveringOutcome::GivenUp { .. } => "given up",
         };
+        if let DeliveringOutcome::GivenUp { reason, .. } = delivering.outcome {
+            let message_id = delivering.message.message_id.clone().unwrap_or_default();
+            let told = (delivering.handler.to_owned(), message_id, reason.to_owned());
+            self.reasons.lock().unwrap().push(told);
+        }
         let told = (delivering.handler.to_owned(), delivering.event_id, outcome);
         self.outcomes.lock().unwrap().push(told);
     }
@@ -392,6 +399,13 @@ impl Seen {
     pub fn count(&self, handler: &str, outcome: &str) -> usize {
         let outcomes = self.outcomes.lock().unwrap();
         outcomes.iter().filter(|(by, _, what)| by == handler && *what == outcome).count()
+    }
+
+    /// Why a handler gave up a message.
+    pub fn reason_of(&self, handler: &str, message_id: &str) -> Option<String> {
+        let reasons = self.reasons.lock().unwrap();
+        let told = reasons.iter().find(|(by, of, _)| by == handler && of == message_id);
+        told.map(|(_, _, reason)| reason.clone())
     }
 
     /// Waits until a handler has had an outcome so often.

@@ -5,6 +5,7 @@ use towpath::BrokerUrl;
 use towpath::retry::{RetryPolicy, duration_text};
 use towpath_market::{Settings, topology};
 
+use super::client::{MarketNotifications, MarketOrders, MarketProducts};
 use super::config::ServeFlags;
 use super::{Failure, output};
 
@@ -20,6 +21,12 @@ pub(crate) enum MarketCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Products, by their numbers
+    Products(MarketProducts),
+    /// Orders, by their numbers
+    Orders(MarketOrders),
+    /// What somebody was told about orders
+    Notifications(MarketNotifications),
 }
 
 /// The `[market]` section of a file.
@@ -70,7 +77,10 @@ impl MarketConfig {
         let mut alarm = toml::Table::new();
         alarm.insert("queue-depth".to_owned(), number(settings.queue_depth));
         alarm.insert("queue-scan".to_owned(), duration(settings.queue_scan));
-        let order = toml::Table::from_iter([("timeout".to_owned(), toml::Value::Table(timeout))]);
+        let order = toml::Table::from_iter([
+            ("actor-required".to_owned(), settings.actor_required.into()),
+            ("timeout".to_owned(), toml::Value::Table(timeout)),
+        ]);
         let mut section = toml::Table::new();
         section.insert("enabled".to_owned(), self.enabled.unwrap_or(true).into());
         for (name, table) in [("order", order), ("outbox", outbox), ("consumer", consumer), ("alarm", alarm)]
@@ -95,8 +105,13 @@ impl MarketConfig {
 }
 
 /// Runs `towpath market`.
-pub(crate) fn run(command: MarketCommand) -> Result<(), Failure> {
-    let MarketCommand::Topology { flags, json } = command;
+pub(crate) async fn run(command: MarketCommand) -> Result<(), Failure> {
+    let (flags, json) = match command {
+        MarketCommand::Topology { flags, json } => (flags, json),
+        MarketCommand::Products(products) => return products.run().await,
+        MarketCommand::Orders(orders) => return orders.run().await,
+        MarketCommand::Notifications(notifications) => return notifications.run().await,
+    };
     let topology = topology::topology(flags.config()?.market.settings.pending);
     if json {
         let text = serde_json::to_string_pretty(&topology)

@@ -60,7 +60,7 @@ enum Command {
         #[command(subcommand)]
         what: keys::Keys,
     },
-    /// The market's orders
+    /// The market's products and orders
     Market {
         #[command(subcommand)]
         what: market::MarketCommand,
@@ -126,7 +126,7 @@ pub(crate) fn main(
             Some(Command::Follow(flags)) => follow::follow(flags).await,
             Some(Command::Config(flags)) => shown_config::show(flags),
             Some(Command::Keys { what }) => keys::run(what),
-            Some(Command::Market { what }) => market::run(what),
+            Some(Command::Market { what }) => market::run(what).await,
             Some(Command::Bench { what }) => bench::run(what).await,
         }
     });

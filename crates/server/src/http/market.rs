@@ -2,22 +2,25 @@
 
 mod wire;
 
+use std::collections::BTreeMap;
+
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use towpath::ports::operations::OperationAnswer;
 use towpath::retry::ErrorClass;
-use towpath_market::{Done, Market, MarketError, OrderFilter, Page};
+use towpath_market::{Done, Market, MarketError, Order, OrderFilter, Page, Product, ProductFilter, Settings};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use self::wire::{
-    Cancellation, Offered, Payment, Placed, ShownCredit, ShownNotification, ShownOrder, ShownOrders,
-    ShownProduct, ShownProducts, ShownShipment, WhichOrders, WhichProducts,
+    Actor, Cancellation, Changed, Offered, Payment, Placed, ShownCredit, ShownNotification,
+    ShownNotifications, ShownOrder, ShownOrders, ShownProduct, ShownProducts, ShownShipment,
+    WhichNotifications, WhichOrders, WhichProducts,
 };
 use super::App;
 use super::operations::of_answer;
@@ -27,7 +30,8 @@ use super::problem::Problem;
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(offer, list_products))
-        .routes(routes!(show_product))
+        .routes(routes!(show_product, change_product))
+        .routes(routes!(withdraw))
         .routes(routes!(place, list_orders))
         .routes(routes!(show_order))
         .routes(routes!(pay))
@@ -35,6 +39,7 @@ pub(super) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(complete))
         .routes(routes!(cancel))
         .routes(routes!(show_credit))
+        .routes(routes!(list_notifications))
 }
 
 /// The largest page of a listing.
@@ -51,20 +56,34 @@ type Id = Result<Path<i64>, PathRejection>;
     ))]
 async fn offer(State(market): State<Option<Market>>, body: Body) -> Result<Response, Problem> {
     let offered: Offered = read(body)?;
-    let product = open_for_change(market)?.offer(offered.seller_id, &offered.title, offered.price).await?;
-    answered(Done::Offered(&product))
+    let market = open_for_change(market)?;
+    let product = market.offer(offered.seller_id, &offered.title, offered.price).await?;
+    answered(&market, Done::Offered(&product))
 }
 
 /// Products, by their numbers
+///
+/// A text is looked for by its words: letters and digits in a row, whatever their case. Writing without spaces between words
+/// is found by any part of it.
 #[utoipa::path(get, path = "/api/market/products", tag = "market", operation_id = "listProducts",
-    params(WhichProducts), responses((status = 200, description = "The products.", body = ShownProducts)))]
+    params(WhichProducts), responses(
+        (status = 200, description = "The products.", body = ShownProducts),
+        (status = 422, description = "The text has no words, or too many."),
+    ))]
 async fn list_products(
     State(market): State<Option<Market>>,
     which: Result<Query<WhichProducts>, QueryRejection>,
 ) -> Result<Json<ShownProducts>, Problem> {
     let which = query(which)?;
     let page = page(which.after, which.limit)?;
-    let products = open(market)?.products(which.status, page).await?;
+    let filter = ProductFilter {
+        status: which.status,
+        seller_id: which.seller_id,
+        text: which.text,
+        min_price: which.min_price,
+        max_price: which.max_price,
+    };
+    let products = open(market)?.products(&filter, page).await?;
     let next = next(products.last().map(|product| product.product_id), products.len(), page);
     let products = products.into_iter().map(|product| ShownProduct::of(product, None)).collect();
     Ok(Json(ShownProducts { products, next }))
@@ -82,20 +101,59 @@ async fn show_product(State(market): State<Option<Market>>, id: Id) -> Result<Js
     Ok(Json(ShownProduct::of(product, market.inventory(id).await?)))
 }
 
+/// Change a product that is on sale
+///
+/// What was ordered before keeps its price.
+#[utoipa::path(patch, path = "/api/market/products/{id}", tag = "market", operation_id = "changeProduct",
+    params(("id" = i64, Path, description = "Its number.")), request_body = Changed, responses(
+        (status = 200, description = "The product as it is now.", body = ShownProduct),
+        (status = 403, description = "It is for its seller to change."),
+        (status = 404, description = "There is none."),
+        (status = 409, description = "It is not on sale."),
+        (status = 422, description = "A field cannot be used, or there is none."),
+    ))]
+async fn change_product(
+    State(market): State<Option<Market>>,
+    id: Id,
+    body: Body,
+) -> Result<Response, Problem> {
+    let changed: Changed = read(body)?;
+    let market = open_for_change(market)?.acting(changed.actor_id);
+    let product = market.change(number(id)?, changed.title.as_deref(), changed.price).await?;
+    answered(&market, Done::Changed(&product))
+}
+
+/// Withdraw a product that is on sale
+#[utoipa::path(post, path = "/api/market/products/{id}/withdraw", tag = "market", operation_id = "withdrawProduct",
+    params(("id" = i64, Path, description = "Its number.")),
+    request_body(content = Option<Actor>, description = "Nothing, or who withdraws it."), responses(
+        (status = 200, description = "It is withdrawn.", body = ShownProduct),
+        (status = 403, description = "It is for its seller to withdraw."),
+        (status = 404, description = "There is none."),
+        (status = 409, description = "It is sold."),
+        (status = 422, description = "A field cannot be used."),
+    ))]
+async fn withdraw(State(market): State<Option<Market>>, id: Id, body: Body) -> Result<Response, Problem> {
+    let market = acting(market, body)?;
+    let product = market.withdraw(number(id)?).await?;
+    answered(&market, Done::Changed(&product))
+}
+
 /// Order a product
 ///
-/// Of all who order one product at a time exactly one succeeds; the others get 409.
+/// Of all who order one product at a time exactly one succeeds; the others get 409. Nobody orders what is their own.
 #[utoipa::path(post, path = "/api/market/orders", tag = "market", operation_id = "placeOrder",
     request_body = Placed, responses(
         (status = 201, description = "It is placed, and waits for its payment.", body = ShownOrder),
         (status = 404, description = "There is no such product."),
-        (status = 409, description = "The product is not on sale."),
-        (status = 422, description = "A field cannot be used."),
+        (status = 409, description = "The product is not on sale, or costs something else by now."),
+        (status = 422, description = "A field cannot be used, or the product is the buyer's own."),
     ))]
 async fn place(State(market): State<Option<Market>>, body: Body) -> Result<Response, Problem> {
     let placed: Placed = read(body)?;
-    let order = open_for_change(market)?.place(placed.product_id, placed.buyer_id).await?;
-    answered(Done::Placed(&order))
+    let market = open_for_change(market)?;
+    let order = market.place_for(placed.product_id, placed.buyer_id, placed.price).await?;
+    answered(&market, Done::Placed(&order))
 }
 
 /// Orders, by their numbers
@@ -107,10 +165,12 @@ async fn list_orders(
 ) -> Result<Json<ShownOrders>, Problem> {
     let which = query(which)?;
     let page = page(which.after, which.limit)?;
-    let filter = OrderFilter { status: which.status, buyer_id: which.buyer_id };
-    let orders = open(market)?.orders(&filter, page).await?;
+    let filter = OrderFilter { status: which.status, buyer_id: which.buyer_id, seller_id: which.seller_id };
+    let market = open(market)?;
+    let orders = market.orders(&filter, page).await?;
     let next = next(orders.last().map(|order| order.order_id), orders.len(), page);
-    Ok(Json(ShownOrders { orders: orders.into_iter().map(ShownOrder::of).collect(), next }))
+    let orders = orders.into_iter().map(|order| ShownOrder::of(order, market.settings())).collect();
+    Ok(Json(ShownOrders { orders, next }))
 }
 
 /// An order, its shipment and what was told about it
@@ -121,7 +181,7 @@ async fn list_orders(
     ))]
 async fn show_order(State(market): State<Option<Market>>, id: Id) -> Result<Json<ShownOrder>, Problem> {
     let (market, id) = (open(market)?, number(id)?);
-    let mut shown = ShownOrder::of(market.order(id).await?);
+    let mut shown = ShownOrder::of(market.order(id).await?, market.settings());
     shown.shipment = market.shipment(id).await?.map(ShownShipment::of);
     let told = market.notifications(id).await?;
     shown.notifications = Some(told.into_iter().map(ShownNotification::of).collect());
@@ -131,40 +191,50 @@ async fn show_order(State(market): State<Option<Market>>, id: Id) -> Result<Json
 /// Pay an order
 #[utoipa::path(post, path = "/api/market/orders/{id}/pay", tag = "market", operation_id = "payOrder",
     params(("id" = i64, Path, description = "Its number.")),
-    request_body(content = Option<Payment>, description = "Nothing, or the amount."), responses(
+    request_body(content = Option<Payment>, description = "Nothing, or the amount and who pays."), responses(
         (status = 200, description = "It is paid.", body = ShownOrder),
+        (status = 403, description = "It is for the buyer to pay."),
         (status = 404, description = "There is none."),
         (status = 409, description = "It is not pending."),
-        (status = 422, description = "The amount is not the order's."),
+        (status = 422, description = "The amount is not the order's, or a field cannot be used."),
     ))]
 async fn pay(State(market): State<Option<Market>>, id: Id, body: Body) -> Result<Response, Problem> {
     let payment: Payment = read_if_any(body)?;
-    let order = open_for_change(market)?.pay(number(id)?, payment.amount).await?;
-    answered(Done::Moved(&order))
+    let market = open_for_change(market)?.acting(payment.actor_id);
+    let order = market.pay(number(id)?, payment.amount).await?;
+    answered(&market, Done::Moved(&order))
 }
 
 /// Ship a paid order
 #[utoipa::path(post, path = "/api/market/orders/{id}/ship", tag = "market", operation_id = "shipOrder",
-    params(("id" = i64, Path, description = "Its number.")), responses(
+    params(("id" = i64, Path, description = "Its number.")),
+    request_body(content = Option<Actor>, description = "Nothing, or who ships it."), responses(
         (status = 200, description = "It is on its way.", body = ShownOrder),
+        (status = 403, description = "It is for the seller to ship."),
         (status = 404, description = "There is none."),
         (status = 409, description = "It is not paid, or has left already."),
+        (status = 422, description = "A field cannot be used."),
     ))]
-async fn ship(State(market): State<Option<Market>>, id: Id) -> Result<Response, Problem> {
-    let order = open_for_change(market)?.ship(number(id)?).await?;
-    answered(Done::Moved(&order))
+async fn ship(State(market): State<Option<Market>>, id: Id, body: Body) -> Result<Response, Problem> {
+    let market = acting(market, body)?;
+    let order = market.ship(number(id)?).await?;
+    answered(&market, Done::Moved(&order))
 }
 
 /// Complete a shipped order
 #[utoipa::path(post, path = "/api/market/orders/{id}/complete", tag = "market", operation_id = "completeOrder",
-    params(("id" = i64, Path, description = "Its number.")), responses(
+    params(("id" = i64, Path, description = "Its number.")),
+    request_body(content = Option<Actor>, description = "Nothing, or who completes it."), responses(
         (status = 200, description = "It has arrived.", body = ShownOrder),
+        (status = 403, description = "It is for the buyer to complete."),
         (status = 404, description = "There is none."),
         (status = 409, description = "It is not shipped, or has arrived already."),
+        (status = 422, description = "A field cannot be used."),
     ))]
-async fn complete(State(market): State<Option<Market>>, id: Id) -> Result<Response, Problem> {
-    let order = open_for_change(market)?.complete(number(id)?).await?;
-    answered(Done::Moved(&order))
+async fn complete(State(market): State<Option<Market>>, id: Id, body: Body) -> Result<Response, Problem> {
+    let market = acting(market, body)?;
+    let order = market.complete(number(id)?).await?;
+    answered(&market, Done::Moved(&order))
 }
 
 /// Cancel an order that was not paid
@@ -172,16 +242,18 @@ async fn complete(State(market): State<Option<Market>>, id: Id) -> Result<Respon
 /// Its product is on sale again.
 #[utoipa::path(post, path = "/api/market/orders/{id}/cancel", tag = "market", operation_id = "cancelOrder",
     params(("id" = i64, Path, description = "Its number.")),
-    request_body(content = Option<Cancellation>, description = "Nothing, or why."), responses(
+    request_body(content = Option<Cancellation>, description = "Nothing, or why and by whom."), responses(
         (status = 200, description = "Nothing comes of it.", body = ShownOrder),
+        (status = 403, description = "It is for the buyer to cancel."),
         (status = 404, description = "There is none."),
         (status = 409, description = "It is not pending."),
-        (status = 422, description = "The reason cannot be used."),
+        (status = 422, description = "A field cannot be used."),
     ))]
 async fn cancel(State(market): State<Option<Market>>, id: Id, body: Body) -> Result<Response, Problem> {
     let cancellation: Cancellation = read_if_any(body)?;
-    let order = open_for_change(market)?.cancel(number(id)?, cancellation.reason.as_deref()).await?;
-    answered(Done::Moved(&order))
+    let market = open_for_change(market)?.acting(cancellation.actor_id);
+    let order = market.cancel(number(id)?, cancellation.reason.as_deref()).await?;
+    answered(&market, Done::Moved(&order))
 }
 
 /// How a buyer's orders ended
@@ -203,6 +275,24 @@ async fn show_credit(State(market): State<Option<Market>>, id: Id) -> Result<Jso
     }))
 }
 
+/// What somebody was told about orders
+///
+/// The oldest first, by the events that led to it.
+#[utoipa::path(get, path = "/api/market/notifications", tag = "market", operation_id = "listMarketNotifications",
+    params(WhichNotifications),
+    responses((status = 200, description = "What they were told.", body = ShownNotifications)))]
+async fn list_notifications(
+    State(market): State<Option<Market>>,
+    which: Result<Query<WhichNotifications>, QueryRejection>,
+) -> Result<Json<ShownNotifications>, Problem> {
+    let which = query(which)?;
+    let page = page(None, which.limit)?;
+    let told = open(market)?.notifications_of(which.recipient_id, which.after, page.limit).await?;
+    let next = next(told.last().map(|told| told.event_id.clone()), told.len(), page);
+    let notifications = told.into_iter().map(ShownNotification::of).collect();
+    Ok(Json(ShownNotifications { notifications, next }))
+}
+
 impl From<MarketError> for Problem {
     fn from(error: MarketError) -> Self {
         let error = match error {
@@ -212,6 +302,7 @@ impl From<MarketError> for Problem {
         let status = match error.class() {
             ErrorClass::NotFound => StatusCode::NOT_FOUND,
             ErrorClass::Conflict => StatusCode::CONFLICT,
+            ErrorClass::Denied => StatusCode::FORBIDDEN,
             _ => StatusCode::UNPROCESSABLE_ENTITY,
         };
         Self::new(status, error.code(), error.to_string(), error.next_step())
@@ -220,24 +311,31 @@ impl From<MarketError> for Problem {
 
 /// What a change is answered with. The market writes it in the change's own transaction, so that there is no moment at
 /// which the one is done and the other not known.
-fn answer(done: Done<'_>) -> Result<OperationAnswer, serde_json::Error> {
+fn answer(done: Done<'_>, settings: &Settings) -> Result<OperationAnswer, serde_json::Error> {
+    let order = |order: &Order| serde_json::to_vec(&ShownOrder::of(order.clone(), settings));
+    let product = |product: &Product| serde_json::to_vec(&ShownProduct::of(product.clone(), None));
     let (status, body) = match done {
-        Done::Offered(product) => {
-            (StatusCode::CREATED, serde_json::to_vec(&ShownProduct::of(product.clone(), None))?)
-        }
-        Done::Placed(order) => (StatusCode::CREATED, serde_json::to_vec(&ShownOrder::of(order.clone()))?),
-        Done::Moved(order) => (StatusCode::OK, serde_json::to_vec(&ShownOrder::of(order.clone()))?),
+        Done::Offered(offered) => (StatusCode::CREATED, product(offered)?),
+        Done::Changed(changed) => (StatusCode::OK, product(changed)?),
+        Done::Placed(placed) => (StatusCode::CREATED, order(placed)?),
+        Done::Moved(moved) => (StatusCode::OK, order(moved)?),
     };
     let headers = vec![("content-type".to_owned(), "application/json".to_owned())];
     Ok(OperationAnswer { status: status.as_u16(), headers, body })
 }
 
-fn answered(done: Done<'_>) -> Result<Response, Problem> {
-    answer(done).map(of_answer).map_err(|error| Problem::internal(&error))
+fn answered(market: &Market, done: Done<'_>) -> Result<Response, Problem> {
+    answer(done, market.settings()).map(of_answer).map_err(|error| Problem::internal(&error))
 }
 
 fn open_for_change(market: Option<Market>) -> Result<Market, Problem> {
     Ok(open(market)?.answering(answer))
+}
+
+/// The same, for what the one does whom the body names, if it names anybody.
+fn acting(market: Option<Market>, body: Body) -> Result<Market, Problem> {
+    let Actor { actor_id } = read_if_any(body)?;
+    Ok(open_for_change(market)?.acting(actor_id))
 }
 
 fn open(market: Option<Market>) -> Result<Market, Problem> {
@@ -260,7 +358,9 @@ fn read<T: DeserializeOwned>(body: Body) -> Result<T, Problem> {
         }
         _ => Problem::malformed("the request cannot be read", rejection.body_text()),
     })?;
-    serde_json::from_slice(&body).map_err(|error| {
+    // By itself, a list would be read as the fields in their order, without their names.
+    let object = serde_json::from_slice::<BTreeMap<String, IgnoredAny>>(&body);
+    object.and_then(|_| serde_json::from_slice(&body)).map_err(|error| {
         if error.is_data() {
             let detail = "Correct the field that is named.";
             Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "market-invalid", error.to_string(), detail)
@@ -283,7 +383,7 @@ fn number(id: Id) -> Result<i64, Problem> {
 }
 
 fn query<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, Problem> {
-    let detail = "The parameters are status, after and limit; orders have buyerId, too.";
+    let detail = "GET /docs shows what can be asked here.";
     query.map(|Query(query)| query).map_err(|rejection| Problem::malformed(rejection.body_text(), detail))
 }
 
@@ -298,6 +398,6 @@ fn page(after: Option<i64>, limit: Option<u32>) -> Result<Page, Problem> {
 }
 
 /// Behind what the next page begins. A page that is not full is the last.
-fn next(last: Option<i64>, count: usize, page: Page) -> Option<i64> {
+fn next<T>(last: Option<T>, count: usize, page: Page) -> Option<T> {
     last.filter(|_| u32::try_from(count).is_ok_and(|count| count == page.limit))
 }

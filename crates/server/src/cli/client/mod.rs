@@ -7,6 +7,7 @@ mod dead;
 mod events;
 mod hive;
 mod machines;
+mod market;
 mod outbox;
 mod shown;
 mod trace;
@@ -23,6 +24,7 @@ use super::{Failure, output};
 use crate::shown_url::without_secrets;
 
 pub(crate) use hive::{HiveAlerts, HiveAudit, HiveNamespaces, HiveOutbox, HiveSpecs};
+pub(crate) use market::{MarketNotifications, MarketOrders, MarketProducts};
 
 /// Where the server is, and how to show what it says.
 #[derive(Args, Clone)]

@@ -1,10 +1,14 @@
 //! The market's requests and answers as they stand on the wire.
 
 use chrono::{DateTime, Utc};
-use serde::{Deserialize, Serialize};
-use towpath_market::{Inventory, Money, Notification, Order, OrderStatus, Product, ProductStatus, Shipment};
-use utoipa::openapi::schema::Object;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+use towpath_market::{
+    Inventory, Money, Notification, Order, OrderStatus, Product, ProductStatus, Settings, Shipment,
+};
+use utoipa::openapi::schema::{Array, ArrayBuilder, Object};
 use utoipa::{IntoParams, ToSchema};
+use uuid::Uuid;
 
 use crate::http::wire::one_of;
 
@@ -16,9 +20,19 @@ fn order_status() -> Object {
     one_of(OrderStatus::ALL.iter().map(|status| status.as_str()))
 }
 
+fn steps() -> Array {
+    ArrayBuilder::new().items(one_of(["pay", "cancel", "ship", "complete"])).build()
+}
+
+/// Reads an amount that stands in a query: there, everything is a text.
+fn amount<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Money>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    text.parse().map(Some).map_err(D::Error::custom)
+}
+
 /// A product to be offered.
 #[derive(Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Offered {
     #[schema(minimum = 1)]
     pub(super) seller_id: i64,
@@ -28,31 +42,60 @@ pub(super) struct Offered {
     pub(super) price: Money,
 }
 
+/// What is to be different about a product: at least one of title and price.
+#[derive(Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schema(as = ProductChange)]
+pub(super) struct Changed {
+    #[schema(min_length = 1, max_length = 200)]
+    pub(super) title: Option<String>,
+    #[schema(value_type = Option<f64>, minimum = 0.01, example = 70.00)]
+    pub(super) price: Option<Money>,
+    /// Who changes it: must be the seller, if it is given.
+    pub(super) actor_id: Option<i64>,
+}
+
+/// Who does something.
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schema(as = MarketActor)]
+pub(super) struct Actor {
+    /// Must be who the step is for, if it is given: the buyer pays, cancels and completes, the seller ships and withdraws.
+    pub(super) actor_id: Option<i64>,
+}
+
 /// An order to be placed.
 #[derive(Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Placed {
     pub(super) product_id: i64,
     #[schema(minimum = 1)]
     pub(super) buyer_id: i64,
+    /// What the buyer was told that it costs; if it is given and not so any more, nothing is ordered.
+    #[schema(value_type = Option<f64>)]
+    pub(super) price: Option<Money>,
 }
 
 /// A payment.
 #[derive(Default, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Payment {
     /// Must be the order's total, if it is given.
     #[schema(value_type = Option<f64>)]
     pub(super) amount: Option<Money>,
+    /// Who pays: must be the buyer, if it is given.
+    pub(super) actor_id: Option<i64>,
 }
 
 /// A cancellation.
 #[derive(Default, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Cancellation {
     /// Why; `buyer` if nothing is said.
     #[schema(max_length = 64)]
     pub(super) reason: Option<String>,
+    /// Who cancels: must be the buyer, if it is given.
+    pub(super) actor_id: Option<i64>,
 }
 
 /// A product as it is.
@@ -107,6 +150,13 @@ pub(super) struct ShownOrder {
     pub(super) ship_time: Option<DateTime<Utc>>,
     pub(super) complete_time: Option<DateTime<Utc>>,
     pub(super) cancel_time: Option<DateTime<Utc>>,
+    /// Until when it is to be paid; nothing, unless it waits for that. Later it is cancelled.
+    pub(super) pay_by: Option<DateTime<Utc>>,
+    /// The steps that are possible now.
+    #[schema(schema_with = steps)]
+    pub(super) possible: &'static [&'static str],
+    /// The flow of all its facts.
+    pub(super) correlation_id: Option<String>,
     /// Its way to the buyer, once it has begun.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) shipment: Option<ShownShipment>,
@@ -129,7 +179,9 @@ pub(super) struct ShownShipment {
 #[serde(rename_all = "camelCase")]
 #[schema(as = MarketNotification)]
 pub(super) struct ShownNotification {
+    pub(super) event_id: String,
     pub(super) recipient_id: i64,
+    pub(super) order_id: i64,
     pub(super) status: &'static str,
     pub(super) created_at: DateTime<Utc>,
 }
@@ -164,6 +216,29 @@ pub(super) struct ShownOrders {
     pub(super) next: Option<i64>,
 }
 
+/// What somebody was told.
+#[derive(Serialize, ToSchema)]
+#[schema(as = MarketNotifications)]
+pub(super) struct ShownNotifications {
+    pub(super) notifications: Vec<ShownNotification>,
+    /// What to give as `after` to read on; nothing on the last page.
+    pub(super) next: Option<String>,
+}
+
+/// Which notifications.
+#[derive(Deserialize, IntoParams)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct WhichNotifications {
+    /// Of whom.
+    pub(super) recipient_id: i64,
+    /// Only behind this event.
+    pub(super) after: Option<Uuid>,
+    /// At most so many: 100, if nothing is said.
+    #[param(minimum = 1, maximum = 500)]
+    pub(super) limit: Option<u32>,
+}
+
 /// Which products.
 #[derive(Deserialize, IntoParams)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -172,6 +247,19 @@ pub(super) struct WhichProducts {
     /// Only those in this status.
     #[param(schema_with = product_status)]
     pub(super) status: Option<ProductStatus>,
+    /// Only of this seller.
+    pub(super) seller_id: Option<i64>,
+    /// Only with all of these words in the title, however they are written.
+    #[param(min_length = 1, max_length = 200)]
+    pub(super) text: Option<String>,
+    /// Only for at least so much.
+    #[serde(default, deserialize_with = "amount")]
+    #[param(value_type = Option<String>, pattern = "^[0-9]{1,9}([.][0-9]{1,2})?$", example = "10.00")]
+    pub(super) min_price: Option<Money>,
+    /// Only for at most so much.
+    #[serde(default, deserialize_with = "amount")]
+    #[param(value_type = Option<String>, pattern = "^[0-9]{1,9}([.][0-9]{1,2})?$", example = "88.50")]
+    pub(super) max_price: Option<Money>,
     /// Only behind this number.
     pub(super) after: Option<i64>,
     /// At most so many: 100, if nothing is said.
@@ -189,6 +277,8 @@ pub(super) struct WhichOrders {
     pub(super) status: Option<OrderStatus>,
     /// Only of this buyer.
     pub(super) buyer_id: Option<i64>,
+    /// Only of this seller.
+    pub(super) seller_id: Option<i64>,
     /// Only behind this number.
     pub(super) after: Option<i64>,
     /// At most so many: 100, if nothing is said.
@@ -216,8 +306,11 @@ impl ShownProduct {
 }
 
 impl ShownOrder {
-    pub(super) fn of(order: Order) -> Self {
+    pub(super) fn of(order: Order, settings: &Settings) -> Self {
         Self {
+            pay_by: order.pay_by(settings.pending),
+            possible: order.status.possible(),
+            correlation_id: order.correlation_id,
             order_id: order.order_id,
             order_no: order.order_no,
             product_id: order.product_id,
@@ -247,6 +340,12 @@ impl ShownShipment {
 
 impl ShownNotification {
     pub(super) fn of(told: Notification) -> Self {
-        Self { recipient_id: told.recipient_id, status: told.status.as_str(), created_at: told.created_at }
+        Self {
+            event_id: told.event_id,
+            recipient_id: told.recipient_id,
+            order_id: told.order_id,
+            status: told.status.as_str(),
+            created_at: told.created_at,
+        }
     }
 }
