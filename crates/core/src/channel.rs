@@ -93,6 +93,9 @@ pub struct ChannelPolicy {
     pub in_order: bool,
     /// How long a batch waits for the broker's confirms.
     pub patience: Duration,
+    /// Whether a row uses up an attempt when the broker takes nothing at all. Usually it waits instead: that the broker is
+    /// away says nothing of the row.
+    pub counts_absence: bool,
 }
 
 impl Default for ChannelPolicy {
@@ -104,6 +107,7 @@ impl Default for ChannelPolicy {
             retries: RetryPolicy::hive_outbox(),
             in_order: true,
             patience: Duration::from_secs(10),
+            counts_absence: false,
         }
     }
 }

@@ -193,6 +193,16 @@ impl Store for SqlStore {
         reading!(self, ops::reads::events_of, aggregate, after, limit)
     }
 
+    async fn events_of_within(
+        &self,
+        aggregate: &AggregateKey,
+        after: Version,
+        limit: u32,
+        bytes: u64,
+    ) -> StoreResult<Vec<RecordedEvent>> {
+        reading!(self, ops::reads::events_of_within, aggregate, after, limit, bytes)
+    }
+
     async fn history_of(
         &self,
         aggregate: &AggregateKey,
@@ -236,6 +246,15 @@ impl Store for SqlStore {
 
     async fn events_between(&self, low: Position, high: Position) -> StoreResult<Vec<RecordedEvent>> {
         reading!(self, ops::log::events_between, low, high)
+    }
+
+    async fn events_within(
+        &self,
+        low: Position,
+        high: Position,
+        bytes: u64,
+    ) -> StoreResult<Vec<RecordedEvent>> {
+        reading!(self, ops::log::events_within, low, high, bytes)
     }
 
     async fn claim_outbox(&self, claim: &OutboxClaim<'_>) -> StoreResult<Vec<OutboxItem>> {

@@ -50,6 +50,9 @@ const RECONNECT_FOR: Duration = Duration::from_secs(3);
 /// How many events are read at a time when a state has to be folded anew.
 const FOLD_PAGE: u32 = 500;
 
+/// And how many bytes of payloads at a time.
+const FOLD_BYTES: u64 = 4 << 20;
+
 /// The answer to a command.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -535,7 +538,11 @@ impl Bus {
         let mut state: Option<String> = None;
         let mut folded = 0;
         while folded < up_to {
-            let page = self.store.events_of(aggregate, folded, FOLD_PAGE).await.map_err(FoldError::Store)?;
+            let page = self
+                .store
+                .events_of_within(aggregate, folded, FOLD_PAGE, FOLD_BYTES)
+                .await
+                .map_err(FoldError::Store)?;
             let events: Vec<(&str, &Payload)> = page
                 .iter()
                 .map(|event| &event.envelope)

@@ -97,6 +97,8 @@ struct WrittenChannel {
     attempts: Option<u32>,
     ordering: Option<Ordering>,
     patience: Option<WrittenDuration>,
+    #[serde(default)]
+    counts_absence: bool,
     start: Option<WrittenStart>,
 }
 
@@ -237,6 +239,7 @@ impl TryFrom<WrittenChannel> for ChannelEntry {
                 .map_err(|error| wrong(&error))?,
             in_order: !matches!(written.ordering, Some(Ordering::None)),
             patience: written.patience.map_or(usual.patience, |patience| patience.0),
+            counts_absence: written.counts_absence,
         };
         for (key, is_zero) in [
             ("batch", channel.policy.batch == 0),
@@ -388,6 +391,7 @@ mod tests {
             retries: RetryPolicy::market_outbox(),
             in_order: false,
             patience: Duration::from_secs(20),
+            counts_absence: false,
         };
         let expected = Channel::named("market", ["ORDER_CREATED", "ORDER_PAID"])
             .unwrap()

@@ -80,12 +80,14 @@
 //! # Ok(()) }) }
 //! ```
 
+mod absence;
 mod bus;
 mod circumstances;
 mod cleaner;
 mod clock;
 pub mod config;
 mod consumer;
+mod declaring;
 #[cfg(feature = "follow")]
 pub mod follow;
 mod leases;

@@ -1,7 +1,10 @@
 //! Publishing events on a channel: each in the channel's format, and one answer for each.
 
+use std::collections::HashSet;
+
 use towpath_core::channel::{Channel, Target};
 use towpath_core::envelope::EventEnvelope;
+use towpath_core::ids::AggregateKey;
 use towpath_core::ports::broker::{Broker, Message, Published};
 
 use crate::bus::with_causes;
@@ -21,7 +24,15 @@ pub(crate) async fn publish(
     let mut unwritable: Vec<Option<Published>> = Vec::with_capacity(events.len());
     // They end with this function: what is traced of an event is how long it took to be answered.
     let mut traced: Vec<tracing::Span> = Vec::new();
+    let in_order = channel.policy.in_order && broker.promises().ordered_batches;
+    // Aggregates of which an event could not be written: with order, the later ones wait for it.
+    let mut held_back: HashSet<&AggregateKey> = HashSet::new();
     for event in events {
+        if held_back.contains(&event.aggregate) {
+            let reason = "an earlier event of its aggregate cannot be published".to_owned();
+            unwritable.push(Some(Published::NotSent { reason }));
+            continue;
+        }
         let destination = target.destination(event.event_type.as_str());
         let span = spans::publish(channel.name.as_str(), &destination.exchange, event);
         if !span.is_disabled() {
@@ -32,11 +43,18 @@ pub(crate) async fn publish(
                 messages.push(message);
                 unwritable.push(None);
             }
-            Err(error) => unwritable.push(Some(Published::Refused { reason: with_causes(&error) })),
+            Err(error) => {
+                unwritable.push(Some(Published::Refused { reason: with_causes(&error) }));
+                if in_order {
+                    held_back.insert(&event.aggregate);
+                }
+            }
         }
     }
     let answers = if messages.is_empty() {
         Vec::new()
+    } else if in_order {
+        broker.publish_in_order(&messages, channel.policy.patience).await
     } else {
         broker.publish(&messages, channel.policy.patience).await
     };
@@ -63,7 +81,7 @@ mod tests {
     use chrono::DateTime;
     use towpath_core::channel::Format;
     use towpath_core::envelope::ChangeContext;
-    use towpath_core::ids::{AggregateKey, CorrelationId, EventId};
+    use towpath_core::ids::{CorrelationId, EventId};
     use towpath_core::name::EventName;
     use towpath_core::payload::Payload;
     use towpath_core::ports::broker::{
@@ -97,6 +115,7 @@ mod tests {
                 durable: false,
                 tells_standing: false,
                 in_store: false,
+                ordered_batches: false,
             }
         }
 

@@ -21,11 +21,15 @@ use uuid::Uuid;
 
 use crate::bus::{Bus, random_unit, with_causes};
 use crate::circumstances::Circumstances;
+use crate::declaring::Declaration;
 use crate::metrics::ChannelMeters;
 use crate::outbox::is_beyond;
 use crate::publishing::publish;
 use crate::service::{Service, Stopping, Wake, rest};
 use crate::towpath::Towpath;
+
+/// After how many bytes of payloads a batch is large enough.
+const BATCH_BYTES: u64 = 1 << 20;
 
 /// The longest pause after failures, when the channel's policy has no further one: a tracker never gives up.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -108,7 +112,7 @@ impl TrackerWakes {
 pub(crate) struct Trackers {
     bus: Bus,
     /// `None` on an instance that publishes nothing.
-    broker: Option<Arc<dyn Broker>>,
+    broker: Option<(Arc<dyn Broker>, Declaration)>,
     instance: InstanceId,
     lease: Duration,
     /// For how long inboxes remember what was handled.
@@ -119,7 +123,7 @@ pub(crate) struct Trackers {
 impl Trackers {
     pub(crate) fn new(
         bus: Bus,
-        broker: Option<Arc<dyn Broker>>,
+        broker: Option<(Arc<dyn Broker>, Declaration)>,
         instance: InstanceId,
         lease: Duration,
         horizon: Duration,
@@ -149,7 +153,7 @@ impl Trackers {
 
     async fn run(&self, channel: Channel) -> Result<(), ChannelError> {
         let target = channel.target.clone().ok_or_else(|| ChannelError::NoTarget(channel.name.clone()))?;
-        let Some(broker) = self.broker.clone() else { return Ok(()) };
+        let Some((broker, declaration)) = self.broker.clone() else { return Ok(()) };
         let row = self.bus.store.channels().await?.into_iter().find(|row| row.name == channel.name);
         let missing = || StoreError::Missing { what: "channel", name: channel.name.to_string() };
         let channel_id = row.ok_or_else(missing)?.channel_id;
@@ -163,6 +167,7 @@ impl Trackers {
             meters: ChannelMeters::of(name.as_str()),
             bus: self.bus.clone(),
             broker,
+            declaration,
             channel_id,
             channel,
             target,
@@ -193,6 +198,7 @@ impl Trackers {
 struct Tracker {
     bus: Bus,
     broker: Arc<dyn Broker>,
+    declaration: Declaration,
     /// Which channel of this name.
     channel_id: Uuid,
     channel: Channel,
@@ -219,6 +225,8 @@ impl Tracker {
     async fn run(self: Arc<Self>, wake: Wake, mut stopping: Stopping) {
         let mut grant = None;
         let mut failures = 0_u32;
+        // What nothing is bound for yet would go nowhere.
+        self.declaration.done(&mut stopping).await;
         while !stopping.is_asked() {
             let channel = self.channel.name.as_str();
             match self.round(&mut grant, failures > 0).await {
@@ -297,7 +305,9 @@ impl Tracker {
         }
         let batch = if carefully { 1 } else { u64::from(self.channel.policy.batch.max(1)) };
         let last = row.position.saturating_add(batch).min(head);
-        let read = store.events_between(row.position + 1, last).await?;
+        let read = store.events_within(row.position + 1, last, BATCH_BYTES).await?;
+        // Large ones make a batch shorter.
+        let Some(last) = read.last().and_then(|event| event.position) else { return Ok(Progress::Rest) };
         let taken: Vec<&RecordedEvent> =
             read.iter().filter(|event| self.channel.takes(event.envelope.event_type.as_str())).collect();
         let published = self.publish(held, &taken).await;
@@ -333,7 +343,8 @@ impl Tracker {
         let mut answers = Vec::with_capacity(events.len());
         while answers.len() < events.len() && answers.iter().all(|answer| *answer == Published::Confirmed) {
             let begun = answers.len();
-            let run = if self.channel.policy.in_order { run_length(&lanes[begun..]) } else { events.len() };
+            let at_once = !self.channel.policy.in_order || self.broker.promises().ordered_batches;
+            let run = if at_once { events.len() } else { run_length(&lanes[begun..]) };
             answers.extend(self.publish_run(grant, events[begun..].iter().take(run)).await);
         }
         answers

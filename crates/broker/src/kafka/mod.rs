@@ -71,6 +71,7 @@ pub const PROMISES: BrokerPromises = BrokerPromises {
     // A group's lag is not a queue's depth, and asking for it would join the group.
     tells_standing: false,
     in_store: false,
+    ordered_batches: false,
 };
 
 /// A Kafka cluster.

@@ -31,6 +31,7 @@ use towpath_core::ports::broker::{
 use towpath_core::ports::queues::{QueueDepth, Queues};
 use towpath_core::ports::store::StoreError;
 
+use publishing::Ordering;
 use routing::Routing;
 
 pub use publishing::{LONGEST_BODY, LONGEST_HEADERS};
@@ -52,6 +53,7 @@ pub const PROMISES: BrokerPromises = BrokerPromises {
     durable: true,
     tells_standing: true,
     in_store: true,
+    ordered_batches: true,
 };
 
 /// How it works.
@@ -142,7 +144,14 @@ impl Broker for LocalBroker {
         if messages.is_empty() {
             return Vec::new();
         }
-        publishing::publish(&self.shared, messages, patience).await
+        publishing::publish(&self.shared, messages, patience, Ordering::OfBatch).await
+    }
+
+    async fn publish_in_order(&self, messages: &[Message], patience: Duration) -> Vec<Published> {
+        if messages.is_empty() {
+            return Vec::new();
+        }
+        publishing::publish(&self.shared, messages, patience, Ordering::OfKeys).await
     }
 
     async fn subscribe(&self, subscription: &Subscription) -> BrokerResult<Box<dyn Deliveries>> {

@@ -54,6 +54,7 @@ pub const PROMISES: BrokerPromises = BrokerPromises {
     durable: true,
     tells_standing: true,
     in_store: false,
+    ordered_batches: false,
 };
 
 /// A RabbitMQ broker.
@@ -93,6 +94,10 @@ impl fmt::Debug for RabbitMq {
 impl Broker for RabbitMq {
     fn promises(&self) -> BrokerPromises {
         PROMISES
+    }
+
+    fn connections(&self) -> u64 {
+        self.publisher.connections() + self.receiving.made()
     }
 
     async fn ready(&self) -> BrokerResult<()> {

@@ -593,6 +593,24 @@ pub struct OutboxClaim<'a> {
     pub limit: u32,
     /// What is due.
     pub now: DateTime<Utc>,
+    /// How much it may bring otherwise.
+    pub room: ClaimRoom,
+}
+
+/// How much a claim of outbox rows may bring, beside their number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClaimRoom {
+    /// How many rows of one lane at most: one that has many must not hold up those behind it.
+    pub per_lane: u32,
+    /// How many rows are looked through for those of other lanes; at least `limit` are.
+    pub depth: u32,
+    /// After how many bytes of payloads no further row is taken. One row comes, however large it is.
+    pub bytes: u64,
+}
+
+impl ClaimRoom {
+    /// As many as there are.
+    pub const UNLIMITED: Self = Self { per_lane: u32::MAX, depth: 0, bytes: i64::MAX as u64 };
 }
 
 /// An outbox row with the fact it is about.
@@ -1012,6 +1030,15 @@ pub trait Store: super::operations::Operations {
         limit: u32,
     ) -> StoreResult<Vec<RecordedEvent>>;
 
+    /// The same, as many of the first ones as have so many bytes of payload together, and at least one if there is any.
+    async fn events_of_within(
+        &self,
+        aggregate: &AggregateKey,
+        after: Version,
+        limit: u32,
+        bytes: u64,
+    ) -> StoreResult<Vec<RecordedEvent>>;
+
     /// State history of an aggregate behind a version, in order.
     async fn history_of(
         &self,
@@ -1050,10 +1077,18 @@ pub trait Store: super::operations::Operations {
     /// Events with a position in `low..=high`, in order (N1).
     async fn events_between(&self, low: Position, high: Position) -> StoreResult<Vec<RecordedEvent>>;
 
+    /// The same, as many of the first ones as have so many bytes of payload together, and at least one if there is any.
+    async fn events_within(
+        &self,
+        low: Position,
+        high: Position,
+        bytes: u64,
+    ) -> StoreResult<Vec<RecordedEvent>>;
+
     // Outbox -----------------------------------------------------------------------------------------------
 
-    /// Takes rows that are due, in order per lane; lanes that are parked are left out, except for the row they
-    /// wait for once that is due. Nothing is marked: the caller's leases on the partitions are the claim, and
+    /// Takes rows that are due, in order per lane and as many as there is room for; lanes that are parked are left out,
+    /// except for the row they wait for once that is due. Nothing is marked: the caller's leases on the partitions are the claim, and
     /// they are checked again when results are written.
     async fn claim_outbox(&self, claim: &OutboxClaim<'_>) -> StoreResult<Vec<OutboxItem>>;
 

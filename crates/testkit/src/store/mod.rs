@@ -188,6 +188,7 @@ macro_rules! store_conformance {
                 rows_sent_long_ago_are_cleaned_up,
                 rows_exist_for_routed_channels_only,
                 a_claimed_row_carries_its_fact,
+                a_claim_leaves_room_for_other_lanes_and_takes_so_many_bytes,
                 a_claim_respects_partitions_and_limit,
                 sent_rows_are_not_claimed_again,
                 a_row_that_was_sent_parks_nothing,

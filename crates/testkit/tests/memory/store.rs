@@ -750,6 +750,16 @@ impl Store for MemoryStore {
         Ok(events.map(|event| tables.recorded(event)).collect())
     }
 
+    async fn events_of_within(
+        &self,
+        aggregate: &AggregateKey,
+        after: Version,
+        limit: u32,
+        bytes: u64,
+    ) -> StoreResult<Vec<RecordedEvent>> {
+        Ok(that_fit(self.events_of(aggregate, after, limit).await?, bytes))
+    }
+
     async fn history_of(
         &self,
         aggregate: &AggregateKey,
@@ -859,6 +869,15 @@ impl Store for MemoryStore {
         Ok(events.collect())
     }
 
+    async fn events_within(
+        &self,
+        low: Position,
+        high: Position,
+        bytes: u64,
+    ) -> StoreResult<Vec<RecordedEvent>> {
+        Ok(that_fit(self.events_between(low, high).await?, bytes))
+    }
+
     async fn claim_outbox(&self, claim: &OutboxClaim<'_>) -> StoreResult<Vec<OutboxItem>> {
         self.probe.before("claim_outbox");
         let due = self.due(claim.now);
@@ -886,7 +905,18 @@ impl Store for MemoryStore {
                 && is_due(row)
                 && may_go(row)
         });
-        let items = rows.take(claim.limit as usize).filter_map(|row| {
+        let (mut bytes, mut lanes) = (0_u64, std::collections::HashMap::new());
+        let rows = rows.take((claim.limit.max(claim.room.depth)) as usize).filter(|row| {
+            let nth = lanes.entry(row.lane).or_insert(0_u32);
+            *nth += 1;
+            *nth <= claim.room.per_lane
+        });
+        let rows: Vec<&OutboxRow> = rows.take(claim.limit as usize).collect();
+        let items = rows.into_iter().enumerate().map_while(|(place, row)| {
+            if place > 0 && bytes >= claim.room.bytes {
+                return None;
+            }
+            bytes += tables.event_ids.get(&row.event_id)?.payload.as_text().len() as u64;
             Some(OutboxItem {
                 outbox_id: row.outbox_id,
                 lane: row.lane,
@@ -1405,4 +1435,14 @@ impl Store for MemoryStore {
         rows.sort_by(|left, right| left.name.cmp(&right.name));
         Ok(rows)
     }
+}
+
+/// The first ones that have so many bytes of payload together, and at least one.
+fn that_fit(events: Vec<RecordedEvent>, bytes: u64) -> Vec<RecordedEvent> {
+    let mut total = 0;
+    let fits = |(place, event): &(usize, RecordedEvent)| {
+        total += event.envelope.payload.as_text().len() as u64;
+        *place == 0 || total <= bytes
+    };
+    events.into_iter().enumerate().take_while(fits).map(|(_, event)| event).collect()
 }

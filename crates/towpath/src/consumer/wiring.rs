@@ -183,6 +183,7 @@ mod tests {
         durable: true,
         tells_standing: false,
         in_store: false,
+        ordered_batches: false,
     };
     const LOG: BrokerPromises = BrokerPromises { dead_letters: false, settles_singly: false, ..QUEUES };
 

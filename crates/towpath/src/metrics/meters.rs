@@ -148,7 +148,7 @@ impl ChannelMeters {
             match answer {
                 Published::Confirmed => confirmed += 1,
                 Published::Unroutable { .. } => self.returned.increment(1),
-                Published::Refused { .. } => self.refused.increment(1),
+                Published::Refused { .. } | Published::NotTaken { .. } => self.refused.increment(1),
                 Published::Unknown { .. } => self.unknown.increment(1),
                 Published::NotSent { .. } => self.not_sent.increment(1),
             }
