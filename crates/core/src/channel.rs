@@ -96,6 +96,9 @@ pub struct ChannelPolicy {
     /// Whether a row uses up an attempt when the broker takes nothing at all. Usually it waits instead: that the broker is
     /// away says nothing of the row.
     pub counts_absence: bool,
+    /// How many bytes a message may have, where that is less than the broker can take: what its server or its receivers are
+    /// set up for. A command whose event would be larger is refused.
+    pub largest_message: Option<usize>,
 }
 
 impl Default for ChannelPolicy {
@@ -108,6 +111,7 @@ impl Default for ChannelPolicy {
             in_order: true,
             patience: Duration::from_secs(10),
             counts_absence: false,
+            largest_message: None,
         }
     }
 }

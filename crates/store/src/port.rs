@@ -288,6 +288,10 @@ impl Store for SqlStore {
         transacting!(self, ops::outbox::record, leases, channel, now, results)
     }
 
+    async fn skip_outbox(&self, outbox_id: u64, reason: &str, now: DateTime<Utc>) -> StoreResult<bool> {
+        transacting!(self, ops::outbox::skip, outbox_id, reason, now)
+    }
+
     async fn reopen_outbox(&self, outbox_ids: &[u64], now: DateTime<Utc>) -> StoreResult<u64> {
         transacting!(self, ops::outbox::reopen, outbox_ids, now)
     }

@@ -31,6 +31,7 @@ use towpath_core::retry::{ErrorClass, RetryDecision, RetryPolicy};
 use tracing::Instrument as _;
 use uuid::Uuid;
 
+use crate::carrying::{Carrying, TooLarge};
 use crate::clock::DatabaseClock;
 use crate::metrics::{CommandMeters, Meters};
 use crate::registry::Registry;
@@ -132,6 +133,18 @@ pub enum SendError {
     /// The id belongs to another command.
     #[error("command id {0} was used for a different command")]
     IdReused(CommandId),
+    /// The event that the command makes is larger than a channel that takes it can carry. Nothing has changed.
+    #[error("{event_type} has {bytes} bytes as a message, and channel {channel} carries {largest} at most")]
+    TooLarge {
+        /// The event.
+        event_type: String,
+        /// The channel.
+        channel: String,
+        /// How many bytes its message would have at most.
+        bytes: usize,
+        /// How many the channel carries.
+        largest: usize,
+    },
     /// The aggregate's code panicked while it decided. Nothing has changed.
     #[error("{kind} panicked while it decided {command}")]
     Panicked {
@@ -182,6 +195,7 @@ impl SendError {
             Self::NoLongerWaiting(_) => "no-longer-waiting",
             Self::StillProcessing(_) => "still-processing",
             Self::IdReused(_) => "command-id-reused",
+            Self::TooLarge { .. } => "event-too-large",
             Self::Panicked { .. } => "decision-panicked",
             Self::Undecidable { source, .. } => source.code(),
             Self::Failed { source, .. } | Self::Store(source) => source.code(),
@@ -201,6 +215,7 @@ impl SendError {
             | Self::IdReused(_)
             | Self::VersionMismatch { .. }
             | Self::NoLongerWaiting(_)
+            | Self::TooLarge { .. }
             | Self::ExpectingLater => ErrorClass::Validation,
             Self::StillProcessing(_) => ErrorClass::Conflict,
             Self::Panicked { .. } | Self::Undecidable { .. } => ErrorClass::Unrecoverable,
@@ -232,6 +247,9 @@ impl SendError {
             }
             Self::StillProcessing(_) => "Ask again later with the same command id.",
             Self::IdReused(_) => "Use a new command id for a new command.",
+            Self::TooLarge { .. } => {
+                "Say less in one event, or let it name where the rest is kept; or raise largest-message of the channel."
+            }
             Self::Panicked { .. } => "This is a bug in the aggregate's decide; the log has the panic.",
             Self::Undecidable { .. } => {
                 "Its stored state or events do not fit this build's types; compare them with the build that wrote them."
@@ -280,6 +298,7 @@ pub(crate) struct Bus {
     pub(crate) trackers: TrackerWakes,
     /// Tells who reads the log here of new positions, by the last of them.
     pub(crate) sequenced: watch::Sender<Position>,
+    pub(crate) carrying: Arc<Carrying>,
 }
 
 impl Bus {
@@ -451,6 +470,11 @@ impl Bus {
 
         let append =
             (!decision.events.is_empty()).then(|| self.to_append(decider, command, version, now, decision));
+        if let Some(append) = &append
+            && let Err(TooLarge { event_type, channel, bytes, largest }) = self.carrying.check(&append.events)
+        {
+            return Err(refused(SendError::TooLarge { event_type, channel, bytes, largest }));
+        }
         let completed = CompletedCommand {
             command: command.clone(),
             found: found.clone(),

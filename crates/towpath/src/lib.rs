@@ -82,6 +82,7 @@
 
 mod absence;
 mod bus;
+mod carrying;
 mod circumstances;
 mod cleaner;
 mod clock;

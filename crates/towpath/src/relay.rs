@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 use chrono::{DateTime, Utc};
 use tokio::sync::{Notify, watch};
 use towpath_core::channel::{Channel, Target};
-use towpath_core::envelope::EventEnvelope;
 use towpath_core::ids::{Lane, LeaseName};
 use towpath_core::ports::broker::{Broker, Published};
 use towpath_core::ports::store::{
@@ -29,7 +28,7 @@ use crate::bus::{Bus, random_unit, with_causes};
 use crate::declaring::Declaration;
 use crate::leases::{Flight, Held, InFlight};
 use crate::metrics::ChannelMeters;
-use crate::publishing::publish;
+use crate::publishing::{Outgoing, publish};
 use crate::service::{Backoff, Service, Stopping, Wake, rest};
 use crate::watch::{Publishing, PublishingOutcome, Watchers};
 
@@ -401,10 +400,13 @@ impl Shaft {
             let (wave, not_yet) = self.caution.share(wave);
             later.extend(not_yet);
             later.sort_by_key(|item| item.outbox_id);
-            let events: Vec<&EventEnvelope> = wave.iter().map(|item| &item.event).collect();
+            let events: Vec<Outgoing<'_>> =
+                wave.iter().map(|item| Outgoing { event: &item.event, position: None }).collect();
             let answers = publish(around.broker.as_ref(), channel, target, &events, meters).await;
             let answered_at = bus.clock.now();
-            for (event, _) in events.iter().zip(&answers).filter(|(_, one)| **one == Published::Confirmed) {
+            for (Outgoing { event, .. }, _) in
+                events.iter().zip(&answers).filter(|(_, one)| **one == Published::Confirmed)
+            {
                 meters.delayed(answered_at - event.occurred_at);
             }
             let confirmed = answers.iter().filter(|answer| **answer == Published::Confirmed).count() as u64;

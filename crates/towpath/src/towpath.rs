@@ -28,6 +28,7 @@ use towpath_store::{JoinTransaction, SqlStore, StoreOptions, StoreUrl, Table};
 use uuid::Uuid;
 
 use crate::bus::{Bus, FoldError, SendError};
+use crate::carrying::Carrying;
 use crate::circumstances::Circumstances;
 use crate::cleaner::{self, Keeping};
 use crate::clock::DatabaseClock;
@@ -698,6 +699,7 @@ impl Builder {
             self.consumers,
             broker.promises(),
         )?;
+        let carrying = Carrying::of(&self.channels, broker.promises()).map_err(StartError::Wiring)?;
         let queues = self.topology.queues.iter().map(|queue| &queue.name);
         let queues = queues.chain(consumers.iter().map(|wired| &wired.queue)).chain(&self.dead_letter_queues);
         let queues: BTreeSet<String> = queues.cloned().collect();
@@ -731,6 +733,7 @@ impl Builder {
             committed: Wake::default(),
             told: Wake::default(),
             relays: wakes.clone(),
+            carrying: Arc::new(carrying),
             timers: TimerWake::default(),
             trackers: TrackerWakes::default(),
             sequenced: watch::Sender::default(),

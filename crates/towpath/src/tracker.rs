@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use towpath_core::channel::{Channel, Start, Target};
-use towpath_core::envelope::{EventEnvelope, RecordedEvent};
+use towpath_core::envelope::RecordedEvent;
 use towpath_core::ids::{ActorId, ChannelName, EventId, InstanceId, Lane, LeaseName, Position, TraceId};
 use towpath_core::ports::broker::{Broker, Published};
 use towpath_core::ports::store::{ChannelRow, Disabled, LeaseGrant, StoreError, StoreResult};
@@ -24,7 +24,7 @@ use crate::circumstances::Circumstances;
 use crate::declaring::Declaration;
 use crate::metrics::ChannelMeters;
 use crate::outbox::is_beyond;
-use crate::publishing::publish;
+use crate::publishing::{Outgoing, publish};
 use crate::service::{Service, Stopping, Wake, rest};
 use crate::towpath::Towpath;
 
@@ -356,8 +356,9 @@ impl Tracker {
         grant: &LeaseGrant,
         events: impl Iterator<Item = &'e &'e RecordedEvent>,
     ) -> Vec<Published> {
-        let envelopes: Vec<&EventEnvelope> = events.map(|event| &event.envelope).collect();
-        let publishing = publish(self.broker.as_ref(), &self.channel, &self.target, &envelopes, &self.meters);
+        let outgoing: Vec<Outgoing<'_>> =
+            events.map(|event| Outgoing { event: &event.envelope, position: event.position }).collect();
+        let publishing = publish(self.broker.as_ref(), &self.channel, &self.target, &outgoing, &self.meters);
         tokio::pin!(publishing);
         loop {
             tokio::select! {

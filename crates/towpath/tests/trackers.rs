@@ -32,6 +32,7 @@ on_every_database!(
     a_removed_channel_is_left_by_those_who_followed_it,
     a_channel_is_set_back_beyond_the_horizon_by_force_only,
     an_event_that_is_not_taken_holds_the_later_ones_of_its_aggregate_back,
+    the_id_of_a_message_is_its_place_in_the_log,
     a_fanout_exchange_is_declared_again_and_again_and_messages_say_what_they_are,
 );
 
@@ -98,7 +99,7 @@ impl Place {
     async fn ids(&self, count: usize) -> Vec<String> {
         let mut ids = Vec::new();
         while ids.len() < count {
-            ids.push(self.next().await.message_id.unwrap());
+            ids.push(event_id(&self.next().await));
         }
         ids
     }
@@ -107,13 +108,19 @@ impl Place {
     async fn firsts(&self, count: usize) -> Vec<String> {
         let mut firsts: Vec<String> = Vec::new();
         while firsts.len() < count {
-            let id = self.next().await.message_id.unwrap();
+            let id = event_id(&self.next().await);
             if !firsts.contains(&id) {
                 firsts.push(id);
             }
         }
         firsts
     }
+}
+
+/// The event of a message; its own id is the event's place in the log.
+fn event_id(received: &Received) -> String {
+    let header = received.headers.iter().find(|(name, _)| name == "x-event-id");
+    header.expect("a message of a tracker says which event it is").1.clone()
 }
 
 /// Facts about three orders, mixed, and all positioned.
@@ -317,6 +324,21 @@ async fn one_of_two_instances_follows_a_channel_and_the_other_takes_over(fresh: 
     other.stop().await;
 }
 
+async fn the_id_of_a_message_is_its_place_in_the_log(fresh: &Fresh) {
+    let place = Place::new().await;
+    let app = place.app(fresh).channel(Ok(place.channel("log", Start::First))).start().await.unwrap();
+    write(&app, 6).await;
+    let log = log(&app, 1, 6).await;
+    for (number, event) in (1..=6).zip(&log) {
+        let message = place.next().await;
+        assert_eq!(message.message_id, Some(format!("{number}")), "the notification's id as text");
+        assert_eq!(event_id(&message), *event);
+    }
+    app.channels().reset(&name("log"), Start::At(6)).await.unwrap();
+    assert_eq!(place.next().await.message_id.as_deref(), Some("6"), "the same each time it is published");
+    app.stop().await;
+}
+
 async fn a_fanout_exchange_is_declared_again_and_again_and_messages_say_what_they_are(fresh: &Fresh) {
     let fanout = "towpath.test.trackers.fanout";
     let (one, two) =
@@ -343,7 +365,7 @@ async fn a_fanout_exchange_is_declared_again_and_again_and_messages_say_what_the
 async fn mine(place: &Place, event: &EventEnvelope) -> Received {
     loop {
         let received = place.next().await;
-        if received.message_id.as_deref() == Some(&event.event_id.to_string()) {
+        if event_id(&received) == event.event_id.to_string() {
             return received;
         }
     }

@@ -72,6 +72,7 @@ pub const PROMISES: BrokerPromises = BrokerPromises {
     tells_standing: false,
     in_store: false,
     ordered_batches: false,
+    largest_body: 16 << 20,
 };
 
 /// A Kafka cluster.

@@ -54,6 +54,7 @@ pub const PROMISES: BrokerPromises = BrokerPromises {
     tells_standing: true,
     in_store: true,
     ordered_batches: true,
+    largest_body: LONGEST_BODY,
 };
 
 /// How it works.

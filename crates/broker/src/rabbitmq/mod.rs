@@ -55,6 +55,7 @@ pub const PROMISES: BrokerPromises = BrokerPromises {
     tells_standing: true,
     in_store: false,
     ordered_batches: false,
+    largest_body: 128 << 20,
 };
 
 /// A RabbitMQ broker.

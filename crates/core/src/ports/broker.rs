@@ -48,6 +48,8 @@ pub struct BrokerPromises {
     /// A batch can be published in order at once, see [`Broker::publish_in_order`]. Where this is not so, the next message
     /// of a key has to wait until the one before is confirmed.
     pub ordered_batches: bool,
+    /// How many bytes the body of a message can have, whatever the server's own settings are.
+    pub largest_body: usize,
 }
 
 /// A fault or a refusal of the broker.
@@ -249,7 +251,7 @@ impl fmt::Display for Destination {
 pub struct Message {
     /// Where to.
     pub destination: Destination,
-    /// The event's id: the key of every de-duplication.
+    /// Tells it from others: the event's id, or its place in the log on a channel that follows it.
     pub message_id: String,
     /// The event's type.
     pub message_type: String,

@@ -1104,6 +1104,10 @@ pub trait Store: super::operations::Operations {
         results: &[OutboxResult],
     ) -> StoreResult<()>;
 
+    /// Goes on without a row that is FAILED or RETRY: it is SKIPPED, with a reason for people, and what waited behind it
+    /// follows. Answers whether it was in one of these states.
+    async fn skip_outbox(&self, outbox_id: u64, reason: &str, now: DateTime<Utc>) -> StoreResult<bool>;
+
     /// Puts FAILED rows back to RETRY, due at once, with their attempts forgotten. Answers how many.
     async fn reopen_outbox(&self, outbox_ids: &[u64], now: DateTime<Utc>) -> StoreResult<u64>;
 

@@ -101,6 +101,9 @@ struct File {
     broker: Option<String>,
     #[serde(default)]
     hive: toml::Table,
+    /// As the source names it: hive's own `[hive.outbox]`.
+    #[serde(default)]
+    outbox: toml::Table,
     #[serde(default)]
     market: toml::Table,
     #[serde(default)]
@@ -124,6 +127,17 @@ struct KeyEntry {
     name: String,
     role: Role,
     hash: String,
+}
+
+/// Hive's settings with those that the source names without `hive.` (`outbox.publisher.fixedDelayMs`).
+fn with_outbox(mut hive: toml::Table, outbox: toml::Table) -> Result<toml::Table, Failure> {
+    if outbox.is_empty() {
+        return Ok(hive);
+    }
+    match hive.insert("outbox".to_owned(), toml::Value::Table(outbox)) {
+        None => Ok(hive),
+        Some(_) => Err(Failure::usage("[outbox] and [hive.outbox] are the same thing; write one of them")),
+    }
 }
 
 impl ServeFlags {
@@ -188,12 +202,13 @@ impl ServeFlags {
         let channels = Channels::of_entries(file.channel, file.topology)
             .map_err(|error| Failure::usage(format!("{error} [{}]\n{}", error.code(), error.next_step())))?;
         let limits = limits(&settings)?;
+        let hive = with_outbox(file.hive, file.outbox)?;
         Ok(Config {
             log_page_size: page_size(&settings)?,
             channels,
-            hive: HiveConfig::read(file.hive.clone(), limits.request_timeout)?,
+            hive: HiveConfig::read(hive.clone(), limits.request_timeout)?,
             market: MarketConfig::read(file.market.clone())?,
-            written: Written { hive: file.hive, market: file.market, topology: written_topology },
+            written: Written { hive, market: file.market, topology: written_topology },
             listen: listen.parse().map_err(|_| {
                 Failure::usage(format!(
                     "{listen:?} is not an address to listen on; write one such as {DEFAULT_LISTEN}"

@@ -33,7 +33,8 @@ pub(crate) async fn outbox(
         let id = row.count("outbox_id")?;
         let is_old = row.time("status_changed_at")? < before;
         page.see(id, is_old);
-        if is_old && row.text("status")? == OutboxStatus::Sent.as_str() {
+        let status = row.text("status")?;
+        if is_old && [OutboxStatus::Sent.as_str(), OutboxStatus::Skipped.as_str()].contains(&status.as_str()) {
             old.push(id.cast_signed());
         }
     }
@@ -41,7 +42,7 @@ pub(crate) async fn outbox(
     if !old.is_empty() {
         let mut keys = values![];
         let chosen = session.choose_from("event_outbox", "outbox_id", old, &mut keys);
-        let sql = format!("{} WHERE {} AND status = 'SENT'", chosen.delete, chosen.condition);
+        let sql = format!("{} WHERE {} AND status IN ('SENT', 'SKIPPED')", chosen.delete, chosen.condition);
         deleted = session.execute("clean.outbox", &sql, keys).await?;
     }
     fence(session, std::slice::from_ref(lease)).await?;

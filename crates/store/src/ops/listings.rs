@@ -91,7 +91,7 @@ pub(crate) async fn outbox(
                 parts.join(" UNION ALL ")
             )
         }
-        Some(OutboxStatus::Sent) | None => {
+        Some(OutboxStatus::Sent | OutboxStatus::Skipped) | None => {
             let mut condition = "o.outbox_id > ?".to_owned();
             keys.extend(values![after]);
             let status = filter.status.map(OutboxStatus::as_str);

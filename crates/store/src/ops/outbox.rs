@@ -244,8 +244,8 @@ pub(crate) async fn record(
     fence(session, leases).await
 }
 
-/// The rows that are to park their lane although they are through, because somebody else has sent them or they were
-/// recorded before: a lane that waited for one would wait for ever.
+/// The rows that are to park their lane although they are through, because somebody else has sent or skipped them or they
+/// were recorded before: a lane that waited for one would wait for ever.
 async fn already_sent(session: &mut Session<'_>, results: &[OutboxResult]) -> StoreResult<HashSet<u64>> {
     let failed = results.iter().filter(|result| parks(&result.outcome));
     let ids: Vec<i64> = failed.map(|result| result.outbox_id.cast_signed()).collect();
@@ -256,7 +256,7 @@ async fn already_sent(session: &mut Session<'_>, results: &[OutboxResult]) -> St
     let Chosen { target, condition, .. } =
         session.choose_from("event_outbox", "outbox_id", ids.clone(), &mut keys);
     let sql = format!(
-        "SELECT outbox_id FROM {target} WHERE {condition} AND status <> 'SENT' ORDER BY outbox_id {}",
+        "SELECT outbox_id FROM {target} WHERE {condition} AND status NOT IN ('SENT', 'SKIPPED') ORDER BY outbox_id {}",
         session.dialect().for_update()
     );
     let mut sent: HashSet<u64> = ids.into_iter().map(i64::cast_unsigned).collect();
@@ -318,6 +318,34 @@ fn parks(outcome: &OutboxOutcome) -> bool {
         OutboxOutcome::Sent => false,
         OutboxOutcome::Retry { park, .. } | OutboxOutcome::Failed { park, .. } => *park,
     }
+}
+
+/// Goes on without a row. Runs in a transaction.
+pub(crate) async fn skip(
+    session: &mut Session<'_>,
+    outbox_id: u64,
+    reason: &str,
+    now: DateTime<Utc>,
+) -> StoreResult<bool> {
+    let sql = "SELECT channel, lane FROM event_outbox WHERE outbox_id = ? AND status IN ('FAILED', 'RETRY')";
+    let Some(row) = session.row("outbox.to_skip", sql, values![outbox_id]).await? else { return Ok(false) };
+    let (channel, lane) =
+        (ChannelName::from_stored(row.text("channel")?), Lane::from_stored(row.long("lane")?));
+    // The lane is locked before the row, as everybody does it.
+    let heads = lock_heads(session, &channel, std::iter::once(lane)).await?;
+    let status = step(OutboxStatus::Failed, OutboxStep::Skip)?;
+    let sql = "UPDATE event_outbox SET status = ?, status_changed_at = ?, status_reason = 'skipped', \
+               status_message = ?, next_retry_at = NULL, parked_at = NULL \
+               WHERE outbox_id = ? AND status IN ('FAILED', 'RETRY')";
+    let changed = values![status.as_str(), now, readable(reason), outbox_id];
+    if session.execute("outbox.skip", sql, changed).await? == 0 {
+        return Ok(false);
+    }
+    if heads.get(&lane) == Some(&outbox_id) {
+        unpark(session, &channel, vec![lane.to_stored()]).await?;
+        count_return(session, &channel).await?;
+    }
+    Ok(true)
 }
 
 /// Puts FAILED rows back. Runs in a transaction.

@@ -95,6 +95,36 @@ pub async fn a_claim_leaves_room_for_other_lanes_and_takes_so_many_bytes(fixture
     assert_eq!((of(&items, &hot), of(&items, &other)), (vec![], vec![1]));
 }
 
+/// An operator goes on without a row: what waited behind it follows, and whoever publishes it late parks nothing.
+pub async fn a_skipped_row_opens_its_lane_for_good(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let (channel, order) = (new_channel(), new_order());
+    write(&*store, &order, 0..3, &channel).await;
+    let lease = hold_new_lease(&*store).await;
+    let items = claim(&*store, &channel, moment(1)).await;
+    let skip = |item: &OutboxItem| store.skip_outbox(item.outbox_id, "too large for the broker", moment(3));
+    assert!(!skip(&items[0]).await.expect("skip"), "what has not failed is published");
+    record(&*store, &lease, &channel, moment(2), &[result(&items[0], given_up(true))]).await;
+    assert_eq!(claim(&*store, &channel, moment(2)).await, []);
+    assert!(skip(&items[0]).await.expect("skip"));
+    assert!(!skip(&items[0]).await.expect("skip"), "once");
+    let row = row_of(&*store, &items[0]).await;
+    assert_eq!((row.status, row.status_changed_at), (OutboxStatus::Skipped, moment(3)));
+    assert_eq!(row.status_reason.as_deref(), Some("skipped"));
+    assert_eq!(row.status_message.as_deref(), Some("too large for the broker"));
+    assert_eq!(versions(&claim(&*store, &channel, moment(3)).await), [2, 3]);
+    // Somebody was still at it.
+    record(&*store, &lease, &channel, moment(4), &[result(&items[0], given_up(true))]).await;
+    assert_eq!(versions(&claim(&*store, &channel, moment(4)).await), [2, 3]);
+    // One that is still to be tried.
+    record(&*store, &lease, &channel, moment(4), &[result(&items[1], retry(moment(9), true))]).await;
+    assert!(skip(&items[1]).await.expect("skip"));
+    assert_eq!(versions(&claim(&*store, &channel, moment(4)).await), [3]);
+    assert_eq!(store.reopen_outbox(&[items[0].outbox_id], moment(5)).await.expect("reopen"), 0);
+    let failed = FailedFilter { channel: Some(channel.clone()), ..FailedFilter::default() };
+    assert_eq!(store.count_failed(&failed).await.expect("count"), 0, "nobody need look at it any more");
+}
+
 /// A claim gives rows of its channel and partitions only, at most as many as asked for, and per lane always the
 /// earliest ones.
 pub async fn a_claim_respects_partitions_and_limit(fixture: &impl StoreFixture) {

@@ -1026,6 +1026,25 @@ impl Store for MemoryStore {
         Ok(())
     }
 
+    async fn skip_outbox(&self, outbox_id: u64, reason: &str, now: DateTime<Utc>) -> StoreResult<bool> {
+        self.probe.before("skip_outbox");
+        let mut tables = self.database.tables();
+        let Some(row) = tables.outbox.get_mut(&outbox_id) else { return Ok(false) };
+        if !matches!(row.status, OutboxStatus::Failed | OutboxStatus::Retry) {
+            return Ok(false);
+        }
+        row.status = OutboxStatus::Skipped;
+        row.status_changed_at = now;
+        row.status_reason = Some("skipped".to_owned());
+        row.status_message = Some(reason.to_owned());
+        row.next_retry_at = None;
+        let lane = (row.channel.clone(), row.lane);
+        if tables.parked.get(&lane) == Some(&outbox_id) {
+            tables.parked.remove(&lane);
+        }
+        Ok(true)
+    }
+
     async fn reopen_outbox(&self, outbox_ids: &[u64], now: DateTime<Utc>) -> StoreResult<u64> {
         let _turn = self.database.turn().await;
         let mut tables = self.database.tables();

@@ -184,6 +184,7 @@ mod tests {
         tells_standing: false,
         in_store: false,
         ordered_batches: false,
+        largest_body: usize::MAX,
     };
     const LOG: BrokerPromises = BrokerPromises { dead_letters: false, settles_singly: false, ..QUEUES };
 

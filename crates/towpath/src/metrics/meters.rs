@@ -102,6 +102,7 @@ impl CommandMeters {
                 | SendError::IllegalTransition(_)
                 | SendError::VersionMismatch { .. }
                 | SendError::NoLongerWaiting(_)
+                | SendError::TooLarge { .. }
                 | SendError::InvalidPayload { .. }
                 | SendError::InvalidId(_)
                 | SendError::UnknownCommand(_)
