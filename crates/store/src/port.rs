@@ -18,8 +18,8 @@ use towpath_core::ports::queues::{
 use towpath_core::ports::store::{
     ChannelRow, Cleaned, CommandRecord, CommandResult, CommandSession, CompletedCommand, Counts, Disabled,
     FailedCommand, FailedFilter, FailedRow, Flow, Found, InboxEntry, InboxFailure, LeaseGrant, LeaseStanding,
-    Loaded, NewCommand, OutboxClaim, OutboxItem, OutboxResult, OutboxRow, Sequenced, StateEvent, Store,
-    StoreError, StorePromises, StoreResult, StoreTx, Timer, TimerOutcome, TrackerPlace,
+    Loaded, NewCommand, OutboxClaim, OutboxItem, OutboxResult, OutboxRow, ParkedAggregate, Sequenced,
+    StateEvent, Store, StoreError, StorePromises, StoreResult, StoreTx, Timer, TimerOutcome, TrackerPlace,
 };
 use uuid::Uuid;
 
@@ -456,6 +456,30 @@ impl Store for SqlStore {
         to: Position,
     ) -> StoreResult<bool> {
         transacting!(self, ops::channels::advance, lease, channel_id, from, to)
+    }
+
+    async fn park_in_channel(
+        &self,
+        lease: &LeaseGrant,
+        channel_id: Uuid,
+        from: TrackerPlace,
+        to: Position,
+        parked: &[ParkedAggregate],
+        opened: &[AggregateKey],
+    ) -> StoreResult<bool> {
+        transacting!(self, ops::channels::park, lease, channel_id, from, to, parked, opened)
+    }
+
+    async fn parked_in_channel(
+        &self,
+        channel_id: Uuid,
+        reset_count: u64,
+    ) -> StoreResult<Vec<ParkedAggregate>> {
+        reading!(self, ops::channels::parked, channel_id, reset_count)
+    }
+
+    async fn reopen_parked(&self, name: &ChannelName, now: DateTime<Utc>) -> StoreResult<u64> {
+        writing_once!(self, ops::channels::reopen_parked, name, now)
     }
 
     async fn reset_channel(&self, name: &ChannelName, position: Position) -> StoreResult<()> {

@@ -614,6 +614,29 @@ pub(crate) const CHANNELS: Table = Table {
     hot: false,
 };
 
+/// Aggregates that a tracker has left behind.
+pub(crate) const CHANNEL_PARKED: Table = Table {
+    name: "channel_parked",
+    columns: &[
+        column("channel_id", Uuid),
+        column("aggregate_kind", Name(64)),
+        column("aggregate_id", Name(128)),
+        // It counts only as long as nobody has set the channel.
+        column("reset_count", Long),
+        column("aggregate_version", Long),
+        column("attempts", Int),
+        // Null until an operator decides.
+        nullable("due_at", Time),
+        column("reason", Name(128)),
+        column("message", Text),
+        column("parked_at", Time),
+    ],
+    primary_key: &["channel_id", "aggregate_kind", "aggregate_id"],
+    indexes: &[],
+    foreign_key: None,
+    hot: false,
+};
+
 /// Changes that were asked for from outside: under way, or answered for who asks again.
 pub(crate) const OPERATIONS: Table = Table {
     name: "operations",

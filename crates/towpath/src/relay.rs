@@ -559,7 +559,7 @@ impl Relay {
     }
 }
 
-fn after(now: DateTime<Utc>, delay: Duration) -> DateTime<Utc> {
+pub(crate) fn after(now: DateTime<Utc>, delay: Duration) -> DateTime<Utc> {
     // Too far in the future to be written down: as good as now, but never lost.
     chrono::Duration::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay)).unwrap_or(now)
 }

@@ -33,6 +33,7 @@ on_every_database!(
     a_channel_is_set_back_beyond_the_horizon_by_force_only,
     an_event_that_is_not_taken_holds_the_later_ones_of_its_aggregate_back,
     the_id_of_a_message_is_its_place_in_the_log,
+    an_event_that_is_refused_holds_up_no_other_aggregate,
     a_fanout_exchange_is_declared_again_and_again_and_messages_say_what_they_are,
 );
 
@@ -322,6 +323,78 @@ async fn one_of_two_instances_follows_a_channel_and_the_other_takes_over(fresh: 
     arrives_at(&other, "facts", 15).await;
     assert_eq!(place.ids(6).await, log(&other, 10, 15).await, "each once: nobody else published meanwhile");
     other.stop().await;
+}
+
+async fn an_event_that_is_refused_holds_up_no_other_aggregate(fresh: &Fresh) {
+    let binding = |routing_key: &str| Binding {
+        queue: "all".to_owned(),
+        exchange: "facts".to_owned(),
+        routing_key: routing_key.to_owned(),
+    };
+    let topology = Topology {
+        exchanges: vec![Exchange { name: "facts".to_owned(), kind: ExchangeKind::Topic }],
+        queues: vec![Queue { name: "all".to_owned(), arguments: Vec::new() }],
+        bindings: vec![binding("order.placed"), binding("order.shipped")],
+    };
+    // Two attempts, then a person has to do something.
+    let policy = ChannelPolicy {
+        scan: Duration::from_millis(20),
+        retries: RetryPolicy::Fixed(vec![Duration::from_millis(20)]),
+        ..ChannelPolicy::default()
+    };
+    let log = Channel::named("log", ["order.*"]).unwrap().to_exchange("facts").tracking(Start::First);
+    let log = log.with(policy);
+    let builder = fresh.builder().topology(topology.clone()).channel(Ok(log.clone()));
+    let app = builder.start().await.unwrap();
+    let options = towpath::LocalOptions::default();
+    let broker = towpath::LocalBroker::over(Arc::new(app.store().clone()), options);
+    let subscription = Subscription { queue: "all".to_owned(), group: "test".to_owned(), prefetch: 50 };
+    let inbox = broker.subscribe(&subscription).await.unwrap();
+    let place = || OrderCommand::Place { sku: "book".to_owned() };
+    app.send::<Order>("stuck", place()).await.unwrap();
+    assert_eq!(said(&*inbox).await, "stuck order.placed");
+    // A note goes nowhere; what follows of the same order waits behind it.
+    app.send::<Order>("stuck", OrderCommand::Note).await.unwrap();
+    app.send::<Order>("stuck", OrderCommand::Ship).await.unwrap();
+    for number in 0..5 {
+        app.send::<Order>(format!("free-{number}"), place()).await.unwrap();
+        assert_eq!(said(&*inbox).await, format!("free-{number} order.placed"), "the others go on");
+    }
+    eventually("it is given up", || async {
+        let parked = app.channels().parked(&name("log")).await.unwrap();
+        parked.first().is_some_and(|one| one.due_at.is_none() && one.version == 2).then_some(())
+    })
+    .await;
+    let head = app.store().head().await.unwrap();
+    arrives_at(&app, "log", head).await;
+    drop(inbox);
+    broker.close().await;
+    app.stop().await;
+
+    // It is still known after a restart, and catches up when it can.
+    let bindings = vec![binding("order.#")];
+    let builder = fresh.builder().topology(Topology { bindings, ..topology }).channel(Ok(log));
+    let app = builder.start().await.unwrap();
+    assert_eq!(app.channels().parked(&name("log")).await.unwrap().len(), 1);
+    let broker = towpath::LocalBroker::over(Arc::new(app.store().clone()), options);
+    let inbox = broker.subscribe(&subscription).await.unwrap();
+    app.channels().resume(&name("log")).await.unwrap();
+    assert_eq!(said(&*inbox).await, "stuck order.noted");
+    assert_eq!(said(&*inbox).await, "stuck order.shipped");
+    eventually("nothing is left behind", || async {
+        app.channels().parked(&name("log")).await.unwrap().is_empty().then_some(())
+    })
+    .await;
+    broker.close().await;
+    app.stop().await;
+}
+
+/// Which order the next message is about, and what it says.
+async fn said(inbox: &dyn Deliveries) -> String {
+    let next = tokio::time::timeout(Duration::from_secs(15), inbox.next()).await.expect("a message").unwrap();
+    inbox.settle(next.tag, Settlement::Acknowledge).await.unwrap();
+    let order = next.headers.iter().find(|(name, _)| name == "towpath-aggregate-id").unwrap().1.clone();
+    format!("{order} {}", next.message_type.unwrap())
 }
 
 async fn the_id_of_a_message_is_its_place_in_the_log(fresh: &Fresh) {

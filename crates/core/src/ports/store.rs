@@ -908,6 +908,25 @@ pub struct TrackerPlace {
     pub reset_count: u64,
 }
 
+/// An aggregate that a tracker has left behind, because one of its events cannot be published. The others go on (P3).
+#[derive(Debug, Clone, PartialEq)]
+pub struct ParkedAggregate {
+    /// Which.
+    pub aggregate: AggregateKey,
+    /// The first version that was not published.
+    pub version: Version,
+    /// How often that one has failed.
+    pub attempts: u32,
+    /// When it is tried again; nothing when it was given up until an operator decides.
+    pub due_at: Option<DateTime<Utc>>,
+    /// Stable code.
+    pub reason: String,
+    /// Text for people.
+    pub message: String,
+    /// Since when.
+    pub parked_at: DateTime<Utc>,
+}
+
 /// Why something is switched off (S2).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Disabled {
@@ -1263,7 +1282,29 @@ pub trait Store: super::operations::Operations {
         to: Position,
     ) -> StoreResult<bool>;
 
-    /// Sets a channel's position, wherever it is: an operator's decision.
+    /// As [`advance_channel`](Self::advance_channel), and in the same transaction notes which aggregates wait, anew or
+    /// otherwise than before, and which no longer do.
+    async fn park_in_channel(
+        &self,
+        lease: &LeaseGrant,
+        channel_id: Uuid,
+        from: TrackerPlace,
+        to: Position,
+        parked: &[ParkedAggregate],
+        opened: &[AggregateKey],
+    ) -> StoreResult<bool>;
+
+    /// The aggregates that a channel has left behind since it was last set, by name.
+    async fn parked_in_channel(
+        &self,
+        channel_id: Uuid,
+        reset_count: u64,
+    ) -> StoreResult<Vec<ParkedAggregate>>;
+
+    /// Lets those be tried again that a channel has given up. Answers how many.
+    async fn reopen_parked(&self, name: &ChannelName, now: DateTime<Utc>) -> StoreResult<u64>;
+
+    /// Sets a channel's position, wherever it is: an operator's decision. What it has left behind is forgotten.
     async fn reset_channel(&self, name: &ChannelName, position: Position) -> StoreResult<()>;
 
     /// The living channels, by name.

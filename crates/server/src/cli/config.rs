@@ -332,6 +332,15 @@ mod tests {
     }
 
     #[test]
+    fn the_sources_name_of_the_publishers_delay_is_understood() {
+        let table = |text: &str| text.parse::<toml::Table>().unwrap();
+        let hive = with_outbox(table("enabled = true"), table("publisher.fixedDelayMs = 500")).ok().unwrap();
+        assert_eq!(hive, table("enabled = true\noutbox.publisher.fixedDelayMs = 500"));
+        let twice = with_outbox(hive, table("publisher.fixedDelayMs = 500")).err().unwrap();
+        assert!(twice.message.contains("[hive.outbox]"), "{}", twice.message);
+    }
+
+    #[test]
     fn the_default_is_embedded_and_on_loopback() {
         let config = ServeFlags::default().config().ok().unwrap();
         assert!(config.listen.ip().is_loopback());

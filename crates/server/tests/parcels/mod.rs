@@ -186,6 +186,14 @@ impl Server {
         Self { child, address, folder }
     }
 
+    /// The most memory it has had so far, in bytes, as Linux tells.
+    pub fn peak_memory(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
+        let kibibytes: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();
+        kibibytes * 1024
+    }
+
     pub fn get(&self, path: &str) -> Answer {
         self.ask("GET", path, &[], "")
     }

@@ -235,6 +235,7 @@ macro_rules! store_conformance {
                 a_claimer_of_timers_waits_for_no_other;
             channels:
                 channels_are_listed_by_name,
+                what_a_channel_leaves_behind_moves_with_its_position,
                 a_paused_channel_says_who_and_why,
                 a_removed_channel_frees_its_name,
                 a_missing_channel_is_said_to_be_missing,

@@ -1448,6 +1448,53 @@ impl Store for MemoryStore {
         Ok(row.map(|row| row.position = to).is_some())
     }
 
+    async fn park_in_channel(
+        &self,
+        lease: &LeaseGrant,
+        channel_id: Uuid,
+        from: TrackerPlace,
+        to: Position,
+        parked: &[ParkedAggregate],
+        opened: &[AggregateKey],
+    ) -> StoreResult<bool> {
+        let moved = self.advance_channel(lease, channel_id, from, to).await?;
+        if moved {
+            let mut tables = self.database.tables();
+            let is_changed = |one: &(Uuid, u64, ParkedAggregate)| {
+                let changed = parked.iter().map(|parked| &parked.aggregate).chain(opened);
+                one.0 == channel_id && changed.into_iter().any(|aggregate| *aggregate == one.2.aggregate)
+            };
+            tables.left_behind.retain(|one| !is_changed(one));
+            tables.left_behind.extend(parked.iter().map(|one| (channel_id, from.reset_count, one.clone())));
+        }
+        Ok(moved)
+    }
+
+    async fn parked_in_channel(
+        &self,
+        channel_id: Uuid,
+        reset_count: u64,
+    ) -> StoreResult<Vec<ParkedAggregate>> {
+        let tables = self.database.tables();
+        let here = tables.left_behind.iter().filter(|one| (one.0, one.1) == (channel_id, reset_count));
+        let mut parked: Vec<ParkedAggregate> = here.map(|one| one.2.clone()).collect();
+        parked.sort_by_key(|one| one.aggregate.to_string());
+        Ok(parked)
+    }
+
+    async fn reopen_parked(&self, name: &ChannelName, now: DateTime<Utc>) -> StoreResult<u64> {
+        let mut tables = self.database.tables();
+        let id = tables.channels.iter().find(|row| row.name == *name).map(|row| row.channel_id);
+        let mut reopened = 0;
+        for (channel_id, _, parked) in &mut tables.left_behind {
+            if Some(*channel_id) == id && parked.due_at.is_none() {
+                (parked.due_at, parked.attempts) = (Some(now), 0);
+                reopened += 1;
+            }
+        }
+        Ok(reopened)
+    }
+
     async fn reset_channel(&self, name: &ChannelName, position: Position) -> StoreResult<()> {
         let _turn = self.database.turn().await;
         let mut tables = self.database.tables();
