@@ -17,7 +17,7 @@ pub mod rabbitmq;
 mod said;
 mod url;
 
-pub use format::{FormatError, message, read};
+pub use format::{EVENT_ID_HEADER, FormatError, message, read};
 #[cfg(feature = "kafka")]
 pub use kafka::Kafka;
 pub use local::{LocalBroker, LocalOptions};

@@ -167,7 +167,7 @@ async fn a_full_queue_that_rejects_publishes_refuses() {
     lane.declare(&*broker).await;
     let outcomes = publish(&*broker, &numbered(&lane.destination, 100)).await;
     let confirmed = outcomes.iter().filter(|outcome| **outcome == Published::Confirmed).count();
-    let refused = outcomes.iter().filter(|outcome| matches!(outcome, Published::Refused { .. })).count();
+    let refused = outcomes.iter().filter(|outcome| matches!(outcome, Published::NotTaken { .. })).count();
     assert!(confirmed >= 10 && refused > 0 && confirmed + refused == 100, "{confirmed} and {refused}");
     take(&*subscribe(&*broker, &lane.queue, 10).await, 10).await;
 }
@@ -194,7 +194,7 @@ async fn a_message_that_closes_the_channel_is_found() {
             Published::Confirmed => other < place,
             Published::Refused { reason } => other == place && reason.contains(&internal),
             Published::NotSent { .. } => other > place,
-            Published::Unknown { .. } | Published::Unroutable { .. } => false,
+            Published::Unknown { .. } | Published::Unroutable { .. } | Published::NotTaken { .. } => false,
         };
         assert!(expected, "{other}: {outcome:?}");
     }

@@ -93,6 +93,12 @@ pub struct ChannelPolicy {
     pub in_order: bool,
     /// How long a batch waits for the broker's confirms.
     pub patience: Duration,
+    /// Whether a row uses up an attempt when the broker takes nothing at all. Usually it waits instead: that the broker is
+    /// away says nothing of the row.
+    pub counts_absence: bool,
+    /// How many bytes a message may have, where that is less than the broker can take: what its server or its receivers are
+    /// set up for. A command whose event would be larger is refused.
+    pub largest_message: Option<usize>,
 }
 
 impl Default for ChannelPolicy {
@@ -104,6 +110,8 @@ impl Default for ChannelPolicy {
             retries: RetryPolicy::hive_outbox(),
             in_order: true,
             patience: Duration::from_secs(10),
+            counts_absence: false,
+            largest_message: None,
         }
     }
 }

@@ -204,11 +204,13 @@ lifecycle! {
         /// Committed with its event; not tried yet.
         New = "NEW" { Confirm => Sent, Postpone => Retry, GiveUp => Failed }
         /// To be tried again at its due time.
-        Retry = "RETRY" { Confirm => Sent, Postpone => Retry, GiveUp => Failed }
+        Retry = "RETRY" { Confirm => Sent, Postpone => Retry, GiveUp => Failed, Skip => Skipped }
         /// The broker confirmed it.
         Sent = "SENT" (terminal) { Resend => Retry }
         /// Given up with a reason and an alert. Its aggregate is parked on this channel until it is reopened.
-        Failed = "FAILED" (terminal) { Reopen => Retry }
+        Failed = "FAILED" (terminal) { Reopen => Retry, Skip => Skipped }
+        /// An operator has decided that it is never published on this channel. What waited behind it goes on.
+        Skipped = "SKIPPED" (terminal) {}
     }
 
     /// What can happen to an outbox row.
@@ -223,6 +225,8 @@ lifecycle! {
         Reopen (operator)
         /// An operator replays what was sent before.
         Resend (operator)
+        /// An operator goes on without it.
+        Skip (operator)
     }
 }
 
@@ -456,6 +460,8 @@ mod tests {
             (New, GiveUp, Failed),
             (Retry, GiveUp, Failed),
             (Failed, Reopen, Retry),
+            (Failed, Skip, Skipped),
+            (Retry, Skip, Skipped),
             (Sent, Resend, Retry),
         ];
         exactly(OutboxStatus::ALL, OutboxStep::ALL, OutboxStatus::next, &legal);

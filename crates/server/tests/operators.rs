@@ -180,6 +180,31 @@ fn outbox_rows_are_listed_by_status_and_put_back_one_or_many() {
 }
 
 #[test]
+fn a_row_that_cannot_be_published_is_skipped_with_a_reason_and_a_fact() {
+    let server = Server::of_carrier();
+    server.send("parcel.register", "p-1", r#"{"weight":1}"#);
+    server.send("parcel.lose", "p-1", "null");
+    let failed = server.until("/api/outbox?status=FAILED", |listed| length(&listed["rows"]) == 1);
+    let id = failed["rows"][0]["outboxId"].as_u64().unwrap();
+    let skip = |id: u64, body: &str| server.post(&format!("/api/outbox/{id}/skip"), body);
+    assert_eq!(skip(id, "{}").code(), "malformed");
+    assert_eq!(skip(id, r#"{"reason":" "}"#).code(), "reason-missing");
+    assert_eq!(skip(999_999, r#"{"reason":"none"}"#).status, 404);
+    let skipped = skip(id, r#"{"reason":"nobody will ever declare it"}"#);
+    assert_eq!((skipped.status, skipped.json()["status"].as_str()), (200, Some("SKIPPED")), "{skipped:?}");
+    assert_eq!(skipped.json()["statusMessage"], "nobody will ever declare it");
+    assert_eq!(skip(id, r#"{"reason":"twice"}"#).code(), "not-failed");
+    assert_eq!(length(&server.get("/api/outbox?status=FAILED").json()["rows"]), 0);
+    assert_eq!(length(&server.get("/api/outbox?status=SKIPPED").json()["rows"]), 1);
+    let is_operation = |fact: &Value| fact["aggregateKind"] == "operation";
+    let facts = server.until("/api/events?after=0", |events| {
+        events["events"].as_array().unwrap().iter().any(is_operation)
+    });
+    let fact = facts["events"].as_array().unwrap().iter().find(|fact| is_operation(fact)).unwrap().clone();
+    assert!(fact.to_string().contains("skip"), "{fact}");
+}
+
+#[test]
 fn dead_letters_are_edited_replayed_and_discarded_one_or_many() {
     let server = Server::of_carrier();
     for number in 0..4 {
@@ -341,6 +366,27 @@ fn every_documented_path_answers_wrong_methods_and_head() {
             assert_eq!((head.status, head.body.as_str()), (get.status, ""), "{path}");
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_starts_and_takes_commands_while_its_broker_is_away() {
+    let url = std::env::var("TOWPATH_TEST_AMQP_URL").expect("TOWPATH_TEST_AMQP_URL: run `cargo xtask test`");
+    let (before, rest) = url.split_once('@').unwrap();
+    let (address, after) = rest.split_once('/').unwrap();
+    let proxy = TcpProxy::to(address).await;
+    proxy.refuse();
+    let broker = format!("{before}@{}/{after}", proxy.address());
+    let server = tokio::task::spawn_blocking(move || Server::of_carrier_with(&["--broker", &broker])).await;
+    let server = server.expect("it starts");
+    tokio::task::block_in_place(|| {
+        let away = server.get("/readyz");
+        assert_eq!((away.status, away.code().as_str()), (503, "broker-unavailable"));
+        server.send("parcel.register", "p-1", r#"{"weight":1}"#);
+        assert_eq!(length(&server.get("/api/outbox?status=NEW").json()["rows"]), 1, "its event waits");
+        proxy.heal();
+        server.until("/api/outbox?status=SENT", |listed| length(&listed["rows"]) == 1);
+        assert_eq!(server.get("/readyz").status, 200);
+    });
 }
 
 #[tokio::test(flavor = "multi_thread")]

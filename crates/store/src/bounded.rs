@@ -1,7 +1,6 @@
 //! Reading by size: a page that is only counted may have a thousand of the largest payloads.
 
-use towpath_core::envelope::RecordedEvent;
-use towpath_core::ids::{AggregateKey, Position, Version};
+use towpath_core::ids::Position;
 use towpath_core::ports::store::StoreResult;
 
 use crate::ops;
@@ -12,29 +11,6 @@ impl SqlStore {
     /// How large the payloads of the events between two positions are, both included, in order. Payloads are not read.
     pub async fn sizes_between(&self, low: Position, high: Position) -> StoreResult<Vec<(Position, u64)>> {
         reading!(self, ops::log::sizes_between, low, high)
-    }
-
-    /// The events between two positions, as many of the first ones as have so many bytes of payload together, and at
-    /// least one.
-    pub async fn events_within(
-        &self,
-        low: Position,
-        high: Position,
-        bytes: u64,
-    ) -> StoreResult<Vec<RecordedEvent>> {
-        reading!(self, ops::log::events_within, low, high, bytes)
-    }
-
-    /// The events of an aggregate behind a version, as many of the first ones as have so many bytes of payload together,
-    /// and at least one.
-    pub async fn events_of_within(
-        &self,
-        aggregate: &AggregateKey,
-        after: Version,
-        limit: u32,
-        bytes: u64,
-    ) -> StoreResult<Vec<RecordedEvent>> {
-        reading!(self, ops::reads::events_of_within, aggregate, after, limit, bytes)
     }
 
     /// How many of the first rows of the application's own tables have so many bytes together in a column, and at least

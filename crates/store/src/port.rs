@@ -18,8 +18,8 @@ use towpath_core::ports::queues::{
 use towpath_core::ports::store::{
     ChannelRow, CommandRecord, CommandResult, CommandSession, CompletedCommand, Counts, Disabled,
     FailedCommand, FailedFilter, FailedRow, Flow, Found, InboxEntry, InboxFailure, LeaseGrant, LeaseStanding,
-    Loaded, NewCommand, OutboxClaim, OutboxItem, OutboxResult, OutboxRow, Sequenced, StateEvent, Store,
-    StoreError, StorePromises, StoreResult, StoreTx, Timer, TimerOutcome, TrackerPlace,
+    Loaded, NewCommand, OutboxClaim, OutboxItem, OutboxResult, OutboxRow, ParkedAggregate, Sequenced,
+    StateEvent, Store, StoreError, StorePromises, StoreResult, StoreTx, Timer, TimerOutcome, TrackerPlace,
 };
 use uuid::Uuid;
 
@@ -206,6 +206,16 @@ impl Store for SqlStore {
         reading!(self, ops::reads::events_of, aggregate, after, limit)
     }
 
+    async fn events_of_within(
+        &self,
+        aggregate: &AggregateKey,
+        after: Version,
+        limit: u32,
+        bytes: u64,
+    ) -> StoreResult<Vec<RecordedEvent>> {
+        reading!(self, ops::reads::events_of_within, aggregate, after, limit, bytes)
+    }
+
     async fn history_of(
         &self,
         aggregate: &AggregateKey,
@@ -251,6 +261,15 @@ impl Store for SqlStore {
         reading!(self, ops::log::events_between, low, high)
     }
 
+    async fn events_within(
+        &self,
+        low: Position,
+        high: Position,
+        bytes: u64,
+    ) -> StoreResult<Vec<RecordedEvent>> {
+        reading!(self, ops::log::events_within, low, high, bytes)
+    }
+
     async fn claim_outbox(&self, claim: &OutboxClaim<'_>) -> StoreResult<Vec<OutboxItem>> {
         // Only what one look has seen at once: rows of several looks could pass each other.
         loop {
@@ -276,6 +295,10 @@ impl Store for SqlStore {
         results: &[OutboxResult],
     ) -> StoreResult<()> {
         transacting!(self, ops::outbox::record, leases, channel, now, results)
+    }
+
+    async fn skip_outbox(&self, outbox_id: u64, reason: &str, now: DateTime<Utc>) -> StoreResult<bool> {
+        transacting!(self, ops::outbox::skip, outbox_id, reason, now)
     }
 
     async fn reopen_outbox(&self, outbox_ids: &[u64], now: DateTime<Utc>) -> StoreResult<u64> {
@@ -440,6 +463,30 @@ impl Store for SqlStore {
         to: Position,
     ) -> StoreResult<bool> {
         transacting!(self, ops::channels::advance, lease, channel_id, from, to)
+    }
+
+    async fn park_in_channel(
+        &self,
+        lease: &LeaseGrant,
+        channel_id: Uuid,
+        from: TrackerPlace,
+        to: Position,
+        parked: &[ParkedAggregate],
+        opened: &[AggregateKey],
+    ) -> StoreResult<bool> {
+        transacting!(self, ops::channels::park, lease, channel_id, from, to, parked, opened)
+    }
+
+    async fn parked_in_channel(
+        &self,
+        channel_id: Uuid,
+        reset_count: u64,
+    ) -> StoreResult<Vec<ParkedAggregate>> {
+        reading!(self, ops::channels::parked, channel_id, reset_count)
+    }
+
+    async fn reopen_parked(&self, name: &ChannelName, now: DateTime<Utc>) -> StoreResult<u64> {
+        writing_once!(self, ops::channels::reopen_parked, name, now)
     }
 
     async fn reset_channel(&self, name: &ChannelName, position: Position) -> StoreResult<()> {

@@ -420,7 +420,7 @@ pub(crate) const EVENT_OUTBOX: Table = Table {
             name: "event_outbox_sent",
             columns: &["channel", "outbox_id"],
             unique: false,
-            only: Only::Where { condition: "status = 'SENT'", mysql_column: "sent_channel" },
+            only: Only::Where { condition: "status IN ('SENT', 'SKIPPED')", mysql_column: "sent_channel" },
         },
     ],
     foreign_key: None,
@@ -634,6 +634,29 @@ pub(crate) const CHANNELS: Table = Table {
         unique: true,
         only: Only::Where { condition: "deleted_at IS NULL", mysql_column: "living_name" },
     }],
+    foreign_key: None,
+    hot: false,
+};
+
+/// Aggregates that a tracker has left behind.
+pub(crate) const CHANNEL_PARKED: Table = Table {
+    name: "channel_parked",
+    columns: &[
+        column("channel_id", Uuid),
+        column("aggregate_kind", Name(64)),
+        column("aggregate_id", Name(128)),
+        // It counts only as long as nobody has set the channel.
+        column("reset_count", Long),
+        column("aggregate_version", Long),
+        column("attempts", Int),
+        // Null until an operator decides.
+        nullable("due_at", Time),
+        column("reason", Name(128)),
+        column("message", Text),
+        column("parked_at", Time),
+    ],
+    primary_key: &["channel_id", "aggregate_kind", "aggregate_id"],
+    indexes: &[],
     foreign_key: None,
     hot: false,
 };

@@ -70,7 +70,7 @@ fn outbox_events(dialect: Dialect, channels: &[&str]) -> String {
     format!(
         "SELECT o.outbox_id AS id, {event_id} AS event_id, {event_type} AS event_type, \
          e.aggregate_kind AS aggregate_type, {aggregate_id} AS aggregate_id, {payload} AS payload, \
-         o.status AS status, o.retry_count AS retry_count, {next_retry} AS next_retry_time, \
+         CASE WHEN o.status = 'SKIPPED' THEN 'FAILED' ELSE o.status END AS status, o.retry_count AS retry_count, {next_retry} AS next_retry_time, \
          {created} AS create_time, {updated} AS update_time \
          FROM event_outbox o JOIN domain_events e ON e.event_id = o.event_id WHERE o.channel IN ({channels})",
         event_id = dialect.frozen(FrozenType::Varchar64, &dialect.uuid_text("o.event_id")),

@@ -32,6 +32,7 @@ use uuid::Uuid;
 
 pub(crate) use towpath_core::causes::with_causes;
 
+use crate::carrying::{Carrying, TooLarge};
 use crate::clock::DatabaseClock;
 use crate::metrics::{CommandMeters, Meters};
 use crate::registry::Registry;
@@ -51,6 +52,9 @@ const RECONNECT_FOR: Duration = Duration::from_secs(3);
 
 /// How many events are read at a time when a state has to be folded anew.
 const FOLD_PAGE: u32 = 500;
+
+/// And how many bytes of payloads at a time.
+const FOLD_BYTES: u64 = 4 << 20;
 
 /// The answer to a command.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -130,6 +134,18 @@ pub enum SendError {
     /// The id belongs to another command.
     #[error("command id {0} was used for a different command")]
     IdReused(CommandId),
+    /// The event that the command makes is larger than a channel that takes it can carry. Nothing has changed.
+    #[error("{event_type} has {bytes} bytes as a message, and channel {channel} carries {largest} at most")]
+    TooLarge {
+        /// The event.
+        event_type: String,
+        /// The channel.
+        channel: String,
+        /// How many bytes its message would have at most.
+        bytes: usize,
+        /// How many the channel carries.
+        largest: usize,
+    },
     /// The aggregate's code panicked while it decided. Nothing has changed.
     #[error("{kind} panicked while it decided {command}")]
     Panicked {
@@ -192,6 +208,7 @@ impl SendError {
             Self::NoLongerWaiting(_) => "no-longer-waiting",
             Self::StillProcessing(_) => "still-processing",
             Self::IdReused(_) => "command-id-reused",
+            Self::TooLarge { .. } => "event-too-large",
             Self::Panicked { .. } => "decision-panicked",
             Self::Undecidable { source, .. } => source.code(),
             Self::UnreadableState { .. } => "corrupt",
@@ -213,6 +230,7 @@ impl SendError {
             | Self::IdReused(_)
             | Self::VersionMismatch { .. }
             | Self::NoLongerWaiting(_)
+            | Self::TooLarge { .. }
             | Self::ExpectingLater => ErrorClass::Validation,
             Self::StillProcessing(_) => ErrorClass::Conflict,
             Self::Panicked { .. } | Self::Undecidable { .. } | Self::UnreadableState { .. } => {
@@ -247,6 +265,9 @@ impl SendError {
             }
             Self::StillProcessing(_) => "Ask again later with the same command id.",
             Self::IdReused(_) => "Use a new command id for a new command.",
+            Self::TooLarge { .. } => {
+                "Say less in one event, or let it name where the rest is kept; or raise largest-message of the channel."
+            }
             Self::Panicked { .. } => "This is a bug in the aggregate's decide; the log has the panic.",
             Self::Undecidable { .. } => {
                 "Its stored state or events do not fit this build's types; compare them with the build that wrote them."
@@ -301,6 +322,7 @@ pub(crate) struct Bus {
     pub(crate) sequenced: watch::Sender<Position>,
     /// Nothing is sent any more: the connections are closed, or are just being closed.
     pub(crate) stopped: Arc<AtomicBool>,
+    pub(crate) carrying: Arc<Carrying>,
 }
 
 impl Bus {
@@ -483,6 +505,11 @@ impl Bus {
 
         let append =
             (!decision.events.is_empty()).then(|| self.to_append(decider, command, version, now, decision));
+        if let Some(append) = &append
+            && let Err(TooLarge { event_type, channel, bytes, largest }) = self.carrying.check(&append.events)
+        {
+            return Err(refused(SendError::TooLarge { event_type, channel, bytes, largest }));
+        }
         let completed = CompletedCommand {
             command: command.clone(),
             found: found.clone(),
@@ -587,7 +614,11 @@ impl Bus {
         let mut state: Option<String> = None;
         let mut folded = 0;
         while folded < up_to {
-            let page = self.store.events_of(aggregate, folded, FOLD_PAGE).await.map_err(FoldError::Store)?;
+            let page = self
+                .store
+                .events_of_within(aggregate, folded, FOLD_PAGE, FOLD_BYTES)
+                .await
+                .map_err(FoldError::Store)?;
             let events: Vec<(&str, &Payload)> = page
                 .iter()
                 .map(|event| &event.envelope)

@@ -97,6 +97,9 @@ struct WrittenChannel {
     attempts: Option<u32>,
     ordering: Option<Ordering>,
     patience: Option<WrittenDuration>,
+    #[serde(default)]
+    counts_absence: bool,
+    largest_message: Option<usize>,
     start: Option<WrittenStart>,
 }
 
@@ -237,11 +240,14 @@ impl TryFrom<WrittenChannel> for ChannelEntry {
                 .map_err(|error| wrong(&error))?,
             in_order: !matches!(written.ordering, Some(Ordering::None)),
             patience: written.patience.map_or(usual.patience, |patience| patience.0),
+            counts_absence: written.counts_absence,
+            largest_message: written.largest_message,
         };
         for (key, is_zero) in [
             ("batch", channel.policy.batch == 0),
             ("scan", channel.policy.scan.is_zero()),
             ("patience", channel.policy.patience.is_zero()),
+            ("largest-message", channel.policy.largest_message == Some(0)),
         ] {
             if is_zero {
                 return Err(wrong(&format!("{key} is 0")));
@@ -388,6 +394,8 @@ mod tests {
             retries: RetryPolicy::market_outbox(),
             in_order: false,
             patience: Duration::from_secs(20),
+            counts_absence: false,
+            largest_message: None,
         };
         let expected = Channel::named("market", ["ORDER_CREATED", "ORDER_PAID"])
             .unwrap()
@@ -437,6 +445,8 @@ mod tests {
             "attempts",
             "ordering",
             "patience",
+            "counts-absence",
+            "largest-message",
             "start",
         ];
         for key in keys {

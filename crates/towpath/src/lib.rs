@@ -80,12 +80,15 @@
 //! # Ok(()) }) }
 //! ```
 
+mod absence;
 mod bus;
+mod carrying;
 mod circumstances;
 mod cleaner;
 mod clock;
 pub mod config;
 mod consumer;
+mod declaring;
 #[cfg(feature = "follow")]
 pub mod follow;
 mod leases;

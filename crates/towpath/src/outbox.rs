@@ -86,6 +86,14 @@ impl Outbox {
         Ok(self.retry_by_force(outbox_ids).await?)
     }
 
+    /// Goes on without a row that was given up or is to be tried again: it is SKIPPED and never published on its channel,
+    /// and what waits behind it follows. Whether it was in such a state. `reason` is kept with the row.
+    pub async fn skip(&self, outbox_id: u64, reason: &str) -> Result<bool, StoreError> {
+        let skipped = self.bus.store.skip_outbox(outbox_id, reason, self.bus.clock.now()).await?;
+        self.bus.relays.wake_all();
+        Ok(skipped)
+    }
+
     /// As [`retry`](Self::retry), however old the events are.
     pub async fn retry_by_force(&self, outbox_ids: &[u64]) -> Result<u64, StoreError> {
         let reopened = self.bus.store.reopen_outbox(outbox_ids, self.bus.clock.now()).await?;

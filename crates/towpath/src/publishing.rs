@@ -1,12 +1,24 @@
 //! Publishing events on a channel: each in the channel's format, and one answer for each.
 
+use std::collections::HashSet;
+
+use towpath_broker::EVENT_ID_HEADER;
 use towpath_core::channel::{Channel, Target};
 use towpath_core::envelope::EventEnvelope;
+use towpath_core::ids::{AggregateKey, Position};
 use towpath_core::ports::broker::{Broker, Message, Published};
 
 use crate::bus::with_causes;
 use crate::metrics::ChannelMeters;
 use crate::spans;
+
+/// An event on its way out.
+#[derive(Clone, Copy)]
+pub(crate) struct Outgoing<'e> {
+    pub(crate) event: &'e EventEnvelope,
+    /// Its place in the log, on a channel that follows it: the notification's id, which is the message's id there.
+    pub(crate) position: Option<Position>,
+}
 
 /// Publishes events in order and answers one outcome for each. An event that the format cannot hold is refused before
 /// the broker sees it; the others go out all the same.
@@ -14,29 +26,48 @@ pub(crate) async fn publish(
     broker: &dyn Broker,
     channel: &Channel,
     target: &Target,
-    events: &[&EventEnvelope],
+    events: &[Outgoing<'_>],
     meters: &ChannelMeters,
 ) -> Vec<Published> {
     let mut messages: Vec<Message> = Vec::with_capacity(events.len());
     let mut unwritable: Vec<Option<Published>> = Vec::with_capacity(events.len());
     // They end with this function: what is traced of an event is how long it took to be answered.
     let mut traced: Vec<tracing::Span> = Vec::new();
-    for event in events {
+    let in_order = channel.policy.in_order && broker.promises().ordered_batches;
+    // Aggregates of which an event could not be written: with order, the later ones wait for it.
+    let mut held_back: HashSet<&AggregateKey> = HashSet::new();
+    for Outgoing { event, position } in events {
+        if held_back.contains(&event.aggregate) {
+            let reason = "an earlier event of its aggregate cannot be published".to_owned();
+            unwritable.push(Some(Published::NotSent { reason }));
+            continue;
+        }
         let destination = target.destination(event.event_type.as_str());
         let span = spans::publish(channel.name.as_str(), &destination.exchange, event);
         if !span.is_disabled() {
             traced.push(span);
         }
         match towpath_broker::message(channel.format, channel.source.as_deref(), event, destination) {
-            Ok(message) => {
+            Ok(mut message) => {
+                if let Some(position) = position {
+                    message.message_id = position.to_string();
+                    message.headers.push((EVENT_ID_HEADER.to_owned(), event.event_id.to_string()));
+                }
                 messages.push(message);
                 unwritable.push(None);
             }
-            Err(error) => unwritable.push(Some(Published::Refused { reason: with_causes(&error) })),
+            Err(error) => {
+                unwritable.push(Some(Published::Refused { reason: with_causes(&error) }));
+                if in_order {
+                    held_back.insert(&event.aggregate);
+                }
+            }
         }
     }
     let answers = if messages.is_empty() {
         Vec::new()
+    } else if in_order {
+        broker.publish_in_order(&messages, channel.policy.patience).await
     } else {
         broker.publish(&messages, channel.policy.patience).await
     };
@@ -63,7 +94,7 @@ mod tests {
     use chrono::DateTime;
     use towpath_core::channel::Format;
     use towpath_core::envelope::ChangeContext;
-    use towpath_core::ids::{AggregateKey, CorrelationId, EventId};
+    use towpath_core::ids::{CorrelationId, EventId};
     use towpath_core::name::EventName;
     use towpath_core::payload::Payload;
     use towpath_core::ports::broker::{
@@ -97,6 +128,8 @@ mod tests {
                 durable: false,
                 tells_standing: false,
                 in_store: false,
+                ordered_batches: false,
+                largest_body: usize::MAX,
             }
         }
 
@@ -151,7 +184,9 @@ mod tests {
         let meters = ChannelMeters::of("facts");
         // The year 10000 has no form in RFC 3339.
         let (far, near, forgotten) = (event(253_402_300_800), event(1), event(2));
-        let answers = publish(&broker, &channel, &target, &[&far, &near, &forgotten], &meters).await;
+        let outgoing = |event| Outgoing { event, position: None };
+        let events = [&far, &near, &forgotten].map(outgoing);
+        let answers = publish(&broker, &channel, &target, &events, &meters).await;
         assert!(
             matches!(&answers[0], Published::Refused { reason } if reason.contains("occurredAt")),
             "{answers:?}"
@@ -163,7 +198,7 @@ mod tests {
         assert_eq!(published[0].content_type, "application/json");
         assert_eq!(published[0].message_id, near.event_id.to_string());
         assert_eq!(
-            publish(&broker, &channel, &target, &[&far], &meters).await.len(),
+            publish(&broker, &channel, &target, &[outgoing(&far)], &meters).await.len(),
             1,
             "nothing to send, one answer"
         );

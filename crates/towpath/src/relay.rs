@@ -10,25 +10,26 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use tokio::sync::{Notify, watch};
 use towpath_core::channel::{Channel, Target};
-use towpath_core::envelope::EventEnvelope;
 use towpath_core::ids::{Lane, LeaseName};
 use towpath_core::ports::broker::{Broker, Published};
 use towpath_core::ports::store::{
-    LeaseGrant, OutboxClaim, OutboxItem, OutboxOutcome, OutboxResult, StoreError,
+    ClaimRoom, LeaseGrant, OutboxClaim, OutboxItem, OutboxOutcome, OutboxResult, StoreError,
 };
 use towpath_core::retry::{ErrorClass, RetryDecision};
 
+use crate::absence::Caution;
 use crate::bus::{Bus, random_unit, with_causes};
+use crate::declaring::Declaration;
 use crate::leases::{Flight, Held, InFlight};
 use crate::metrics::ChannelMeters;
-use crate::publishing::publish;
-use crate::service::{Service, Stopping, Wake, rest};
+use crate::publishing::{Outgoing, publish};
+use crate::service::{Backoff, Service, Stopping, Wake, rest};
 use crate::watch::{Publishing, PublishingOutcome, Watchers};
 
 /// How many shafts a channel has.
@@ -37,6 +38,19 @@ pub(crate) const SHAFTS: u16 = 4;
 /// Why a row failed that may have been published all the same.
 const NOT_CONFIRMED: &str = "not-confirmed";
 
+/// After how many bytes of payloads a claim is large enough. Each is several times in memory on its way out, in all shafts
+/// of all channels at once.
+const CLAIM_BYTES: u64 = 1 << 20;
+
+/// What part of a claim one lane may have.
+const LANE_SHARE: u32 = 8;
+
+/// How many rows are looked through at most for those of other lanes than the ones that have very many.
+const DEEPEST: u32 = 50_000;
+
+/// How many times as long as a look that went deep took it is before the next.
+const BETWEEN_DEEP_LOOKS: u32 = 5;
+
 /// How often results are offered to the store once more before an instance ends without having written them.
 const LAST_OFFERS: u32 = 5;
 
@@ -44,6 +58,7 @@ const LAST_OFFERS: u32 = 5;
 #[derive(Clone)]
 pub(crate) struct Surroundings {
     pub(crate) broker: Arc<dyn Broker>,
+    pub(crate) declaration: Declaration,
     pub(crate) held: watch::Receiver<Held>,
     pub(crate) in_flight: InFlight,
     /// Told when the broker has answered for a channel: its shafts that wait for it to come back need not wait longer. What
@@ -67,6 +82,7 @@ pub(crate) fn start(
         channel,
         target,
         away: AtomicBool::new(false),
+        confirmed: AtomicU64::new(0),
     });
     let shaft = |number| {
         let (relay, wake) = (Arc::clone(&relay), wakes.of(relay.channel.name.as_str(), number));
@@ -77,6 +93,8 @@ pub(crate) fn start(
                 relay: Arc::clone(&relay),
                 partitions: partitions_of(number),
                 owed: None,
+                caution: Caution::default(),
+                depth: Depth::default(),
             };
             shaft.run(stopping)
         })
@@ -99,6 +117,8 @@ struct Relay {
     target: Target,
     /// Whether the last event did not leave: an absence is said once, however long it lasts.
     away: AtomicBool,
+    /// How many events of all shafts were confirmed.
+    confirmed: AtomicU64,
 }
 
 struct Shaft {
@@ -109,6 +129,47 @@ struct Shaft {
     /// What was published and could not be written down yet. Nothing else is published before it is: the rows look
     /// unsent and would go out again.
     owed: Option<Owed>,
+    caution: Caution,
+    depth: Depth,
+}
+
+/// How deep a shaft looks. A lane with very many rows fills every look, and the others stand behind it: so it gets a share,
+/// and every now and then the shaft looks further for the others.
+#[derive(Default)]
+struct Depth {
+    /// How far the last deep look went; 0 while no lane has more than its share.
+    last: u32,
+    /// Until when looks are short: most of the time is for publishing.
+    short_until: Option<Instant>,
+}
+
+impl Depth {
+    /// How many rows the next look goes through.
+    fn next(&mut self, limit: u32) -> u32 {
+        let is_short = self.last == 0 || self.short_until.is_some_and(|until| Instant::now() < until);
+        if is_short {
+            return limit;
+        }
+        self.last = self.last.saturating_mul(4).clamp(limit, DEEPEST);
+        self.last
+    }
+
+    /// Notes what a look found, and how long it took.
+    fn found(&mut self, items: &[OutboxItem], share: u32, took: Duration, depth: u32, limit: u32) {
+        let mut lanes: HashMap<Lane, u32> = HashMap::new();
+        for item in items {
+            *lanes.entry(item.lane).or_default() += 1;
+        }
+        let is_crowded = lanes.values().any(|rows| *rows >= share);
+        if !is_crowded {
+            self.last = 0;
+        } else if self.last == 0 {
+            self.last = limit;
+        }
+        if depth > limit {
+            self.short_until = Instant::now().checked_add(took.saturating_mul(BETWEEN_DEEP_LOOKS));
+        }
+    }
 }
 
 /// Results on their way into the store.
@@ -153,13 +214,17 @@ enum Settled {
 #[derive(Default)]
 struct Departed {
     results: Vec<OutboxResult>,
-    /// Some rows never left. They have no result: nothing was tried, so no attempt is used up.
-    some_not_sent: bool,
+    /// The broker takes nothing. What it did not take has no result: it was not the row that failed, so no attempt is used
+    /// up.
+    away: bool,
 }
 
 impl Shaft {
     async fn run(mut self, mut stopping: Stopping) {
         let mut backoff = Backoff::default();
+        let declaration = self.relay.around.declaration.clone();
+        // What nothing is bound for yet would go nowhere.
+        declaration.done(&mut stopping).await;
         while !stopping.is_asked() {
             match self.round(&stopping).await {
                 Progress::GoOn => backoff = Backoff::default(),
@@ -220,12 +285,23 @@ impl Shaft {
             return Progress::Rest;
         }
         let limit = channel.policy.batch.max(1);
+        let per_lane = match (channel.policy.in_order, relay.around.broker.promises().ordered_batches) {
+            (true, false) => limit / LANE_SHARE,
+            // A lane goes out in one step, and still leaves room for others.
+            (true, true) => limit / 2,
+            // Without order a lane is nothing, and everything goes out at once.
+            (false, _) => limit,
+        };
+        let per_lane = per_lane.max(1);
+        let depth = self.depth.next(limit);
         let claim = OutboxClaim {
             channel: &channel.name,
             partitions: &partitions,
             limit,
             now: relay.bus.clock.now(),
+            room: ClaimRoom { per_lane, depth, bytes: CLAIM_BYTES },
         };
+        let begun = Instant::now();
         let items = match relay.bus.store.claim_outbox(&claim).await {
             Ok(items) => items,
             Err(error) => {
@@ -234,13 +310,16 @@ impl Shaft {
                 return Progress::StoreAway;
             }
         };
+        if channel.policy.in_order {
+            self.depth.found(&items, per_lane, begun.elapsed(), depth, limit);
+        }
         if items.is_empty() {
             return Progress::Rest;
         }
         flight.only(&items.iter().map(|item| item.lane.partition()).collect());
-        let Departed { results, some_not_sent } = self.publish(items, &grants, stopping).await;
+        let Departed { results, away } = self.publish(items, &grants, stopping).await;
         if results.is_empty() {
-            return if some_not_sent { Progress::BrokerAway } else { Progress::Rest };
+            return if away { Progress::BrokerAway } else { Progress::Rest };
         }
         relay.around.answered.notify_waiters();
         self.owed = Some(Owed { results, grants, ended_at: relay.bus.clock.now(), _flight: flight });
@@ -296,34 +375,55 @@ impl Shaft {
     }
 
     /// Publishes a batch in waves: with order, the n-th wave holds the n-th row of every lane whose earlier ones were
-    /// confirmed; without, everything is one wave. Rows behind a failed one are not tried and have no result.
+    /// confirmed, unless the broker keeps the order of a batch by itself; without, everything is one wave. Rows behind a
+    /// failed one are not tried and have no result.
     async fn publish(
-        &self,
+        &mut self,
         items: Vec<OutboxItem>,
         grants: &BTreeMap<u16, LeaseGrant>,
         stopping: &Stopping,
     ) -> Departed {
-        let Relay { around, channel, target, meters, bus, .. } = &*self.relay;
-        let mut published = Departed { results: Vec::with_capacity(items.len()), some_not_sent: false };
+        let relay = Arc::clone(&self.relay);
+        let Relay { around, channel, target, meters, bus, .. } = &*relay;
+        let mut published = Departed { results: Vec::with_capacity(items.len()), away: false };
+        let lanes: HashSet<Lane> = items.iter().map(|item| item.lane).collect();
+        let only = if channel.policy.in_order { lanes.len() } else { items.len() } == 1;
         let mut waiting = items;
         let mut stuck: HashSet<Lane> = HashSet::new();
         let mut trying_again = TryingAgain::default();
-        while !waiting.is_empty() && !published.some_not_sent && !stopping.is_asked() {
+        while !waiting.is_empty() && !published.away && !stopping.is_asked() {
             let mut in_wave: HashSet<Lane> = HashSet::new();
-            let (wave, later): (Vec<_>, Vec<_>) =
-                waiting.into_iter().partition(|item| !channel.policy.in_order || in_wave.insert(item.lane));
-            let events: Vec<&EventEnvelope> = wave.iter().map(|item| &item.event).collect();
+            let at_once = around.broker.promises().ordered_batches && !self.caution.is_needed();
+            let in_waves = channel.policy.in_order && !at_once;
+            let (wave, mut later): (Vec<_>, Vec<_>) =
+                waiting.into_iter().partition(|item| !in_waves || in_wave.insert(item.lane));
+            let (wave, not_yet) = self.caution.share(wave);
+            later.extend(not_yet);
+            later.sort_by_key(|item| item.outbox_id);
+            let events: Vec<Outgoing<'_>> =
+                wave.iter().map(|item| Outgoing { event: &item.event, position: None }).collect();
             let answers = publish(around.broker.as_ref(), channel, target, &events, meters).await;
             let answered_at = bus.clock.now();
-            for (event, _) in events.iter().zip(&answers).filter(|(_, one)| **one == Published::Confirmed) {
+            for (Outgoing { event, .. }, _) in
+                events.iter().zip(&answers).filter(|(_, one)| **one == Published::Confirmed)
+            {
                 meters.delayed(answered_at - event.occurred_at);
             }
+            let confirmed = answers.iter().filter(|answer| **answer == Published::Confirmed).count() as u64;
+            let confirmed = relay.confirmed.fetch_add(confirmed, Ordering::Relaxed) + confirmed;
+            let rows = wave.iter().map(|item| item.outbox_id);
+            let counts =
+                channel.policy.counts_absence || self.caution.counts(rows, &answers, confirmed, only);
             for (item, answer) in wave.iter().zip(answers) {
-                let outcome = self.relay.outcome(item, answer, &mut trying_again);
+                // It did not leave because of an earlier one.
+                if channel.policy.in_order && stuck.contains(&item.lane) {
+                    continue;
+                }
+                let outcome = relay.outcome(item, answer, counts, &mut trying_again);
                 if outcome != Some(OutboxOutcome::Sent) && channel.policy.in_order {
                     stuck.insert(item.lane);
                 }
-                published.some_not_sent |= outcome.is_none();
+                published.away |= outcome.is_none();
                 let result = |outcome| OutboxResult { outbox_id: item.outbox_id, lane: item.lane, outcome };
                 published.results.extend(outcome.map(result));
             }
@@ -355,11 +455,13 @@ impl Owed {
 }
 
 impl Relay {
-    /// What a publishing means for its row; nothing, if it never left.
+    /// What a publishing means for its row; nothing, if that says something of the broker and not of the row. `counts` says
+    /// whether an answer that is not clear is the row's own failure.
     fn outcome(
         &self,
         item: &OutboxItem,
         published: Published,
+        counts: bool,
         trying_again: &mut TryingAgain,
     ) -> Option<OutboxOutcome> {
         let (event_id, channel) = (item.event.event_id, self.channel.name.as_str());
@@ -368,7 +470,13 @@ impl Relay {
         let queue = || tracing::field::display(self.target.destination(item.event.event_type.as_str()));
         let tell =
             |outcome| self.around.watchers.published(&Publishing { channel, event: &item.event, outcome });
-        let (reason, message) = match published {
+        // A broker that has forgotten its topology has no place for anything.
+        let homeless = matches!(published, Published::Unroutable { .. } | Published::Refused { .. })
+            && !self.around.declaration.is_current();
+        if homeless {
+            self.around.declaration.hurry();
+        }
+        let (reason, message, is_absence) = match published {
             Published::Confirmed => {
                 if self.away.swap(false, Ordering::Relaxed) {
                     tracing::info!(channel, "the broker takes events again");
@@ -376,34 +484,40 @@ impl Relay {
                 tell(PublishingOutcome::Sent);
                 return Some(OutboxOutcome::Sent);
             }
-            Published::Unroutable { reason } => ("unroutable", reason),
-            Published::Refused { reason } => ("broker-refused", reason),
-            Published::Unknown { reason } => (NOT_CONFIRMED, reason),
+            Published::Unroutable { reason } => ("unroutable", reason, homeless),
+            Published::Refused { reason } => ("broker-refused", reason, homeless),
+            Published::NotTaken { reason } => ("broker-refused", reason, !counts),
+            Published::Unknown { reason } => (NOT_CONFIRMED, reason, !counts),
             Published::NotSent { reason } => {
-                if self.away.swap(true, Ordering::Relaxed) {
-                    tracing::debug!(
-                        eventId = %event_id,
-                        traceId = trace_id(),
-                        queue = queue(),
-                        channel,
-                        reason,
-                        "an event did not leave"
-                    );
-                } else {
-                    tracing::warn!(
-                        eventId = %event_id,
-                        traceId = trace_id(),
-                        queue = queue(),
-                        channel,
-                        reason,
-                        "the broker takes nothing; waiting for it"
-                    );
-                    // Once for all that waits: none of it has failed.
-                    tell(PublishingOutcome::Retried { reason: "broker-unavailable", message: &reason });
-                }
-                return None;
+                ("broker-unavailable", reason, !self.channel.policy.counts_absence)
             }
         };
+        if is_absence {
+            if self.away.swap(true, Ordering::Relaxed) {
+                tracing::debug!(
+                    eventId = %event_id,
+                    traceId = trace_id(),
+                    queue = queue(),
+                    channel,
+                    reason,
+                    cause = message,
+                    "an event was not taken"
+                );
+            } else {
+                tracing::warn!(
+                    eventId = %event_id,
+                    traceId = trace_id(),
+                    queue = queue(),
+                    channel,
+                    reason,
+                    cause = message,
+                    "the broker takes nothing; waiting for it"
+                );
+                // Once for all that waits: none of it has failed.
+                tell(PublishingOutcome::Retried { reason: "broker-unavailable", message: &message });
+            }
+            return None;
+        }
         let park = self.channel.policy.in_order;
         let (now, chance) = *trying_again.0.get_or_insert_with(|| (self.bus.clock.now(), random_unit()));
         let decision =
@@ -445,26 +559,9 @@ impl Relay {
     }
 }
 
-fn after(now: DateTime<Utc>, delay: Duration) -> DateTime<Utc> {
+pub(crate) fn after(now: DateTime<Utc>, delay: Duration) -> DateTime<Utc> {
     // Too far in the future to be written down: as good as now, but never lost.
     chrono::Duration::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay)).unwrap_or(now)
-}
-
-/// Waits that grow while something is away, each cut by chance so that shafts and instances do not return in step.
-#[derive(Debug, Default)]
-struct Backoff {
-    waits: u32,
-}
-
-impl Backoff {
-    const SHORTEST: Duration = Duration::from_millis(100);
-    const LONGEST: Duration = Duration::from_secs(5);
-
-    fn next(&mut self) -> Duration {
-        let whole = Self::SHORTEST.saturating_mul(1 << self.waits.min(10)).min(Self::LONGEST);
-        self.waits = self.waits.saturating_add(1);
-        (whole / 2 + (whole / 2).mul_f64(random_unit())).max(Self::SHORTEST)
-    }
 }
 
 /// The wakes of all relays of this process: a commit wakes the shafts that its events go through.
@@ -504,13 +601,5 @@ mod tests {
     fn every_partition_lies_in_one_shaft() {
         let all: Vec<u16> = (0..SHAFTS).flat_map(partitions_of).collect();
         assert_eq!(all, (0..Lane::PARTITIONS).collect::<Vec<_>>());
-    }
-
-    #[test]
-    fn waits_grow_from_a_tenth_of_a_second_to_five_seconds() {
-        let mut backoff = Backoff::default();
-        let waits: Vec<Duration> = (0..20).map(|_| backoff.next()).collect();
-        assert!(waits.iter().all(|wait| (Backoff::SHORTEST..=Backoff::LONGEST).contains(wait)), "{waits:?}");
-        assert!(waits[19] >= Backoff::LONGEST / 2);
     }
 }

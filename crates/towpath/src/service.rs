@@ -11,6 +11,8 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use crate::bus::random_unit;
+
 /// How long a service that panicked is left alone: what it fell over may be gone by then, and if not, the log should not
 /// fill with it.
 const PAUSE_AFTER_PANIC: Duration = Duration::from_secs(1);
@@ -51,6 +53,23 @@ pub(crate) async fn rest(wake: &Wake, at_most: Duration, stopping: &mut Stopping
         () = stopping.asked() => {}
         () = wake.0.notified() => {}
         () = tokio::time::sleep(at_most) => {}
+    }
+}
+
+/// Waits that grow while something is away, each cut by chance so that shafts and instances do not return in step.
+#[derive(Debug, Default)]
+pub(crate) struct Backoff {
+    waits: u32,
+}
+
+impl Backoff {
+    const SHORTEST: Duration = Duration::from_millis(100);
+    const LONGEST: Duration = Duration::from_secs(5);
+
+    pub(crate) fn next(&mut self) -> Duration {
+        let whole = Self::SHORTEST.saturating_mul(1 << self.waits.min(10)).min(Self::LONGEST);
+        self.waits = self.waits.saturating_add(1);
+        (whole / 2 + (whole / 2).mul_f64(random_unit())).max(Self::SHORTEST)
     }
 }
 
@@ -161,6 +180,14 @@ impl Stopping {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn waits_grow_from_a_tenth_of_a_second_to_five_seconds() {
+        let mut backoff = Backoff::default();
+        let waits: Vec<Duration> = (0..20).map(|_| backoff.next()).collect();
+        assert!(waits.iter().all(|wait| (Backoff::SHORTEST..=Backoff::LONGEST).contains(wait)), "{waits:?}");
+        assert!(waits[19] >= Backoff::LONGEST / 2);
+    }
 
     #[tokio::test]
     async fn a_service_stops_when_told_however_often_and_however_early() {

@@ -30,11 +30,13 @@ use towpath_store::{JoinTransaction, SqlStore, StoreOptions, StoreUrl, Table};
 use uuid::Uuid;
 
 use crate::bus::{Bus, FoldError, SendError};
+use crate::carrying::Carrying;
 use crate::circumstances::Circumstances;
 use crate::cleaner::{self, Keeping};
 use crate::clock::DatabaseClock;
 use crate::config::{BadChannels, Channels};
 use crate::consumer::{self, Consumer, Letters, Wired, wire};
+use crate::declaring::Declaration;
 use crate::leases::{self, InFlight};
 use crate::listings::{ConsumerView, LARGEST_FLOW, cut, links};
 use crate::metrics::{Gauges, Meters};
@@ -77,6 +79,7 @@ pub struct Towpath {
     store: SqlStore,
     broker_url: BrokerUrl,
     broker: Arc<dyn Broker>,
+    declaration: Declaration,
     instance: InstanceId,
     pub(crate) wake: Wake,
     pub(crate) trackers: Trackers,
@@ -157,7 +160,7 @@ pub enum StartError {
     /// Consumers and channels do not fit together.
     #[error("{0}")]
     Wiring(String),
-    /// The broker cannot be reached, or its topology is not what was declared.
+    /// The broker denies access, or its topology is not what was declared.
     #[error("the broker cannot be used")]
     Broker(#[from] BrokerError),
 }
@@ -465,9 +468,10 @@ impl Towpath {
         self.bus.store.ready().await
     }
 
-    /// Whether the broker answers.
+    /// Whether the broker answers, and has what was declared.
     pub async fn broker_ready(&self) -> Result<(), BrokerError> {
-        self.broker.ready().await
+        self.broker.ready().await?;
+        self.declaration.check()
     }
 
     /// Stops: finishes what has begun, gives leases back, closes connections. What has not ended after 30 seconds is cut
@@ -707,11 +711,12 @@ impl Builder {
         self
     }
 
-    /// Connects, migrates and starts the background services.
+    /// Connects, migrates and starts the background services. A broker that is away does not matter: events wait, and what
+    /// must exist on it is declared when it answers ([`Towpath::broker_ready`]).
     ///
     /// # Errors
     /// All registration flaws at once; a URL that is wrong, with what to write instead; a database that cannot be
-    /// reached or is from a newer version.
+    /// reached or is from a newer version; what a broker that answers has against the topology.
     pub async fn start(mut self) -> Result<Towpath, StartError> {
         if !self.flaws.is_empty() {
             return Err(StartError::Registration(self.flaws));
@@ -747,10 +752,11 @@ impl Builder {
             self.consumers,
             broker.promises(),
         )?;
-        broker.declare(&self.topology).await?;
+        let carrying = Carrying::of(&self.channels, broker.promises()).map_err(StartError::Wiring)?;
         let queues = self.topology.queues.iter().map(|queue| &queue.name);
         let queues = queues.chain(consumers.iter().map(|wired| &wired.queue)).chain(&self.dead_letter_queues);
         let queues: BTreeSet<String> = queues.cloned().collect();
+        let declaration = Declaration::begin(broker.clone(), self.topology).await?;
         let handlers: BTreeSet<String> = consumers.iter().map(|wired| wired.handler.to_string()).collect();
         let (tracked, relayed): (Vec<_>, Vec<_>) =
             self.channels.into_iter().partition(|channel| channel.tracking.is_some());
@@ -782,13 +788,14 @@ impl Builder {
             committed: Wake::default(),
             told: Wake::default(),
             relays: wakes.clone(),
+            carrying: Arc::new(carrying),
             timers: TimerWake::default(),
             trackers: TrackerWakes::default(),
             sequenced: watch::Sender::default(),
             stopped: Arc::default(),
         };
         let wake = Wake::default();
-        let (mut services, mut keepers) = (Vec::new(), Vec::new());
+        let (mut services, mut keepers) = (vec![declaration.keep()], Vec::new());
         let mut holding = None;
         services.extend(bus.database_clock.as_ref().map(|clock| clock.keep(bus.store.clone())));
         let notifies = store.promises().notifies;
@@ -817,6 +824,7 @@ impl Builder {
                 let (held, in_flight) = (held.clone(), in_flight.clone());
                 let around = Surroundings {
                     broker: broker.clone(),
+                    declaration: declaration.clone(),
                     held,
                     in_flight,
                     answered: Arc::default(),
@@ -828,6 +836,7 @@ impl Builder {
                 bus: bus.clone(),
                 store: store.clone(),
                 broker: broker.clone(),
+                declaration: declaration.clone(),
                 runner: wake.clone(),
                 watchers: self.watchers.clone(),
                 patience: self.scan,
@@ -851,7 +860,7 @@ impl Builder {
                 standings: observers.clone(),
             }));
         }
-        let published = self.workers.then(|| broker.clone());
+        let published = self.workers.then(|| (broker.clone(), declaration.clone()));
         let trackers =
             Trackers::new(bus.clone(), published, instance.clone(), self.lease, self.keeping.handled);
         for channel in tracked {
@@ -873,6 +882,7 @@ impl Builder {
             store,
             broker_url,
             broker,
+            declaration,
             instance,
             wake,
             trackers,

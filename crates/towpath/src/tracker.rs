@@ -3,7 +3,8 @@
 //! A tracker has no outbox rows. Its whole state is one number in the table `channels`: the last position it has
 //! published. One instance at a time does the work of a channel, under the lease `tracker/<channel>`. It reads the log
 //! behind its position, publishes, and moves the position up to the first event that was not confirmed. A process that
-//! dies in between publishes again what it had published, and skips nothing.
+//! dies in between publishes again what it had published, and skips nothing. An aggregate with an event that the broker
+//! refuses while it takes others is left behind (table `channel_parked`), and catches up when that event is taken.
 //!
 //! The tracker keeps its own lease, beside the lease keeper: channels come and go while the process runs.
 
@@ -13,23 +14,35 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use towpath_core::channel::{Channel, Start, Target};
-use towpath_core::envelope::{EventEnvelope, RecordedEvent};
-use towpath_core::ids::{ActorId, ChannelName, EventId, InstanceId, Lane, LeaseName, Position, TraceId};
+use towpath_core::envelope::RecordedEvent;
+use towpath_core::ids::{
+    ActorId, AggregateKey, ChannelName, EventId, InstanceId, Lane, LeaseName, Position, TraceId,
+};
 use towpath_core::ports::broker::{Broker, Published};
-use towpath_core::ports::store::{ChannelRow, Disabled, LeaseGrant, StoreError, StoreResult};
+use towpath_core::ports::store::{
+    ChannelRow, Disabled, LeaseGrant, ParkedAggregate, StoreError, StoreResult,
+};
 use towpath_core::retry::ErrorClass;
 use uuid::Uuid;
 
 use crate::bus::{Bus, random_unit, with_causes};
 use crate::circumstances::Circumstances;
+use crate::declaring::Declaration;
 use crate::metrics::ChannelMeters;
 use crate::outbox::is_beyond;
-use crate::publishing::publish;
+use crate::publishing::{Outgoing, publish};
+use crate::relay::after;
 use crate::service::{Service, Stopping, Wake, rest, stop_all};
 use crate::towpath::Towpath;
 
+/// After how many bytes of payloads a batch is large enough.
+const BATCH_BYTES: u64 = 1 << 20;
+
 /// The longest pause after failures, when the channel's policy has no further one: a tracker never gives up.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// How long at most it is waited for events of other aggregates while all that is there is refused.
+const NEXT_EVENT: Duration = Duration::from_secs(5);
 
 /// Why a channel cannot be followed, or changed.
 #[derive(Debug, thiserror::Error)]
@@ -109,7 +122,7 @@ impl TrackerWakes {
 pub(crate) struct Trackers {
     bus: Bus,
     /// `None` on an instance that publishes nothing.
-    broker: Option<Arc<dyn Broker>>,
+    broker: Option<(Arc<dyn Broker>, Declaration)>,
     instance: InstanceId,
     lease: Duration,
     /// For how long inboxes remember what was handled.
@@ -120,7 +133,7 @@ pub(crate) struct Trackers {
 impl Trackers {
     pub(crate) fn new(
         bus: Bus,
-        broker: Option<Arc<dyn Broker>>,
+        broker: Option<(Arc<dyn Broker>, Declaration)>,
         instance: InstanceId,
         lease: Duration,
         horizon: Duration,
@@ -150,7 +163,7 @@ impl Trackers {
 
     async fn run(&self, channel: Channel) -> Result<(), ChannelError> {
         let target = channel.target.clone().ok_or_else(|| ChannelError::NoTarget(channel.name.clone()))?;
-        let Some(broker) = self.broker.clone() else { return Ok(()) };
+        let Some((broker, declaration)) = self.broker.clone() else { return Ok(()) };
         let row = self.bus.store.channels().await?.into_iter().find(|row| row.name == channel.name);
         let missing = || StoreError::Missing { what: "channel", name: channel.name.to_string() };
         let channel_id = row.ok_or_else(missing)?.channel_id;
@@ -164,6 +177,7 @@ impl Trackers {
             meters: ChannelMeters::of(name.as_str()),
             bus: self.bus.clone(),
             broker,
+            declaration,
             channel_id,
             channel,
             target,
@@ -193,6 +207,7 @@ impl Trackers {
 struct Tracker {
     bus: Bus,
     broker: Arc<dyn Broker>,
+    declaration: Declaration,
     /// Which channel of this name.
     channel_id: Uuid,
     channel: Channel,
@@ -209,25 +224,51 @@ enum Progress {
     GoOn,
     /// Nothing more to do until woken.
     Rest,
-    /// Not everything was confirmed.
-    Failed { published: Published, event_id: Option<EventId>, trace_id: Option<TraceId> },
+    /// Not everything was confirmed. It is doubtful whether the broker takes anything, or it refuses all it is given.
+    Failed { published: Published, event_id: EventId, trace_id: Option<TraceId>, doubtful: bool },
     /// The channel is gone. Another one may have its name by now, with another target.
     Removed,
+}
+
+/// What became of a batch.
+struct Gone<'e> {
+    /// Whether anything was confirmed.
+    confirmed: bool,
+    /// The first event of each aggregate that the broker has something against.
+    refused: Vec<(&'e RecordedEvent, Published)>,
+    /// The first whose fate is not known. Nothing behind its run was tried.
+    stopped: Option<(&'e RecordedEvent, Published)>,
+}
+
+impl Gone<'_> {
+    /// Whether an earlier event of its aggregate was refused.
+    fn holds_back(&self, event: &RecordedEvent) -> bool {
+        self.refused.iter().any(|(other, _)| other.envelope.aggregate == event.envelope.aggregate)
+    }
+}
+
+impl Progress {
+    fn failed(event: &RecordedEvent, published: Published, doubtful: bool) -> Self {
+        let envelope = &event.envelope;
+        Self::Failed { published, event_id: envelope.event_id, trace_id: envelope.trace_id.clone(), doubtful }
+    }
 }
 
 impl Tracker {
     async fn run(self: Arc<Self>, wake: Wake, mut stopping: Stopping) {
         let mut grant = None;
-        let mut failures = 0_u32;
+        let (mut failures, mut carefully) = (0_u32, false);
+        // What nothing is bound for yet would go nowhere.
+        self.declaration.done(&mut stopping).await;
         while !stopping.is_asked() {
             let channel = self.channel.name.as_str();
-            match self.round(&mut grant, failures > 0).await {
+            match self.round(&mut grant, carefully).await {
                 Ok(Progress::GoOn) => {
-                    failures = 0;
+                    (failures, carefully) = (0, false);
                     continue;
                 }
                 Ok(Progress::Rest) => {
-                    failures = 0;
+                    (failures, carefully) = (0, false);
                     rest(&wake, self.channel.policy.scan, &mut stopping).await;
                     continue;
                 }
@@ -241,9 +282,10 @@ impl Tracker {
                     tracing::info!(channel, "the channel was removed; no longer following the log");
                     break;
                 }
-                Ok(Progress::Failed { published, event_id, trace_id }) => {
+                Ok(Progress::Failed { published, event_id, trace_id, doubtful }) => {
+                    carefully = doubtful;
                     tracing::warn!(
-                        eventId = event_id.map(tracing::field::display),
+                        eventId = %event_id,
                         traceId = trace_id.as_ref().map(tracing::field::display),
                         queue = self.target.exchange,
                         channel,
@@ -252,6 +294,7 @@ impl Tracker {
                     );
                 }
                 Err(error) => {
+                    carefully = true;
                     tracing::warn!(
                         channel,
                         code = error.code(),
@@ -261,8 +304,14 @@ impl Tracker {
                 }
             }
             failures = failures.saturating_add(1);
-            // New positions must not cut this short: what fails would be tried with each of them.
-            rest(&Wake::default(), self.pause(failures), &mut stopping).await;
+            let pause = self.pause(failures);
+            if carefully {
+                // New positions must not cut this short: what fails would be tried with each of them.
+                rest(&Wake::default(), pause, &mut stopping).await;
+            } else {
+                // With the next event of another aggregate it shows whether only this one is refused.
+                rest(&wake, pause.min(NEXT_EVENT), &mut stopping).await;
+            }
         }
         if let Some(grant) = grant
             && let Err(error) = self.bus.store.release_lease(&grant).await
@@ -277,8 +326,8 @@ impl Tracker {
         delay.unwrap_or(LONGEST_PAUSE).min(LONGEST_PAUSE)
     }
 
-    /// Takes one batch of the log out. After a failure it goes step by step: what comes behind a message that the broker
-    /// does not take must not arrive before it.
+    /// Takes one batch of the log out. While it is open whether the broker takes anything it goes step by step: what comes
+    /// behind a message that did not arrive must not arrive before it.
     async fn round(&self, grant: &mut Option<LeaseGrant>, carefully: bool) -> StoreResult<Progress> {
         let store = &self.bus.store;
         match grant {
@@ -291,52 +340,179 @@ impl Tracker {
         if row.disabled.is_some() {
             return Ok(Progress::Rest);
         }
+        let parked = store.parked_in_channel(self.channel_id, row.reset_count).await?;
+        let now = self.bus.clock.now();
+        let due: Vec<&ParkedAggregate> =
+            parked.iter().filter(|one| one.due_at.is_some_and(|due_at| due_at <= now)).collect();
+        if !due.is_empty() {
+            return self.catch_up(held, &row, &due).await;
+        }
         let head = store.head().await?;
         if row.position >= head {
             return Ok(Progress::Rest);
         }
         let batch = if carefully { 1 } else { u64::from(self.channel.policy.batch.max(1)) };
         let last = row.position.saturating_add(batch).min(head);
-        let read = store.events_between(row.position + 1, last).await?;
-        let taken: Vec<&RecordedEvent> =
-            read.iter().filter(|event| self.channel.takes(event.envelope.event_type.as_str())).collect();
-        let published = self.publish(held, &taken).await;
-        let failed = published.into_iter().enumerate().find(|(_, answer)| *answer != Published::Confirmed);
-        let (to, failed) = match failed {
-            None => (last, None),
-            Some((index, answer)) => {
-                let event = taken.get(index);
-                let position = event.and_then(|event| event.position);
-                let failed = Progress::Failed {
-                    published: answer,
-                    event_id: event.map(|event| event.envelope.event_id),
-                    trace_id: event.and_then(|event| event.envelope.trace_id.clone()),
-                };
-                (position.map_or(row.position, |position| position.saturating_sub(1)), Some(failed))
-            }
+        let read = store.events_within(row.position + 1, last, BATCH_BYTES).await?;
+        // Large ones make a batch shorter.
+        let Some(last) = read.last().and_then(|event| event.position) else { return Ok(Progress::Rest) };
+        let left_behind: HashSet<&AggregateKey> = parked.iter().map(|one| &one.aggregate).collect();
+        let taken: Vec<&RecordedEvent> = read
+            .iter()
+            .filter(|event| self.channel.takes(event.envelope.event_type.as_str()))
+            .filter(|event| !left_behind.contains(&event.envelope.aggregate))
+            .collect();
+        let Gone { confirmed, refused, stopped } = self.publish(held, &taken).await;
+        // What is refused while others get through is to blame itself; if nothing gets through, nothing is passed by.
+        let stopped = match stopped {
+            None if !confirmed => refused.first().map(|(event, answer)| (*event, answer.clone(), false)),
+            stopped => stopped.map(|(event, answer)| (event, answer, true)),
         };
+        let to = match &stopped {
+            Some((event, ..)) => event.position.unwrap_or(row.position + 1).saturating_sub(1),
+            None => last,
+        };
+        let passed =
+            refused.iter().filter(|(event, _)| event.position.is_some_and(|position| position <= to));
+        let parked: Vec<ParkedAggregate> =
+            passed.map(|(event, answer)| self.park(event, answer, 1)).collect();
         // When the position is not where it was, somebody has set it: the next look begins from there.
-        if to > row.position && !store.advance_channel(held, self.channel_id, row.place(), to).await? {
+        if to > row.position
+            && !store.park_in_channel(held, self.channel_id, row.place(), to, &parked, &[]).await?
+        {
             return Ok(Progress::GoOn);
         }
-        Ok(match failed {
-            Some(failed) => failed,
+        Ok(match stopped {
+            Some((event, published, doubtful)) => Progress::failed(event, published, doubtful),
             None if last < head => Progress::GoOn,
             None => Progress::Rest,
         })
     }
 
-    /// Publishes run by run, up to the first that is not confirmed as a whole. Its order is that of the log; and of one
-    /// aggregate the next goes out when the one before is confirmed. What was not tried has no answer.
-    async fn publish(&self, grant: &LeaseGrant, events: &[&RecordedEvent]) -> Vec<Published> {
-        let lanes: Vec<Lane> = events.iter().map(|event| event.envelope.aggregate.lane()).collect();
-        let mut answers = Vec::with_capacity(events.len());
-        while answers.len() < events.len() && answers.iter().all(|answer| *answer == Published::Confirmed) {
-            let begun = answers.len();
-            let run = if self.channel.policy.in_order { run_length(&lanes[begun..]) } else { events.len() };
-            answers.extend(self.publish_run(grant, events[begun..].iter().take(run)).await);
+    /// Publishes what aggregates that were left behind have missed, up to where the channel is.
+    async fn catch_up(
+        &self,
+        grant: &LeaseGrant,
+        row: &ChannelRow,
+        due: &[&ParkedAggregate],
+    ) -> StoreResult<Progress> {
+        let store = &self.bus.store;
+        let (mut parked, mut opened) = (Vec::new(), Vec::new());
+        let mut stopped = None;
+        'aggregates: for one in due {
+            let mut version = one.version;
+            loop {
+                let (limit, after) = (self.channel.policy.batch.max(1), version.saturating_sub(1));
+                let read = store.events_of_within(&one.aggregate, after, limit, BATCH_BYTES).await?;
+                // What comes later is for the channel itself.
+                let missed: Vec<&RecordedEvent> = read
+                    .iter()
+                    .take_while(|event| event.position.is_some_and(|position| position <= row.position))
+                    .collect();
+                let Some(last) = missed.last().map(|event| event.envelope.aggregate_version) else {
+                    opened.push(one.aggregate.clone());
+                    break;
+                };
+                let taken: Vec<&RecordedEvent> = missed
+                    .into_iter()
+                    .filter(|event| self.channel.takes(event.envelope.event_type.as_str()))
+                    .collect();
+                let gone = self.publish(grant, &taken).await;
+                if let Some((event, answer)) = gone.stopped {
+                    // It waits as before, from where it is by now.
+                    let version = event.envelope.aggregate_version;
+                    parked.push(ParkedAggregate { version, ..(*one).clone() });
+                    stopped = Some(Progress::failed(event, answer, true));
+                    break 'aggregates;
+                }
+                if let Some((event, answer)) = gone.refused.first() {
+                    let is_same = event.envelope.aggregate_version == one.version;
+                    let attempts = if is_same { one.attempts + 1 } else { 1 };
+                    let parked_at = one.parked_at;
+                    parked.push(ParkedAggregate { parked_at, ..self.park(event, answer, attempts) });
+                    break;
+                }
+                version = last + 1;
+            }
         }
-        answers
+        let (id, place) = (self.channel_id, row.place());
+        store.park_in_channel(grant, id, place, row.position, &parked, &opened).await?;
+        Ok(stopped.unwrap_or(Progress::GoOn))
+    }
+
+    /// How an aggregate waits whose event was refused so often.
+    fn park(&self, event: &RecordedEvent, answer: &Published, attempts: u32) -> ParkedAggregate {
+        let (reason, message) = match answer {
+            Published::Unroutable { reason } => ("unroutable", reason.clone()),
+            Published::Refused { reason } => ("broker-refused", reason.clone()),
+            other => ("not-confirmed", format!("{other:?}")),
+        };
+        let (channel, envelope) = (self.channel.name.as_str(), &event.envelope);
+        let now = self.bus.clock.now();
+        let delay = self.channel.policy.retries.next_delay(attempts, random_unit());
+        let due_at = delay.map(|delay| after(now, delay));
+        if due_at.is_some() {
+            self.meters.retries.increment(1);
+            tracing::warn!(
+                eventId = %envelope.event_id,
+                traceId = envelope.trace_id.as_ref().map(tracing::field::display),
+                queue = self.target.exchange,
+                channel,
+                reason,
+                cause = message,
+                "an event was not published; its aggregate waits, and the others go on"
+            );
+        } else {
+            self.meters.given_up.increment(1);
+            tracing::error!(
+                eventId = %envelope.event_id,
+                traceId = envelope.trace_id.as_ref().map(tracing::field::display),
+                queue = self.target.exchange,
+                channel,
+                reason,
+                cause = message,
+                "an event was given up; its aggregate waits until the channel is resumed"
+            );
+        }
+        ParkedAggregate {
+            aggregate: envelope.aggregate.clone(),
+            version: envelope.aggregate_version,
+            attempts,
+            due_at,
+            reason: reason.to_owned(),
+            message,
+            parked_at: now,
+        }
+    }
+
+    /// Publishes run by run, up to the first event whose fate is not known. Its order is that of the log; and of one
+    /// aggregate the next goes out when the one before is confirmed. What is refused holds back its own aggregate only.
+    async fn publish<'e>(&self, grant: &LeaseGrant, events: &[&'e RecordedEvent]) -> Gone<'e> {
+        let mut gone = Gone { confirmed: false, refused: Vec::new(), stopped: None };
+        let mut waiting: Vec<&'e RecordedEvent> = events.to_vec();
+        let at_once = !self.channel.policy.in_order || self.broker.promises().ordered_batches;
+        while !waiting.is_empty() && gone.stopped.is_none() {
+            let lanes: Vec<Lane> = waiting.iter().map(|event| event.envelope.aggregate.lane()).collect();
+            let later = waiting.split_off(if at_once { waiting.len() } else { run_length(&lanes) });
+            let answers = self.publish_run(grant, waiting.iter()).await;
+            for (event, answer) in waiting.into_iter().zip(answers) {
+                let is_refusal = matches!(answer, Published::Unroutable { .. } | Published::Refused { .. });
+                match answer {
+                    _ if gone.holds_back(event) => {}
+                    Published::Confirmed => gone.confirmed = true,
+                    // A broker that has forgotten its topology has no place for anything.
+                    answer if is_refusal && self.declaration.is_current() => {
+                        gone.refused.push((event, answer))
+                    }
+                    answer => {
+                        self.declaration.hurry();
+                        gone.stopped.get_or_insert((event, answer));
+                    }
+                }
+            }
+            waiting = later.into_iter().filter(|event| !gone.holds_back(event)).collect();
+        }
+        gone
     }
 
     /// Publishes, and keeps the lease alive meanwhile: a slow broker must not hand the channel to another instance.
@@ -345,8 +521,9 @@ impl Tracker {
         grant: &LeaseGrant,
         events: impl Iterator<Item = &'e &'e RecordedEvent>,
     ) -> Vec<Published> {
-        let envelopes: Vec<&EventEnvelope> = events.map(|event| &event.envelope).collect();
-        let publishing = publish(self.broker.as_ref(), &self.channel, &self.target, &envelopes, &self.meters);
+        let outgoing: Vec<Outgoing<'_>> =
+            events.map(|event| Outgoing { event: &event.envelope, position: event.position }).collect();
+        let publishing = publish(self.broker.as_ref(), &self.channel, &self.target, &outgoing, &self.meters);
         tokio::pin!(publishing);
         loop {
             tokio::select! {
@@ -384,6 +561,13 @@ impl TrackedChannels<'_> {
         Ok(self.store().channels().await?)
     }
 
+    /// The aggregates that a channel has left behind, because an event of theirs cannot be published.
+    pub async fn parked(&self, name: &ChannelName) -> Result<Vec<ParkedAggregate>, ChannelError> {
+        let row = self.list().await?.into_iter().find(|row| row.name == *name);
+        let row = row.ok_or_else(|| StoreError::Missing { what: "channel", name: name.to_string() })?;
+        Ok(self.store().parked_in_channel(row.channel_id, row.reset_count).await?)
+    }
+
     /// Adds a channel at its start and follows it in this process. Where it publishes to is not stored: after a restart,
     /// [`follow`](Self::follow) it again, or give it to the builder.
     ///
@@ -415,9 +599,10 @@ impl TrackedChannels<'_> {
         Ok(self.store().disable_channel(name, Some(&disabled)).await?)
     }
 
-    /// Lets a channel go on from where it was paused.
+    /// Lets a channel go on from where it was paused, and aggregates be tried again that it has given up.
     pub async fn resume(&self, name: &ChannelName) -> Result<(), ChannelError> {
         self.store().disable_channel(name, None).await?;
+        self.store().reopen_parked(name, self.trackers.bus.clock.now()).await?;
         self.trackers.bus.trackers.wake(name);
         Ok(())
     }

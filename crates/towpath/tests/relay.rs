@@ -15,7 +15,7 @@ use support::{Fresh, Order, OrderCommand, eventually};
 use towpath::ids::{AggregateKey, ChannelName, LeaseName};
 use towpath::lifecycle::OutboxStatus;
 use towpath::ports::broker::Broker;
-use towpath::ports::store::{FailedFilter, OutboxClaim, OutboxOutcome, OutboxResult, Store};
+use towpath::ports::store::{ClaimRoom, FailedFilter, OutboxClaim, OutboxOutcome, OutboxResult, Store};
 use towpath::retry::RetryPolicy;
 use towpath::{Channel, ChannelPolicy, StoreOptions, Towpath};
 use towpath_testkit::CountingProbe;
@@ -149,7 +149,13 @@ async fn a_poisoned_aggregate_with_a_long_queue_keeps_nobody_waiting(fresh: &Fre
     let store = writing.store();
     let grant =
         store.acquire_lease(&lease, writing.instance(), Duration::from_secs(60)).await.unwrap().unwrap();
-    let claim = OutboxClaim { channel: &facts, partitions: &[0], limit: 1, now: chrono::Utc::now() };
+    let claim = OutboxClaim {
+        channel: &facts,
+        partitions: &[0],
+        limit: 1,
+        now: chrono::Utc::now(),
+        room: ClaimRoom::UNLIMITED,
+    };
     let head = store.claim_outbox(&claim).await.unwrap().remove(0);
     let outcome = OutboxOutcome::Failed { reason: "poisoned".to_owned(), message: String::new(), park: true };
     let results = [OutboxResult { outbox_id: head.outbox_id, lane: head.lane, outcome }];
@@ -203,7 +209,9 @@ async fn a_broker_that_is_away_holds_nothing_up_and_loses_nothing(fresh: &Fresh)
         patience: Duration::from_millis(500),
         ..Place::policy()
     };
-    let app = place_of_test.app_with(fresh, policy).start().await.unwrap();
+    let looks = Arc::new(CountingProbe::new());
+    let options = StoreOptions { probe: looks.clone(), ..StoreOptions::default() };
+    let app = place_of_test.app_with(fresh, policy).store_options(options).start().await.unwrap();
     let inbox = direct.receive().await;
     // The line is open and known to be good: what is sent on it then may or may not arrive.
     place(&app, "o-0").await;
@@ -216,10 +224,18 @@ async fn a_broker_that_is_away_holds_nothing_up_and_loses_nothing(fresh: &Fresh)
         place(&app, &format!("o-{number}")).await;
         app.send::<Order>(format!("o-{number}"), OrderCommand::Note).await.unwrap();
     }
-    eventually("publishing is being retried", || async {
-        (facts_in(&app, OutboxStatus::Retry).await > 0).then_some(())
+    looks.take();
+    let mut seen = 0;
+    eventually("publishing is being tried", || {
+        seen += looks.take().iter().filter(|name| **name == "outbox.look").count();
+        async move { (seen > 12).then_some(()) }
     })
     .await;
+    assert_eq!(
+        facts_in(&app, OutboxStatus::New).await,
+        10,
+        "that nothing is confirmed is no fault of theirs"
+    );
     proxy.cut();
     proxy.heal();
     eventually("all are SENT", || async { (facts_in(&app, OutboxStatus::Sent).await == 11).then_some(()) })

@@ -32,6 +32,8 @@ on_every_database!(
     a_removed_channel_is_left_by_those_who_followed_it,
     a_channel_is_set_back_beyond_the_horizon_by_force_only,
     an_event_that_is_not_taken_holds_the_later_ones_of_its_aggregate_back,
+    the_id_of_a_message_is_its_place_in_the_log,
+    an_event_that_is_refused_holds_up_no_other_aggregate,
     a_fanout_exchange_is_declared_again_and_again_and_messages_say_what_they_are,
 );
 
@@ -98,7 +100,7 @@ impl Place {
     async fn ids(&self, count: usize) -> Vec<String> {
         let mut ids = Vec::new();
         while ids.len() < count {
-            ids.push(self.next().await.message_id.unwrap());
+            ids.push(event_id(&self.next().await));
         }
         ids
     }
@@ -107,13 +109,19 @@ impl Place {
     async fn firsts(&self, count: usize) -> Vec<String> {
         let mut firsts: Vec<String> = Vec::new();
         while firsts.len() < count {
-            let id = self.next().await.message_id.unwrap();
+            let id = event_id(&self.next().await);
             if !firsts.contains(&id) {
                 firsts.push(id);
             }
         }
         firsts
     }
+}
+
+/// The event of a message; its own id is the event's place in the log.
+fn event_id(received: &Received) -> String {
+    let header = received.headers.iter().find(|(name, _)| name == "x-event-id");
+    header.expect("a message of a tracker says which event it is").1.clone()
 }
 
 /// Facts about three orders, mixed, and all positioned.
@@ -317,6 +325,93 @@ async fn one_of_two_instances_follows_a_channel_and_the_other_takes_over(fresh: 
     other.stop().await;
 }
 
+async fn an_event_that_is_refused_holds_up_no_other_aggregate(fresh: &Fresh) {
+    let binding = |routing_key: &str| Binding {
+        queue: "all".to_owned(),
+        exchange: "facts".to_owned(),
+        routing_key: routing_key.to_owned(),
+    };
+    let topology = Topology {
+        exchanges: vec![Exchange { name: "facts".to_owned(), kind: ExchangeKind::Topic }],
+        queues: vec![Queue { name: "all".to_owned(), arguments: Vec::new() }],
+        bindings: vec![binding("order.placed"), binding("order.shipped")],
+    };
+    // Two attempts, then a person has to do something.
+    let policy = ChannelPolicy {
+        scan: Duration::from_millis(20),
+        retries: RetryPolicy::Fixed(vec![Duration::from_millis(20)]),
+        ..ChannelPolicy::default()
+    };
+    let log = Channel::named("log", ["order.*"]).unwrap().to_exchange("facts").tracking(Start::First);
+    let log = log.with(policy);
+    let builder = fresh.builder().topology(topology.clone()).channel(Ok(log.clone()));
+    let app = builder.start().await.unwrap();
+    let options = towpath::LocalOptions::default();
+    let broker = towpath::LocalBroker::over(Arc::new(app.store().clone()), options);
+    let subscription = Subscription { queue: "all".to_owned(), group: "test".to_owned(), prefetch: 50 };
+    let inbox = broker.subscribe(&subscription).await.unwrap();
+    let place = || OrderCommand::Place { sku: "book".to_owned() };
+    app.send::<Order>("stuck", place()).await.unwrap();
+    assert_eq!(said(&*inbox).await, "stuck order.placed");
+    // A note goes nowhere; what follows of the same order waits behind it.
+    app.send::<Order>("stuck", OrderCommand::Note).await.unwrap();
+    app.send::<Order>("stuck", OrderCommand::Ship).await.unwrap();
+    for number in 0..5 {
+        app.send::<Order>(format!("free-{number}"), place()).await.unwrap();
+        assert_eq!(said(&*inbox).await, format!("free-{number} order.placed"), "the others go on");
+    }
+    eventually("it is given up", || async {
+        let parked = app.channels().parked(&name("log")).await.unwrap();
+        parked.first().is_some_and(|one| one.due_at.is_none() && one.version == 2).then_some(())
+    })
+    .await;
+    let head = app.store().head().await.unwrap();
+    arrives_at(&app, "log", head).await;
+    drop(inbox);
+    broker.close().await;
+    app.stop().await;
+
+    // It is still known after a restart, and catches up when it can.
+    let bindings = vec![binding("order.#")];
+    let builder = fresh.builder().topology(Topology { bindings, ..topology }).channel(Ok(log));
+    let app = builder.start().await.unwrap();
+    assert_eq!(app.channels().parked(&name("log")).await.unwrap().len(), 1);
+    let broker = towpath::LocalBroker::over(Arc::new(app.store().clone()), options);
+    let inbox = broker.subscribe(&subscription).await.unwrap();
+    app.channels().resume(&name("log")).await.unwrap();
+    assert_eq!(said(&*inbox).await, "stuck order.noted");
+    assert_eq!(said(&*inbox).await, "stuck order.shipped");
+    eventually("nothing is left behind", || async {
+        app.channels().parked(&name("log")).await.unwrap().is_empty().then_some(())
+    })
+    .await;
+    broker.close().await;
+    app.stop().await;
+}
+
+/// Which order the next message is about, and what it says.
+async fn said(inbox: &dyn Deliveries) -> String {
+    let next = tokio::time::timeout(Duration::from_secs(15), inbox.next()).await.expect("a message").unwrap();
+    inbox.settle(next.tag, Settlement::Acknowledge).await.unwrap();
+    let order = next.headers.iter().find(|(name, _)| name == "towpath-aggregate-id").unwrap().1.clone();
+    format!("{order} {}", next.message_type.unwrap())
+}
+
+async fn the_id_of_a_message_is_its_place_in_the_log(fresh: &Fresh) {
+    let place = Place::new().await;
+    let app = place.app(fresh).channel(Ok(place.channel("log", Start::First))).start().await.unwrap();
+    write(&app, 6).await;
+    let log = log(&app, 1, 6).await;
+    for (number, event) in (1..=6).zip(&log) {
+        let message = place.next().await;
+        assert_eq!(message.message_id, Some(format!("{number}")), "the notification's id as text");
+        assert_eq!(event_id(&message), *event);
+    }
+    app.channels().reset(&name("log"), Start::At(6)).await.unwrap();
+    assert_eq!(place.next().await.message_id.as_deref(), Some("6"), "the same each time it is published");
+    app.stop().await;
+}
+
 async fn a_fanout_exchange_is_declared_again_and_again_and_messages_say_what_they_are(fresh: &Fresh) {
     let fanout = "towpath.test.trackers.fanout";
     let (one, two) =
@@ -343,7 +438,7 @@ async fn a_fanout_exchange_is_declared_again_and_again_and_messages_say_what_the
 async fn mine(place: &Place, event: &EventEnvelope) -> Received {
     loop {
         let received = place.next().await;
-        if received.message_id.as_deref() == Some(&event.event_id.to_string()) {
+        if event_id(&received) == event.event_id.to_string() {
             return received;
         }
     }

@@ -15,6 +15,10 @@ use towpath_core::ports::broker::{Destination, Message, Received};
 use towpath_core::ports::store::BoxError;
 use towpath_core::retry::ErrorClass;
 
+/// Has the event's id on channels that follow the log: the id of a message there is its place in the log, so that who
+/// receives can record channel and message id and knows what comes before and after.
+pub const EVENT_ID_HEADER: &str = "x-event-id";
+
 /// Why an event and a message do not go together. None of it is mended by trying again.
 #[derive(Debug, thiserror::Error)]
 pub enum FormatError {

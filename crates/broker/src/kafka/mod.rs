@@ -71,6 +71,8 @@ pub const PROMISES: BrokerPromises = BrokerPromises {
     // A group's lag is not a queue's depth, and asking for it would join the group.
     tells_standing: false,
     in_store: false,
+    ordered_batches: false,
+    largest_body: 16 << 20,
 };
 
 /// A Kafka cluster.

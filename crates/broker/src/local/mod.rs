@@ -32,6 +32,7 @@ use towpath_core::ports::broker::{
 use towpath_core::ports::queues::{QueueDepth, Queues};
 use towpath_core::ports::store::StoreError;
 
+use publishing::Ordering;
 use routing::Routing;
 
 pub use publishing::{LONGEST_BODY, LONGEST_HEADERS};
@@ -53,6 +54,8 @@ pub const PROMISES: BrokerPromises = BrokerPromises {
     durable: true,
     tells_standing: true,
     in_store: true,
+    ordered_batches: true,
+    largest_body: LONGEST_BODY,
 };
 
 /// How it works.
@@ -143,7 +146,14 @@ impl Broker for LocalBroker {
         if messages.is_empty() {
             return Vec::new();
         }
-        publishing::publish(&self.shared, messages, patience).await
+        publishing::publish(&self.shared, messages, patience, Ordering::OfBatch).await
+    }
+
+    async fn publish_in_order(&self, messages: &[Message], patience: Duration) -> Vec<Published> {
+        if messages.is_empty() {
+            return Vec::new();
+        }
+        publishing::publish(&self.shared, messages, patience, Ordering::OfKeys).await
     }
 
     async fn subscribe(&self, subscription: &Subscription) -> BrokerResult<Box<dyn Deliveries>> {

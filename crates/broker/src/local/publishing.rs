@@ -1,6 +1,6 @@
 //! Publishing: a batch is one transaction.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,11 +29,21 @@ struct Batch {
     outcomes: Vec<Published>,
 }
 
+/// Which messages of a batch wait for each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ordering {
+    /// None: each goes where it can.
+    OfBatch,
+    /// Once one is not taken, the later ones with its key do not leave.
+    OfKeys,
+}
+
 /// See the port.
 pub(super) async fn publish(
     shared: &Arc<Shared>,
     messages: &[Message],
     patience: Duration,
+    ordering: Ordering,
 ) -> Vec<Published> {
     let not_sent = |reason: &str| vec![Published::NotSent { reason: reason.to_owned() }; messages.len()];
     if shared.is_closed() {
@@ -50,7 +60,7 @@ pub(super) async fn publish(
                 Err(_) => return not_sent("the store did not answer in time"),
             },
         };
-        let batch = Arc::new(route(&routing, messages));
+        let batch = Arc::new(route(&routing, messages, ordering));
         // In a task of its own: a caller that gives up must not leave a transaction in the middle.
         let putting = tokio::spawn(put(Arc::clone(shared), Arc::clone(&batch), routing.revision));
         match timeout_at(deadline, putting).await {
@@ -83,9 +93,10 @@ async fn put(shared: Arc<Shared>, batch: Arc<Batch>, revision: u64) -> Result<bo
     Ok(written)
 }
 
-fn route(routing: &Routing, messages: &[Message]) -> Batch {
+fn route(routing: &Routing, messages: &[Message], ordering: Ordering) -> Batch {
     let mut placements = Vec::with_capacity(messages.len());
-    let outcomes = messages.iter().enumerate().map(|(place, message)| {
+    let mut held_back: HashSet<&str> = HashSet::new();
+    let mut routed = |(place, message): (usize, &Message)| {
         if let Err(reason) = check(message) {
             return Published::Refused { reason };
         }
@@ -102,8 +113,21 @@ fn route(routing: &Routing, messages: &[Message]) -> Batch {
                 Published::Refused { reason: format!("there is no exchange {}", destination.exchange) }
             }
         }
-    });
-    let outcomes = outcomes.collect();
+    };
+    let mut outcomes = Vec::with_capacity(messages.len());
+    for (place, message) in messages.iter().enumerate() {
+        if held_back.contains(message.key.as_str()) {
+            outcomes.push(Published::NotSent {
+                reason: "an earlier message of its key was not taken".to_owned(),
+            });
+            continue;
+        }
+        let outcome = routed((place, message));
+        if ordering == Ordering::OfKeys && outcome != Published::Confirmed {
+            held_back.insert(&message.key);
+        }
+        outcomes.push(outcome);
+    }
     Batch { messages: messages.to_vec(), placements, outcomes }
 }
 

@@ -4,7 +4,7 @@
 //! handshake, and again while closing. So every socket has a second handle here that cuts it.
 
 use std::net::{Shutdown, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -33,6 +33,8 @@ pub(super) struct Link {
     uri: AMQPUri,
     purpose: &'static str,
     closed: AtomicBool,
+    /// How many connections were made.
+    made: Arc<AtomicU64>,
     state: Arc<tokio::sync::Mutex<State>>,
     /// Connections that are no longer given out but may still be used, by a receiver for example.
     retired: Mutex<Vec<Weak<Live>>>,
@@ -59,9 +61,15 @@ impl Link {
             uri,
             purpose,
             closed: AtomicBool::new(false),
+            made: Arc::default(),
             state: Arc::default(),
             retired: Mutex::default(),
         }
+    }
+
+    /// How many connections were made.
+    pub(super) fn made(&self) -> u64 {
+        self.made.load(Ordering::Acquire)
     }
 
     /// The connection, made if there is none. An attempt that outlives the deadline goes on for the next caller.
@@ -89,7 +97,8 @@ impl Link {
                     sleep_until(next).await;
                 }
                 _ => {
-                    let attempt = tokio::spawn(attempt(state, self.uri.clone(), self.purpose));
+                    let made = Arc::clone(&self.made);
+                    let attempt = tokio::spawn(attempt(state, self.uri.clone(), self.purpose, made));
                     match timeout_at(deadline, attempt).await {
                         Ok(Ok(true)) => {}
                         Ok(Ok(false)) => {
@@ -155,10 +164,16 @@ impl State {
 }
 
 /// Tries to connect once and notes how it went.
-async fn attempt(mut state: OwnedMutexGuard<State>, uri: AMQPUri, purpose: &'static str) -> bool {
+async fn attempt(
+    mut state: OwnedMutexGuard<State>,
+    uri: AMQPUri,
+    purpose: &'static str,
+    made: Arc<AtomicU64>,
+) -> bool {
     let failure = match timeout(HANDSHAKE, Live::open(uri, purpose)).await {
         Ok(Ok(live)) => {
             *state = State { live: Some(Arc::new(live)), ..State::default() };
+            made.fetch_add(1, Ordering::AcqRel);
             return true;
         }
         Ok(Err(error)) => match told(&error, "connecting") {

@@ -54,6 +54,8 @@ pub const PROMISES: BrokerPromises = BrokerPromises {
     durable: true,
     tells_standing: true,
     in_store: false,
+    ordered_batches: false,
+    largest_body: 128 << 20,
 };
 
 /// A RabbitMQ broker.
@@ -93,6 +95,10 @@ impl fmt::Debug for RabbitMq {
 impl Broker for RabbitMq {
     fn promises(&self) -> BrokerPromises {
         PROMISES
+    }
+
+    fn connections(&self) -> u64 {
+        self.publisher.connections() + self.receiving.made()
     }
 
     async fn ready(&self) -> BrokerResult<()> {

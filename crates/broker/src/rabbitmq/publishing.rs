@@ -50,6 +50,11 @@ impl Publisher {
         Self { link, idle: Mutex::default() }
     }
 
+    /// How many connections were made.
+    pub(super) fn connections(&self) -> u64 {
+        self.link.made()
+    }
+
     pub(super) async fn close(&self) {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.link.close().await;

@@ -69,7 +69,7 @@ pub(super) fn verdicts(
     let verdict = |place: usize| match (reasons[place], answers[place]) {
         (Some(reason), _) => Some(Published::Unroutable { reason: reason.to_owned() }),
         (None, Answer::Nack) => {
-            Some(Published::Refused { reason: "the broker could not store it".to_owned() })
+            Some(Published::NotTaken { reason: "the broker could not store it".to_owned() })
         }
         (None, Answer::Ack) if place < unanswered_from => Some(Published::Confirmed),
         (None, Answer::Ack | Answer::None) => None,
@@ -112,7 +112,7 @@ mod tests {
         let letter = |verdict: &Option<Published>| match verdict {
             Some(Published::Confirmed) => 'c',
             Some(Published::Unroutable { .. }) => 'u',
-            Some(Published::Refused { .. }) => 'r',
+            Some(Published::Refused { .. } | Published::NotTaken { .. }) => 'r',
             Some(Published::Unknown { .. } | Published::NotSent { .. }) => '!',
             None => '?',
         };

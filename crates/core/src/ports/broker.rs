@@ -45,6 +45,11 @@ pub struct BrokerPromises {
     pub tells_standing: bool,
     /// Messages are kept in the application's own database: whoever settles one needs a connection of it.
     pub in_store: bool,
+    /// A batch can be published in order at once, see [`Broker::publish_in_order`]. Where this is not so, the next message
+    /// of a key has to wait until the one before is confirmed.
+    pub ordered_batches: bool,
+    /// How many bytes the body of a message can have, whatever the server's own settings are.
+    pub largest_body: usize,
 }
 
 /// A fault or a refusal of the broker.
@@ -104,6 +109,20 @@ impl BrokerError {
             Self::Missing { .. } => "topology-missing",
             Self::Denied(_) => "broker-denied",
             Self::Refused { .. } => "broker-refused",
+        }
+    }
+
+    /// The same once more, for somebody else who asks; of its causes only the words are left.
+    pub fn repeated(&self) -> Self {
+        let words = |source: &BoxError| BoxError::from(source.to_string());
+        match self {
+            Self::Unavailable(source) => Self::Unavailable(words(source)),
+            Self::Mismatch { what, name, difference } => {
+                Self::Mismatch { what, name: name.clone(), difference: difference.clone() }
+            }
+            Self::Missing { what, name } => Self::Missing { what, name: name.clone() },
+            Self::Denied(source) => Self::Denied(words(source)),
+            Self::Refused { operation, source } => Self::Refused { operation, source: words(source) },
         }
     }
 
@@ -232,7 +251,7 @@ impl fmt::Display for Destination {
 pub struct Message {
     /// Where to.
     pub destination: Destination,
-    /// The event's id: the key of every de-duplication.
+    /// Tells it from others: the event's id, or its place in the log on a channel that follows it.
     pub message_id: String,
     /// The event's type.
     pub message_type: String,
@@ -258,8 +277,13 @@ pub enum Published {
         /// The broker's words.
         reason: String,
     },
-    /// The broker said no.
+    /// The broker said no to this message.
     Refused {
+        /// The broker's words.
+        reason: String,
+    },
+    /// The broker could not take it, for a reason that is not the message's: too few replicas, a queue that is full.
+    NotTaken {
         /// The broker's words.
         reason: String,
     },
@@ -347,6 +371,12 @@ pub trait Broker: Send + Sync + 'static {
     /// What this adapter promises beyond the contract.
     fn promises(&self) -> BrokerPromises;
 
+    /// How many connections were made so far. On a new one everything may have to be declared again; brokers that keep
+    /// what was declared and reconnect beneath their users need not count.
+    fn connections(&self) -> u64 {
+        0
+    }
+
     /// Whether the broker answers.
     async fn ready(&self) -> BrokerResult<()>;
 
@@ -357,6 +387,12 @@ pub trait Broker: Send + Sync + 'static {
     /// whole batch is sent before the first is waited for. Never waits longer than `patience` in all: what is not
     /// confirmed by then is `Unknown`; what was not even handed to the broker is `NotSent`.
     async fn publish(&self, messages: &[Message], patience: Duration) -> Vec<Published>;
+
+    /// As [`publish`](Self::publish); and once a message is not taken, none of the later ones with its key leaves. Only
+    /// where [`BrokerPromises::ordered_batches`] says so.
+    async fn publish_in_order(&self, messages: &[Message], patience: Duration) -> Vec<Published> {
+        self.publish(messages, patience).await
+    }
 
     /// Begins to receive.
     async fn subscribe(&self, subscription: &Subscription) -> BrokerResult<Box<dyn Deliveries>>;

@@ -664,6 +664,24 @@ pub struct OutboxClaim<'a> {
     pub limit: u32,
     /// What is due.
     pub now: DateTime<Utc>,
+    /// How much it may bring otherwise.
+    pub room: ClaimRoom,
+}
+
+/// How much a claim of outbox rows may bring, beside their number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClaimRoom {
+    /// How many rows of one lane at most: one that has many must not hold up those behind it.
+    pub per_lane: u32,
+    /// How many rows are looked through for those of other lanes; at least `limit` are.
+    pub depth: u32,
+    /// After how many bytes of payloads no further row is taken. One row comes, however large it is.
+    pub bytes: u64,
+}
+
+impl ClaimRoom {
+    /// As many as there are.
+    pub const UNLIMITED: Self = Self { per_lane: u32::MAX, depth: 0, bytes: i64::MAX as u64 };
 }
 
 /// An outbox row with the fact it is about.
@@ -971,6 +989,25 @@ pub struct TrackerPlace {
     pub reset_count: u64,
 }
 
+/// An aggregate that a tracker has left behind, because one of its events cannot be published. The others go on (P3).
+#[derive(Debug, Clone, PartialEq)]
+pub struct ParkedAggregate {
+    /// Which.
+    pub aggregate: AggregateKey,
+    /// The first version that was not published.
+    pub version: Version,
+    /// How often that one has failed.
+    pub attempts: u32,
+    /// When it is tried again; nothing when it was given up until an operator decides.
+    pub due_at: Option<DateTime<Utc>>,
+    /// Stable code.
+    pub reason: String,
+    /// Text for people.
+    pub message: String,
+    /// Since when.
+    pub parked_at: DateTime<Utc>,
+}
+
 /// Why something is switched off (S2).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Disabled {
@@ -1106,6 +1143,15 @@ pub trait Store: super::operations::Operations {
         limit: u32,
     ) -> StoreResult<Vec<RecordedEvent>>;
 
+    /// The same, as many of the first ones as have so many bytes of payload together, and at least one if there is any.
+    async fn events_of_within(
+        &self,
+        aggregate: &AggregateKey,
+        after: Version,
+        limit: u32,
+        bytes: u64,
+    ) -> StoreResult<Vec<RecordedEvent>>;
+
     /// State history of an aggregate behind a version, in order.
     async fn history_of(
         &self,
@@ -1144,10 +1190,18 @@ pub trait Store: super::operations::Operations {
     /// Events with a position in `low..=high`, in order (N1).
     async fn events_between(&self, low: Position, high: Position) -> StoreResult<Vec<RecordedEvent>>;
 
+    /// The same, as many of the first ones as have so many bytes of payload together, and at least one if there is any.
+    async fn events_within(
+        &self,
+        low: Position,
+        high: Position,
+        bytes: u64,
+    ) -> StoreResult<Vec<RecordedEvent>>;
+
     // Outbox -----------------------------------------------------------------------------------------------
 
-    /// Takes rows that are due, in order per lane; lanes that are parked are left out, except for the row they
-    /// wait for once that is due. Nothing is marked: the caller's leases on the partitions are the claim, and
+    /// Takes rows that are due, in order per lane and as many as there is room for; lanes that are parked are left out,
+    /// except for the row they wait for once that is due. Nothing is marked: the caller's leases on the partitions are the claim, and
     /// they are checked again when results are written.
     async fn claim_outbox(&self, claim: &OutboxClaim<'_>) -> StoreResult<Vec<OutboxItem>>;
 
@@ -1159,6 +1213,10 @@ pub trait Store: super::operations::Operations {
         now: DateTime<Utc>,
         results: &[OutboxResult],
     ) -> StoreResult<()>;
+
+    /// Goes on without a row that is FAILED or RETRY: it is SKIPPED, with a reason for people, and what waited behind it
+    /// follows. Answers whether it was in one of these states.
+    async fn skip_outbox(&self, outbox_id: u64, reason: &str, now: DateTime<Utc>) -> StoreResult<bool>;
 
     /// Puts FAILED rows back to RETRY, due at once, with their attempts forgotten. Answers how many.
     async fn reopen_outbox(&self, outbox_ids: &[u64], now: DateTime<Utc>) -> StoreResult<u64>;
@@ -1315,7 +1373,29 @@ pub trait Store: super::operations::Operations {
         to: Position,
     ) -> StoreResult<bool>;
 
-    /// Sets a channel's position, wherever it is: an operator's decision.
+    /// As [`advance_channel`](Self::advance_channel), and in the same transaction notes which aggregates wait, anew or
+    /// otherwise than before, and which no longer do.
+    async fn park_in_channel(
+        &self,
+        lease: &LeaseGrant,
+        channel_id: Uuid,
+        from: TrackerPlace,
+        to: Position,
+        parked: &[ParkedAggregate],
+        opened: &[AggregateKey],
+    ) -> StoreResult<bool>;
+
+    /// The aggregates that a channel has left behind since it was last set, by name.
+    async fn parked_in_channel(
+        &self,
+        channel_id: Uuid,
+        reset_count: u64,
+    ) -> StoreResult<Vec<ParkedAggregate>>;
+
+    /// Lets those be tried again that a channel has given up. Answers how many.
+    async fn reopen_parked(&self, name: &ChannelName, now: DateTime<Utc>) -> StoreResult<u64>;
+
+    /// Sets a channel's position, wherever it is: an operator's decision. What it has left behind is forgotten.
     async fn reset_channel(&self, name: &ChannelName, position: Position) -> StoreResult<()>;
 
     /// The living channels, by name.

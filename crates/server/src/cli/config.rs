@@ -110,6 +110,9 @@ struct File {
     broker: Option<String>,
     #[serde(default)]
     hive: toml::Table,
+    /// As the source names it: hive's own `[hive.outbox]`.
+    #[serde(default)]
+    outbox: toml::Table,
     #[serde(default)]
     market: toml::Table,
     #[serde(default)]
@@ -137,6 +140,17 @@ struct KeyEntry {
     name: String,
     role: Role,
     hash: String,
+}
+
+/// Hive's settings with those that the source names without `hive.` (`outbox.publisher.fixedDelayMs`).
+fn with_outbox(mut hive: toml::Table, outbox: toml::Table) -> Result<toml::Table, Failure> {
+    if outbox.is_empty() {
+        return Ok(hive);
+    }
+    match hive.insert("outbox".to_owned(), toml::Value::Table(outbox)) {
+        None => Ok(hive),
+        Some(_) => Err(Failure::usage("[outbox] and [hive.outbox] are the same thing; write one of them")),
+    }
 }
 
 impl ServeFlags {
@@ -211,12 +225,13 @@ impl ServeFlags {
                 "{listen:?} is not an address to listen on; write one such as {DEFAULT_LISTEN}"
             ))
         })?;
+        let hive = with_outbox(file.hive, file.outbox)?;
         Ok(Config {
             log_page_size: page_size(&settings)?,
             channels,
-            hive: HiveConfig::read(file.hive.clone(), limits.request_timeout)?,
+            hive: HiveConfig::read(hive.clone(), limits.request_timeout)?,
             market: MarketConfig::read(file.market.clone())?,
-            written: Written { hive: file.hive, market: file.market, topology: written_topology },
+            written: Written { hive, market: file.market, topology: written_topology },
             listen,
             store: self.store.or(file.store).unwrap_or_else(|| DEFAULT_STORE.to_owned()),
             broker: self.broker.or(file.broker).unwrap_or_else(|| DEFAULT_BROKER.to_owned()),
@@ -371,6 +386,15 @@ mod tests {
         });
         let config = file.as_ref().map(|file| file.path().to_owned());
         (ServeFlags { listen: listen.map(str::to_owned), config, ..ServeFlags::default() }, file)
+    }
+
+    #[test]
+    fn the_sources_name_of_the_publishers_delay_is_understood() {
+        let table = |text: &str| text.parse::<toml::Table>().unwrap();
+        let hive = with_outbox(table("enabled = true"), table("publisher.fixedDelayMs = 500")).ok().unwrap();
+        assert_eq!(hive, table("enabled = true\noutbox.publisher.fixedDelayMs = 500"));
+        let twice = with_outbox(hive, table("publisher.fixedDelayMs = 500")).err().unwrap();
+        assert!(twice.message.contains("[hive.outbox]"), "{}", twice.message);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The outbox over HTTP: what waits to be published, and putting back what was given up.
+//! The outbox over HTTP: what waits to be published, and putting back or going on without what was given up.
 
 use axum::Json;
 use axum::extract::State;
@@ -29,6 +29,7 @@ pub(super) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(show))
         .routes(routes!(retry))
         .routes(routes!(retry_many))
+        .routes(routes!(skip))
 }
 
 /// Which rows.
@@ -139,6 +140,55 @@ async fn retry(
         let title = format!("outbox row {id} is {}", before.row.status);
         let detail = "Only a row that was given up can be put back; look at it again.";
         return Err(Problem::new(StatusCode::CONFLICT, "not-given-up", title, detail));
+    }
+    Ok(Json(Row::from(&row(&app, id).await.after_it_was_done()?)).into_response())
+}
+
+/// Why a row is never published.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = SkipAsked)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct SkipAsked {
+    /// For those who find the row later.
+    #[schema(value_type = String, min_length = 1)]
+    reason: SoughtText,
+}
+
+/// Goes on without a row
+///
+/// It was given up, or is to be tried again, and is never published on its channel. What waits behind it follows.
+#[utoipa::path(
+    post,
+    path = "/api/outbox/{id}/skip",
+    tag = "outbox",
+    operation_id = "skipOutboxRow",
+    params(("id" = u64, Path, description = "The row's number.", minimum = 0, maximum = 9007199254740991_i64)),
+    request_body = SkipAsked,
+    responses(
+        (status = 200, description = "It is skipped; this is the row now.", body = Row),
+        (status = 404, description = "There is no such row."),
+        (status = 409, description = "It has not failed, or was skipped before."),
+        (status = 413, description = "The request is too large."),
+        (status = 415, description = "The body is not JSON."),
+        (status = 422, description = "There is no reason."),
+    )
+)]
+async fn skip(
+    State(app): State<Towpath>,
+    Path(Number(id)): Path<Number>,
+    JsonBody(asked): JsonBody<SkipAsked>,
+) -> Result<Response, Problem> {
+    let before = row(&app, id).await?;
+    let reason = String::from(asked.reason);
+    if reason.trim().is_empty() {
+        let detail = "Write a sentence for those who find the row later.";
+        let title = "a row is skipped for a reason";
+        return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "reason-missing", title, detail));
+    }
+    if !app.outbox().skip(id, &reason).await? {
+        let title = format!("outbox row {id} is {}", before.row.status);
+        let detail = "Only a row that failed can be skipped; look at it again.";
+        return Err(Problem::new(StatusCode::CONFLICT, "not-failed", title, detail));
     }
     Ok(Json(Row::from(&row(&app, id).await.after_it_was_done()?)).into_response())
 }

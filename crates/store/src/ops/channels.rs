@@ -1,14 +1,16 @@
 //! Channels as rows: names unique among the living (S3), switched off with who and why (S2).
 
 use chrono::{DateTime, Utc};
-use towpath_core::ids::{ActorId, ChannelName, Position};
-use towpath_core::ports::store::{ChannelRow, Disabled, LeaseGrant, StoreError, StoreResult, TrackerPlace};
+use towpath_core::ids::{ActorId, AggregateKey, ChannelName, Position};
+use towpath_core::ports::store::{
+    ChannelRow, Disabled, LeaseGrant, ParkedAggregate, StoreError, StoreResult, TrackerPlace,
+};
 use uuid::Uuid;
 
 use crate::ops::leases::fence;
-use crate::rows::{read_channel, select_list};
-use crate::schema::CHANNELS;
-use crate::sql::{Session, SqlFault, values};
+use crate::rows::{insert_sql, read_channel, select_list};
+use crate::schema::{CHANNEL_PARKED, CHANNELS};
+use crate::sql::{Row, Session, SqlFault, code, readable, values};
 
 pub(crate) async fn add(
     session: &mut Session<'_>,
@@ -66,12 +68,93 @@ pub(crate) async fn advance(
     from: TrackerPlace,
     to: Position,
 ) -> StoreResult<bool> {
+    park(session, grant, channel_id, from, to, &[], &[]).await
+}
+
+/// Moves a channel's position, and notes which aggregates it leaves behind and which no longer. Runs in a transaction.
+pub(crate) async fn park(
+    session: &mut Session<'_>,
+    grant: &LeaseGrant,
+    channel_id: Uuid,
+    from: TrackerPlace,
+    to: Position,
+    parked: &[ParkedAggregate],
+    opened: &[AggregateKey],
+) -> StoreResult<bool> {
     let sql = "UPDATE channels SET position = ? WHERE channel_id = ? AND deleted_at IS NULL AND position = ? \
          AND reset_count = ?";
     let moved = values![to, channel_id, from.position, from.reset_count];
     let touched = session.execute("channels.advance", sql, moved).await?;
+    if touched == 1 {
+        for aggregate in opened {
+            let sql =
+                "DELETE FROM channel_parked WHERE channel_id = ? AND aggregate_kind = ? AND aggregate_id = ?";
+            let keys = values![channel_id, aggregate.kind.as_str(), aggregate.id.as_str()];
+            session.execute("channels.open_parked", sql, keys).await?;
+        }
+        for one in parked {
+            let dialect = session.dialect();
+            let changed =
+                ["reset_count", "aggregate_version", "attempts", "due_at", "reason", "message", "parked_at"];
+            let changed = changed.map(|column| format!("{column} = {}", dialect.inserted(column))).join(", ");
+            let sql = format!(
+                "{} {} {changed}",
+                insert_sql(&CHANNEL_PARKED, 1),
+                dialect.on_conflict("channel_id, aggregate_kind, aggregate_id")
+            );
+            let values = values![
+                channel_id,
+                one.aggregate.kind.as_str(),
+                one.aggregate.id.as_str(),
+                from.reset_count,
+                one.version,
+                one.attempts,
+                one.due_at,
+                code(&one.reason),
+                readable(&one.message),
+                one.parked_at
+            ];
+            session.execute("channels.park", &sql, values).await?;
+        }
+    }
     fence(session, std::slice::from_ref(grant)).await?;
     Ok(touched == 1)
+}
+
+pub(crate) async fn parked(
+    session: &mut Session<'_>,
+    channel_id: Uuid,
+    reset_count: u64,
+) -> StoreResult<Vec<ParkedAggregate>> {
+    let sql = format!(
+        "SELECT {} FROM channel_parked p WHERE p.channel_id = ? AND p.reset_count = ? \
+         ORDER BY p.aggregate_kind, p.aggregate_id",
+        select_list(&CHANNEL_PARKED, "p", "")
+    );
+    let rows = session.rows("channels.parked", &sql, values![channel_id, reset_count]).await?;
+    rows.iter().map(read_parked).collect()
+}
+
+pub(crate) async fn reopen_parked(
+    session: &mut Session<'_>,
+    name: &ChannelName,
+    now: DateTime<Utc>,
+) -> StoreResult<u64> {
+    let sql = "UPDATE channel_parked SET due_at = ?, attempts = 0 WHERE due_at IS NULL AND channel_id IN \
+         (SELECT c.channel_id FROM channels c WHERE c.name = ? AND c.deleted_at IS NULL)";
+    Ok(session.execute("channels.reopen_parked", sql, values![now, name.as_str()]).await?)
+}
+
+fn read_parked(row: &Row) -> StoreResult<ParkedAggregate> {
+    Ok(ParkedAggregate {
+        aggregate: AggregateKey::from_stored(row.text("aggregate_kind")?, row.text("aggregate_id")?),
+        version: row.count("aggregate_version")?,
+        attempts: row.small("attempts")?,
+        due_at: row.time_or_null("due_at")?,
+        reason: row.text("reason")?,
+        message: row.text("message")?,
+        parked_at: row.time("parked_at")?,
+    })
 }
 
 pub(crate) async fn reset(

@@ -45,7 +45,7 @@ pub(crate) async fn outbox(
         }
         let mut keys = values![];
         let chosen = session.choose_from("event_outbox", "outbox_id", old, &mut keys);
-        let sql = format!("{} WHERE {} AND status = 'SENT'", chosen.delete, chosen.condition);
+        let sql = format!("{} WHERE {} AND status IN ('SENT', 'SKIPPED')", chosen.delete, chosen.condition);
         deleted += session.execute("clean.outbox", &sql, keys).await?;
     }
     fence(session, std::slice::from_ref(lease)).await?;

@@ -84,7 +84,7 @@ pub(crate) async fn outbox(
             let indexes = match status {
                 Some(OutboxStatus::New) => vec![ready, parked],
                 Some(OutboxStatus::Retry) => vec![retrying],
-                Some(OutboxStatus::Sent) => vec![sent],
+                Some(OutboxStatus::Sent | OutboxStatus::Skipped) => vec![sent],
                 Some(OutboxStatus::Failed) => vec![failed],
                 None => vec![ready, parked, failed, sent],
             };

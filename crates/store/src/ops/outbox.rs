@@ -25,7 +25,7 @@ pub(crate) struct Look {
     /// Rows that may go out.
     pub(crate) ready: Vec<OutboxItem>,
     /// Rows whose lane waits for an earlier one: to be set aside with [`park_behind`].
-    pub(crate) behind: Vec<OutboxItem>,
+    pub(crate) behind: Vec<(u64, Lane)>,
 }
 
 /// Looks at the next rows that are due. Reads only.
@@ -45,15 +45,18 @@ pub(crate) async fn look(
         keys.extend(look_keys);
         let rows = session.rows("outbox.look", &sql, keys).await?;
         if floor.holds(&standing_of(&rows)?) {
-            return read_look(&rows, claim);
+            return read_look(&rows);
         }
         floors.drop_floor(&place);
     }
     let mut keys = values![];
     let sql = look_sql(session, claim, None, &mut keys);
-    read_look(&session.rows("outbox.look", &sql, keys).await?, claim)
+    read_look(&session.rows("outbox.look", &sql, keys).await?)
 }
 
+/// The next rows, in steps: those that are due (`due`), of each lane so many (`fair`), with the bytes that come before
+/// each (`sized`), and only then their facts. So a payload is read only if there is room for it, and only of rows that do
+/// not wait for an earlier one.
 fn look_sql<'v>(
     session: &Session<'_>,
     claim: &OutboxClaim<'v>,
@@ -64,43 +67,63 @@ fn look_sql<'v>(
     // A table that is all backlog would else be read by its primary key, rows of all partitions and those that were sent
     // a moment ago included.
     let (pinned, first) = session.dialect().pinned(&channel);
+    keys.extend(values![claim.now]);
     keys.extend(pinned.matches('?').map(|_| Value::from(claim.channel.as_str())));
     keys.extend(values![claim.now]);
     let partitions = in_partitions(session, claim.partitions, keys);
     keys.extend(floor.map(Value::from));
     let from = if floor.is_some() { " AND o.outbox_id >= ?" } else { "" };
-    format!(
-        "SELECT o.outbox_id, o.lane, o.retry_count, o.status, p.head_outbox_id, p.due_at AS lane_due_at, {} \
-         FROM event_outbox o JOIN domain_events e ON e.event_id = o.event_id \
-         LEFT JOIN parked_lanes p ON p.channel = o.channel AND p.lane = o.lane \
+    let OutboxClaim { limit, room, .. } = claim;
+    let is_fair = room.per_lane >= *limit;
+    // The head of a parked lane goes out when it is due, and what is earlier than the head goes first.
+    let due = format!(
+        "SELECT o.outbox_id, o.lane, o.retry_count, o.status, o.event_id AS fact_id, \
+         CASE WHEN p.head_outbox_id < o.outbox_id THEN 1 WHEN p.head_outbox_id > o.outbox_id THEN 0 \
+         WHEN p.head_outbox_id IS NULL OR p.due_at <= ? THEN 0 ELSE 2 END AS waits \
+         FROM event_outbox o LEFT JOIN parked_lanes p ON p.channel = o.channel AND p.lane = o.lane \
          WHERE {pinned}{condition} AND (o.next_retry_at IS NULL OR o.next_retry_at <= ?){partitions}{from} \
          ORDER BY {first}o.outbox_id LIMIT {}",
+        if is_fair { *limit } else { room.depth.max(*limit) }
+    );
+    let fair = if is_fair {
+        due
+    } else {
+        let per_lane = room.per_lane;
+        format!(
+            "SELECT numbered.outbox_id, numbered.lane, numbered.retry_count, numbered.status, numbered.fact_id, \
+             numbered.waits FROM (SELECT due.*, \
+             ROW_NUMBER() OVER (PARTITION BY due.lane ORDER BY due.outbox_id) AS nth FROM ({due}) AS due) AS numbered \
+             WHERE numbered.nth <= {per_lane} OR numbered.waits <> 0 ORDER BY numbered.outbox_id LIMIT {limit}"
+        )
+    };
+    keys.extend(values![room.bytes]);
+    format!(
+        "SELECT sized.outbox_id, sized.lane, sized.retry_count, sized.status, sized.waits, {} \
+         FROM (SELECT fair.*, SUM(CASE WHEN fair.waits = 0 THEN OCTET_LENGTH(b.payload) ELSE 0 END) \
+         OVER (ORDER BY fair.outbox_id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before \
+         FROM ({fair}) AS fair JOIN domain_events b ON b.event_id = fair.fact_id) AS sized \
+         LEFT JOIN domain_events e ON e.event_id = sized.fact_id AND sized.waits = 0 \
+         WHERE sized.bytes_before IS NULL OR sized.bytes_before < ? OR sized.waits <> 0 ORDER BY sized.outbox_id",
         select_list(&DOMAIN_EVENTS, "e", ""),
-        claim.limit
     )
 }
 
-fn read_look(rows: &[Row], claim: &OutboxClaim<'_>) -> StoreResult<Look> {
+fn read_look(rows: &[Row]) -> StoreResult<Look> {
     let mut look = Look::default();
     for row in rows {
         let Some(outbox_id) = row.long_or_null("outbox_id")? else { continue };
-        let item = OutboxItem {
-            outbox_id: outbox_id.cast_unsigned(),
-            lane: Lane::from_stored(row.long("lane")?),
-            retry_count: row.small("retry_count")?,
-            status: stored(row, "status")?,
-            event: read_event(row)?,
-        };
-        match row.long_or_null("head_outbox_id")? {
-            None => look.ready.push(item),
-            Some(head) if head.cast_unsigned() < item.outbox_id => look.behind.push(item),
-            // Earlier than what its lane waits for: it goes first.
-            Some(head) if head.cast_unsigned() > item.outbox_id => look.ready.push(item),
-            // The head itself goes out again when its lane is due.
-            Some(_) if row.time_or_null("lane_due_at")?.is_some_and(|due_at| due_at <= claim.now) => {
-                look.ready.push(item);
-            }
-            Some(_) => {}
+        let (outbox_id, lane) = (outbox_id.cast_unsigned(), Lane::from_stored(row.long("lane")?));
+        match row.long("waits")? {
+            0 => look.ready.push(OutboxItem {
+                outbox_id,
+                lane,
+                retry_count: row.small("retry_count")?,
+                status: stored(row, "status")?,
+                event: read_event(row)?,
+            }),
+            1 => look.behind.push((outbox_id, lane)),
+            // The head of its lane, which is not due.
+            _ => {}
         }
     }
     // A join around a look need not keep its order.
@@ -132,11 +155,11 @@ fn in_partitions(session: &Session<'_>, partitions: &[u16], keys: &mut Vec<Value
 pub(crate) async fn park_behind(
     session: &mut Session<'_>,
     claim: &OutboxClaim<'_>,
-    behind: &[OutboxItem],
+    behind: &[(u64, Lane)],
 ) -> StoreResult<u64> {
-    let heads = lock_heads(session, claim.channel, behind.iter().map(|item| item.lane)).await?;
-    let waits = |item: &&OutboxItem| heads.get(&item.lane).is_some_and(|head| *head < item.outbox_id);
-    let rows: Vec<i64> = behind.iter().filter(waits).map(|item| item.outbox_id.cast_signed()).collect();
+    let heads = lock_heads(session, claim.channel, behind.iter().map(|(_, lane)| *lane)).await?;
+    let waits = |(outbox_id, lane): &&(u64, Lane)| heads.get(lane).is_some_and(|head| head < outbox_id);
+    let rows: Vec<i64> = behind.iter().filter(waits).map(|(outbox_id, _)| outbox_id.cast_signed()).collect();
     set_aside(session, claim.now, rows).await
 }
 
@@ -221,8 +244,8 @@ pub(crate) async fn record(
     fence(session, leases).await
 }
 
-/// The rows that are to park their lane although they are through, because somebody else has sent them or they were
-/// recorded before: a lane that waited for one would wait for ever.
+/// The rows that are to park their lane although they are through, because somebody else has sent or skipped them or they
+/// were recorded before: a lane that waited for one would wait for ever.
 async fn already_sent(session: &mut Session<'_>, results: &[OutboxResult]) -> StoreResult<HashSet<u64>> {
     let failed = results.iter().filter(|result| parks(&result.outcome));
     let ids: Vec<i64> = failed.map(|result| result.outbox_id.cast_signed()).collect();
@@ -233,7 +256,7 @@ async fn already_sent(session: &mut Session<'_>, results: &[OutboxResult]) -> St
     let Chosen { target, condition, .. } =
         session.choose_from("event_outbox", "outbox_id", ids.clone(), &mut keys);
     let sql = format!(
-        "SELECT outbox_id FROM {target} WHERE {condition} AND status <> 'SENT' ORDER BY outbox_id {}",
+        "SELECT outbox_id FROM {target} WHERE {condition} AND status NOT IN ('SENT', 'SKIPPED') ORDER BY outbox_id {}",
         session.dialect().for_update()
     );
     let mut sent: HashSet<u64> = ids.into_iter().map(i64::cast_unsigned).collect();
@@ -295,6 +318,34 @@ fn parks(outcome: &OutboxOutcome) -> bool {
         OutboxOutcome::Sent => false,
         OutboxOutcome::Retry { park, .. } | OutboxOutcome::Failed { park, .. } => *park,
     }
+}
+
+/// Goes on without a row. Runs in a transaction.
+pub(crate) async fn skip(
+    session: &mut Session<'_>,
+    outbox_id: u64,
+    reason: &str,
+    now: DateTime<Utc>,
+) -> StoreResult<bool> {
+    let sql = "SELECT channel, lane FROM event_outbox WHERE outbox_id = ? AND status IN ('FAILED', 'RETRY')";
+    let Some(row) = session.row("outbox.to_skip", sql, values![outbox_id]).await? else { return Ok(false) };
+    let (channel, lane) =
+        (ChannelName::from_stored(row.text("channel")?), Lane::from_stored(row.long("lane")?));
+    // The lane is locked before the row, as everybody does it.
+    let heads = lock_heads(session, &channel, std::iter::once(lane)).await?;
+    let status = step(OutboxStatus::Failed, OutboxStep::Skip)?;
+    let sql = "UPDATE event_outbox SET status = ?, status_changed_at = ?, status_reason = 'skipped', \
+               status_message = ?, next_retry_at = NULL, parked_at = NULL \
+               WHERE outbox_id = ? AND status IN ('FAILED', 'RETRY')";
+    let changed = values![status.as_str(), now, readable(reason), outbox_id];
+    if session.execute("outbox.skip", sql, changed).await? == 0 {
+        return Ok(false);
+    }
+    if heads.get(&lane) == Some(&outbox_id) {
+        unpark(session, &channel, vec![lane.to_stored()]).await?;
+        count_return(session, &channel).await?;
+    }
+    Ok(true)
 }
 
 /// Puts FAILED rows back. Runs in a transaction.

@@ -34,6 +34,7 @@ pub struct Seen {
 struct Rules {
     hold_requests: bool,
     hold_answers: bool,
+    refuse: bool,
     /// Connections made under an older number are cut.
     generation: u64,
     /// Connections up to this number are left alone by both sides.
@@ -98,9 +99,18 @@ impl TcpProxy {
         });
     }
 
+    /// Cuts every open connection, and closes new ones at once.
+    pub fn refuse(&self) {
+        self.rules.send_modify(|rules| {
+            rules.refuse = true;
+            rules.generation += 1;
+        });
+    }
+
     /// Forwards again, beginning with what was held back.
     pub fn heal(&self) {
         self.rules.send_modify(|rules| {
+            rules.refuse = false;
             rules.hold_answers = false;
             rules.hold_requests = false;
         });
@@ -134,6 +144,9 @@ async fn listen(
 ) {
     while let Ok((client, _)) = listener.accept().await {
         seen.send_modify(|seen| seen.connections += 1);
+        if rules.borrow().refuse {
+            continue;
+        }
         let number = seen.borrow().connections;
         let (rules, seen, server) = (rules.subscribe(), Arc::clone(&seen), server.clone());
         tokio::spawn(async move {

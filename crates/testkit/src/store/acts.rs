@@ -6,8 +6,8 @@ use chrono::{DateTime, Utc};
 use towpath_core::envelope::RecordedEvent;
 use towpath_core::ids::{AggregateKey, ChannelName, InstanceId, Lane, LeaseName, Version};
 use towpath_core::ports::store::{
-    Append, Appended, LeaseGrant, NewTimer, OutboxClaim, OutboxItem, OutboxOutcome, OutboxResult, Store,
-    StoreResult,
+    Append, Appended, ClaimRoom, LeaseGrant, NewTimer, OutboxClaim, OutboxItem, OutboxOutcome, OutboxResult,
+    Store, StoreResult,
 };
 
 use super::facts::{instance, new_lease};
@@ -110,7 +110,8 @@ pub fn all_partitions() -> Vec<u16> {
 /// Everything of a channel that is due.
 pub async fn claim(store: &dyn Store, channel: &ChannelName, now: DateTime<Utc>) -> Vec<OutboxItem> {
     let partitions = all_partitions();
-    let claim = OutboxClaim { channel, partitions: &partitions, limit: 10_000, now };
+    let claim =
+        OutboxClaim { channel, partitions: &partitions, limit: 10_000, now, room: ClaimRoom::UNLIMITED };
     store.claim_outbox(&claim).await.expect("claim outbox rows")
 }
 

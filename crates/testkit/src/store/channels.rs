@@ -1,12 +1,12 @@
 //! Channels: paused with who and why (S2), removed softly, unique among the living (S3).
 
-use towpath_core::ids::{ActorId, ChannelName};
-use towpath_core::ports::store::{ChannelRow, Disabled, Store, StoreError, TrackerPlace};
+use towpath_core::ids::{ActorId, AggregateKey, ChannelName};
+use towpath_core::ports::store::{ChannelRow, Disabled, ParkedAggregate, Store, StoreError, TrackerPlace};
 use uuid::Uuid;
 
 use super::StoreFixture;
-use super::acts::{assert_refused, hold};
-use super::facts::{instance, moment, new_channel, new_lease};
+use super::acts::{assert_refused, hold, hold_new_lease};
+use super::facts::{instance, moment, new_channel, new_lease, new_order};
 use super::waiting::{all_at_once, taking_turns};
 
 /// The living channels are listed by name, as they were added.
@@ -163,4 +163,45 @@ async fn find(store: &dyn Store, name: &ChannelName) -> Option<ChannelRow> {
     living.retain(|row| row.name == *name);
     assert!(living.len() <= 1, "one name, two living channels");
     living.pop()
+}
+
+/// What a tracker leaves behind is written with its position or not at all, and counts until the channel is set.
+pub async fn what_a_channel_leaves_behind_moves_with_its_position(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let (name, channel_id) = (new_channel(), Uuid::now_v7());
+    store.add_channel(channel_id, &name, 0, moment(0)).await.expect("add");
+    let lease = hold_new_lease(&*store).await;
+    let (one, two) = (new_order(), new_order());
+    let parked = |aggregate: &AggregateKey, due_at| ParkedAggregate {
+        aggregate: aggregate.clone(),
+        version: 3,
+        attempts: 1,
+        due_at,
+        reason: "broker-refused".to_owned(),
+        message: "It is too large.".to_owned(),
+        parked_at: moment(1),
+    };
+    let place = |position, reset_count| TrackerPlace { position, reset_count };
+    let both = [parked(&one, Some(moment(5))), parked(&two, None)];
+    let moved = store.park_in_channel(&lease, channel_id, place(7, 0), 9, &both, &[]).await.expect("park");
+    assert!(!moved, "it is elsewhere");
+    assert_eq!(store.parked_in_channel(channel_id, 0).await.expect("parked"), []);
+    assert!(store.park_in_channel(&lease, channel_id, place(0, 0), 9, &both, &[]).await.expect("park"));
+    let mut expected = both.to_vec();
+    expected.sort_by_key(|one| one.aggregate.to_string());
+    assert_eq!(store.parked_in_channel(channel_id, 0).await.expect("parked"), expected);
+
+    // One is tried again without moving on, the other was given up until an operator decides.
+    let again = ParkedAggregate { version: 4, attempts: 2, ..parked(&one, Some(moment(8))) };
+    let changed = std::slice::from_ref(&again);
+    assert!(store.park_in_channel(&lease, channel_id, place(9, 0), 9, changed, &[]).await.expect("park"));
+    assert_eq!(store.reopen_parked(&name, moment(6)).await.expect("reopen"), 1);
+    let now = store.parked_in_channel(channel_id, 0).await.expect("parked");
+    assert!(now.contains(&again));
+    assert!(now.iter().any(|other| (other.due_at, other.attempts) == (Some(moment(6)), 0)));
+    let opened = std::slice::from_ref(&one);
+    assert!(store.park_in_channel(&lease, channel_id, place(9, 0), 12, &[], opened).await.expect("open"));
+    assert_eq!(store.parked_in_channel(channel_id, 0).await.expect("parked").len(), 1);
+    store.reset_channel(&name, 0).await.expect("reset");
+    assert_eq!(store.parked_in_channel(channel_id, 1).await.expect("parked"), [], "it begins anew");
 }

@@ -198,7 +198,9 @@ macro_rules! store_conformance {
                 cleaning_does_not_walk_over_what_must_stay,
                 rows_exist_for_routed_channels_only,
                 a_claimed_row_carries_its_fact,
+                a_claim_leaves_room_for_other_lanes_and_takes_so_many_bytes,
                 a_claim_respects_partitions_and_limit,
+                a_skipped_row_opens_its_lane_for_good,
                 sent_rows_are_not_claimed_again,
                 a_row_that_was_sent_parks_nothing,
                 two_failures_in_one_lane_keep_their_order,
@@ -243,6 +245,7 @@ macro_rules! store_conformance {
                 a_timer_that_somebody_is_ending_keeps_no_other_from_being_taken;
             channels:
                 channels_are_listed_by_name,
+                what_a_channel_leaves_behind_moves_with_its_position,
                 a_paused_channel_says_who_and_why,
                 a_removed_channel_frees_its_name,
                 a_missing_channel_is_said_to_be_missing,

@@ -8,7 +8,7 @@ use towpath_core::ids::{AggregateKey, ChannelName, Lane, Version};
 use towpath_core::lifecycle::OutboxStatus;
 use towpath_core::ports::probe::Probe;
 use towpath_core::ports::store::{
-    FailedFilter, LeaseGrant, OutboxClaim, OutboxItem, OutboxOutcome, OutboxRow, Store, StoreError,
+    ClaimRoom, FailedFilter, LeaseGrant, OutboxClaim, OutboxItem, OutboxOutcome, OutboxRow, Store, StoreError,
 };
 
 use super::StoreFixture;
@@ -59,6 +59,70 @@ pub async fn a_claimed_row_carries_its_fact(fixture: &impl StoreFixture) {
         assert_eq!((rows.len(), rows[0].outbox_id), (1, item.outbox_id));
     }
     assert_eq!(claim(&*store, &channel, moment(1)).await, items, "a claim marks nothing");
+}
+
+/// A lane that has many rows leaves room for those behind it, and large payloads for none: but one row always comes.
+pub async fn a_claim_leaves_room_for_other_lanes_and_takes_so_many_bytes(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let (channel, hot, other) = (new_channel(), new_order(), new_order());
+    write(&*store, &hot, 0..30, &channel).await;
+    write(&*store, &other, 0..2, &channel).await;
+    let partitions = all_partitions();
+    let from = |room: ClaimRoom| {
+        let (store, channel, partitions) = (&store, &channel, &partitions);
+        async move {
+            let claim = OutboxClaim { channel, partitions, limit: 10, now: moment(1), room };
+            store.claim_outbox(&claim).await.expect("claim outbox rows")
+        }
+    };
+    let all = from(ClaimRoom::UNLIMITED).await;
+    assert_eq!((of(&all, &hot).len(), of(&all, &other).len()), (10, 0), "it fills a claim");
+    let fair = ClaimRoom { per_lane: 4, depth: 100, ..ClaimRoom::UNLIMITED };
+    let items = from(fair).await;
+    assert_eq!((of(&items, &hot), of(&items, &other)), (vec![1, 2, 3, 4], vec![1, 2]));
+    let items = from(ClaimRoom { depth: 0, ..fair }).await;
+    assert_eq!((of(&items, &hot), of(&items, &other)), (vec![1, 2, 3, 4], vec![]), "no deeper than it may");
+
+    let size = all[0].event.payload.as_text().len() as u64;
+    for (bytes, rows) in [(0, 1), (1, 1), (size, 1), (size + 1, 2), (3 * size, 3)] {
+        let items = from(ClaimRoom { bytes, ..ClaimRoom::UNLIMITED }).await;
+        assert_eq!(of(&items, &hot), (1..=rows).collect::<Vec<_>>(), "{bytes} bytes of {size} each");
+    }
+    // What waits needs no room.
+    let lease = hold_new_lease(&*store).await;
+    record(&*store, &lease, &channel, moment(1), &[result(&all[0], given_up(true))]).await;
+    let items = from(ClaimRoom { bytes: 1, depth: 100, ..fair }).await;
+    assert_eq!((of(&items, &hot), of(&items, &other)), (vec![], vec![1]));
+}
+
+/// An operator goes on without a row: what waited behind it follows, and whoever publishes it late parks nothing.
+pub async fn a_skipped_row_opens_its_lane_for_good(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let (channel, order) = (new_channel(), new_order());
+    write(&*store, &order, 0..3, &channel).await;
+    let lease = hold_new_lease(&*store).await;
+    let items = claim(&*store, &channel, moment(1)).await;
+    let skip = |item: &OutboxItem| store.skip_outbox(item.outbox_id, "too large for the broker", moment(3));
+    assert!(!skip(&items[0]).await.expect("skip"), "what has not failed is published");
+    record(&*store, &lease, &channel, moment(2), &[result(&items[0], given_up(true))]).await;
+    assert_eq!(claim(&*store, &channel, moment(2)).await, []);
+    assert!(skip(&items[0]).await.expect("skip"));
+    assert!(!skip(&items[0]).await.expect("skip"), "once");
+    let row = row_of(&*store, &items[0]).await;
+    assert_eq!((row.status, row.status_changed_at), (OutboxStatus::Skipped, moment(3)));
+    assert_eq!(row.status_reason.as_deref(), Some("skipped"));
+    assert_eq!(row.status_message.as_deref(), Some("too large for the broker"));
+    assert_eq!(versions(&claim(&*store, &channel, moment(3)).await), [2, 3]);
+    // Somebody was still at it.
+    record(&*store, &lease, &channel, moment(4), &[result(&items[0], given_up(true))]).await;
+    assert_eq!(versions(&claim(&*store, &channel, moment(4)).await), [2, 3]);
+    // One that is still to be tried.
+    record(&*store, &lease, &channel, moment(4), &[result(&items[1], retry(moment(9), true))]).await;
+    assert!(skip(&items[1]).await.expect("skip"));
+    assert_eq!(versions(&claim(&*store, &channel, moment(4)).await), [3]);
+    assert_eq!(store.reopen_outbox(&[items[0].outbox_id], moment(5)).await.expect("reopen"), 0);
+    let failed = FailedFilter { channel: Some(channel.clone()), ..FailedFilter::default() };
+    assert_eq!(store.count_failed(&failed).await.expect("count"), 0, "nobody need look at it any more");
 }
 
 /// A claim gives rows of its channel and partitions only, at most as many as asked for, and per lane always the
@@ -283,8 +347,13 @@ pub async fn rows_set_aside_while_their_lane_opens_are_not_forgotten(fixture: &i
             let claiming = {
                 let (claimer, channel, partitions) = (Arc::clone(claimer), channel.clone(), all_partitions());
                 async move {
-                    let claim =
-                        OutboxClaim { channel: &channel, partitions: &partitions, limit: 10, now: moment(2) };
+                    let claim = OutboxClaim {
+                        channel: &channel,
+                        partitions: &partitions,
+                        limit: 10,
+                        now: moment(2),
+                        room: ClaimRoom::UNLIMITED,
+                    };
                     taking_turns(|| claimer.claim_outbox(&claim)).await.map(drop)
                 }
             };
@@ -669,7 +738,7 @@ async fn claim_from(
     partitions: &[u16],
     limit: u32,
 ) -> Vec<OutboxItem> {
-    let claim = OutboxClaim { channel, partitions, limit, now: moment(1) };
+    let claim = OutboxClaim { channel, partitions, limit, now: moment(1), room: ClaimRoom::UNLIMITED };
     store.claim_outbox(&claim).await.expect("claim outbox rows")
 }
 

@@ -18,8 +18,9 @@ use towpath_core::ports::operations::{
     NewOperation, OperationAnswer, OperationEnd, OperationKey, OperationStanding,
 };
 use towpath_core::ports::store::{
-    Append, CommandRecord, CompletedCommand, Found, InboxFailure, InboxMark, LeaseGrant, NewCommand,
-    NewTimer, OutboxClaim, OutboxOutcome, Store, StoreError, StoreResult, TimerOutcome, TrackerPlace,
+    Append, ClaimRoom, CommandRecord, CompletedCommand, Found, InboxFailure, InboxMark, LeaseGrant,
+    NewCommand, NewTimer, OutboxClaim, OutboxOutcome, Store, StoreError, StoreResult, TimerOutcome,
+    TrackerPlace,
 };
 use uuid::{Builder, Uuid};
 
@@ -236,7 +237,13 @@ impl Workload {
         let lease = self.acquire(store, "relay").await?;
         let partitions = all_partitions();
         loop {
-            let claim = OutboxClaim { channel, partitions: &partitions, limit: 4, now: now() };
+            let claim = OutboxClaim {
+                channel,
+                partitions: &partitions,
+                limit: 4,
+                now: now(),
+                room: ClaimRoom::UNLIMITED,
+            };
             let items = store.claim_outbox(&claim).await?;
             if items.is_empty() {
                 return Ok(());

@@ -789,6 +789,16 @@ impl Store for MemoryStore {
         Ok(events.map(|event| tables.recorded(event)).collect())
     }
 
+    async fn events_of_within(
+        &self,
+        aggregate: &AggregateKey,
+        after: Version,
+        limit: u32,
+        bytes: u64,
+    ) -> StoreResult<Vec<RecordedEvent>> {
+        Ok(that_fit(self.events_of(aggregate, after, limit).await?, bytes))
+    }
+
     async fn history_of(
         &self,
         aggregate: &AggregateKey,
@@ -898,6 +908,15 @@ impl Store for MemoryStore {
         Ok(events.collect())
     }
 
+    async fn events_within(
+        &self,
+        low: Position,
+        high: Position,
+        bytes: u64,
+    ) -> StoreResult<Vec<RecordedEvent>> {
+        Ok(that_fit(self.events_between(low, high).await?, bytes))
+    }
+
     async fn claim_outbox(&self, claim: &OutboxClaim<'_>) -> StoreResult<Vec<OutboxItem>> {
         self.probe.before("claim_outbox");
         let due = self.due(claim.now);
@@ -925,7 +944,18 @@ impl Store for MemoryStore {
                 && is_due(row)
                 && may_go(row)
         });
-        let items = rows.take(claim.limit as usize).filter_map(|row| {
+        let (mut bytes, mut lanes) = (0_u64, std::collections::HashMap::new());
+        let rows = rows.take((claim.limit.max(claim.room.depth)) as usize).filter(|row| {
+            let nth = lanes.entry(row.lane).or_insert(0_u32);
+            *nth += 1;
+            *nth <= claim.room.per_lane
+        });
+        let rows: Vec<&OutboxRow> = rows.take(claim.limit as usize).collect();
+        let items = rows.into_iter().enumerate().map_while(|(place, row)| {
+            if place > 0 && bytes >= claim.room.bytes {
+                return None;
+            }
+            bytes += tables.event_ids.get(&row.event_id)?.payload.as_text().len() as u64;
             Some(OutboxItem {
                 outbox_id: row.outbox_id,
                 lane: row.lane,
@@ -1024,6 +1054,25 @@ impl Store for MemoryStore {
             }
         }
         Ok(())
+    }
+
+    async fn skip_outbox(&self, outbox_id: u64, reason: &str, now: DateTime<Utc>) -> StoreResult<bool> {
+        self.probe.before("skip_outbox");
+        let mut tables = self.database.tables();
+        let Some(row) = tables.outbox.get_mut(&outbox_id) else { return Ok(false) };
+        if !matches!(row.status, OutboxStatus::Failed | OutboxStatus::Retry) {
+            return Ok(false);
+        }
+        row.status = OutboxStatus::Skipped;
+        row.status_changed_at = now;
+        row.status_reason = Some("skipped".to_owned());
+        row.status_message = Some(reason.to_owned());
+        row.next_retry_at = None;
+        let lane = (row.channel.clone(), row.lane);
+        if tables.parked.get(&lane) == Some(&outbox_id) {
+            tables.parked.remove(&lane);
+        }
+        Ok(true)
     }
 
     async fn reopen_outbox(&self, outbox_ids: &[u64], now: DateTime<Utc>) -> StoreResult<u64> {
@@ -1430,6 +1479,53 @@ impl Store for MemoryStore {
         Ok(row.map(|row| row.position = to).is_some())
     }
 
+    async fn park_in_channel(
+        &self,
+        lease: &LeaseGrant,
+        channel_id: Uuid,
+        from: TrackerPlace,
+        to: Position,
+        parked: &[ParkedAggregate],
+        opened: &[AggregateKey],
+    ) -> StoreResult<bool> {
+        let moved = self.advance_channel(lease, channel_id, from, to).await?;
+        if moved {
+            let mut tables = self.database.tables();
+            let is_changed = |one: &(Uuid, u64, ParkedAggregate)| {
+                let changed = parked.iter().map(|parked| &parked.aggregate).chain(opened);
+                one.0 == channel_id && changed.into_iter().any(|aggregate| *aggregate == one.2.aggregate)
+            };
+            tables.left_behind.retain(|one| !is_changed(one));
+            tables.left_behind.extend(parked.iter().map(|one| (channel_id, from.reset_count, one.clone())));
+        }
+        Ok(moved)
+    }
+
+    async fn parked_in_channel(
+        &self,
+        channel_id: Uuid,
+        reset_count: u64,
+    ) -> StoreResult<Vec<ParkedAggregate>> {
+        let tables = self.database.tables();
+        let here = tables.left_behind.iter().filter(|one| (one.0, one.1) == (channel_id, reset_count));
+        let mut parked: Vec<ParkedAggregate> = here.map(|one| one.2.clone()).collect();
+        parked.sort_by_key(|one| one.aggregate.to_string());
+        Ok(parked)
+    }
+
+    async fn reopen_parked(&self, name: &ChannelName, now: DateTime<Utc>) -> StoreResult<u64> {
+        let mut tables = self.database.tables();
+        let id = tables.channels.iter().find(|row| row.name == *name).map(|row| row.channel_id);
+        let mut reopened = 0;
+        for (channel_id, _, parked) in &mut tables.left_behind {
+            if Some(*channel_id) == id && parked.due_at.is_none() {
+                (parked.due_at, parked.attempts) = (Some(now), 0);
+                reopened += 1;
+            }
+        }
+        Ok(reopened)
+    }
+
     async fn reset_channel(&self, name: &ChannelName, position: Position) -> StoreResult<()> {
         let _turn = self.database.turn().await;
         let mut tables = self.database.tables();
@@ -1445,4 +1541,14 @@ impl Store for MemoryStore {
         rows.sort_by(|left, right| left.name.cmp(&right.name));
         Ok(rows)
     }
+}
+
+/// The first ones that have so many bytes of payload together, and at least one.
+fn that_fit(events: Vec<RecordedEvent>, bytes: u64) -> Vec<RecordedEvent> {
+    let mut total = 0;
+    let fits = |(place, event): &(usize, RecordedEvent)| {
+        total += event.envelope.payload.as_text().len() as u64;
+        *place == 0 || total <= bytes
+    };
+    events.into_iter().enumerate().take_while(fits).map(|(_, event)| event).collect()
 }

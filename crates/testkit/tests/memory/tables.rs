@@ -12,8 +12,8 @@ use towpath_core::ids::{
 use towpath_core::lifecycle::TaskState;
 use towpath_core::ports::operations::OperationKey;
 use towpath_core::ports::store::{
-    AggregateRow, ChannelRow, Claim, CommandRecord, InboxEntry, LeaseGrant, NewTimer, OutboxRow, StateEvent,
-    StoreError, StoreResult, Timer,
+    AggregateRow, ChannelRow, Claim, CommandRecord, InboxEntry, LeaseGrant, NewTimer, OutboxRow, ParkedAggregate,
+    StateEvent, StoreError, StoreResult, Timer,
 };
 use uuid::Uuid;
 
@@ -38,6 +38,7 @@ pub(crate) struct Tables {
     pub(crate) handled_at: BTreeMap<(EventId, HandlerName), DateTime<Utc>>,
     pub(crate) timers: BTreeMap<Uuid, TimerRow>,
     pub(crate) channels: Vec<ChannelRow>,
+    pub(crate) left_behind: Vec<(Uuid, u64, ParkedAggregate)>,
     pub(crate) removed: BTreeSet<ChannelName>,
     pub(crate) operations: BTreeMap<OperationKey, super::operations::Operation>,
     pub(crate) statuses: BTreeSet<(TenantId, String)>,

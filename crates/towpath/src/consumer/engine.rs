@@ -25,6 +25,7 @@ use super::failing::Failure;
 use super::receiving::{Arrived, Gather, Inbound, receive};
 use super::{Batch, Consumer, Delivered, HandlerError, HandlerTx, Next, Step};
 use crate::bus::{Bus, random_unit, with_causes};
+use crate::declaring::Declaration;
 use crate::metrics::ConsumerMeters;
 use crate::service::{Service, Stopping, Wake};
 use crate::spans;
@@ -36,6 +37,8 @@ pub(crate) struct Running {
     pub(crate) bus: Bus,
     pub(crate) store: SqlStore,
     pub(crate) broker: Arc<dyn Broker>,
+    /// Queues are there once it is done.
+    pub(crate) declaration: Declaration,
     /// Wakes the command runner of this process.
     pub(crate) runner: Wake,
     pub(crate) watchers: Watchers,

@@ -306,6 +306,7 @@ async fn publish_again(broker: &dyn Broker, letter: &Letter, destination: Destin
         Some(
             Published::Unroutable { reason }
             | Published::Refused { reason }
+            | Published::NotTaken { reason }
             | Published::NotSent { reason }
             | Published::Unknown { reason },
         ) => Err(reason),

@@ -24,6 +24,7 @@ pub(crate) fn start(running: Running, queue: String) -> Service {
 
 async fn run(running: Running, queue: String, mut stopping: Stopping) {
     let mut backoff = Backoff::default();
+    running.declaration.done(&mut stopping).await;
     while !stopping.is_asked() {
         let read = tokio::select! {
             () = stopping.asked() => return,

@@ -25,7 +25,10 @@ struct Share {
     prefetch: u16,
 }
 
-pub(super) async fn receive(job: Arc<Job>, stopping: Stopping) {
+pub(super) async fn receive(job: Arc<Job>, mut stopping: Stopping) {
+    if !job.running.declaration.done(&mut stopping).await {
+        return;
+    }
     let all = Share { workers: job.consumer.policy.concurrency.max(1), prefetch: prefetch(&job) };
     // A word to the broker can stand for a batch only if nobody is at something older of the same subscription: each who
     // takes batches has one of its own. Order needs one for all, and where a word stands for all before it, more

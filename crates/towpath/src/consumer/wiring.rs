@@ -183,6 +183,8 @@ mod tests {
         durable: true,
         tells_standing: false,
         in_store: false,
+        ordered_batches: false,
+        largest_body: usize::MAX,
     };
     const LOG: BrokerPromises = BrokerPromises { dead_letters: false, settles_singly: false, ..QUEUES };
 

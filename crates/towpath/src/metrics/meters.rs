@@ -105,6 +105,7 @@ impl CommandMeters {
                 | SendError::IllegalTransition(_)
                 | SendError::VersionMismatch { .. }
                 | SendError::NoLongerWaiting(_)
+                | SendError::TooLarge { .. }
                 | SendError::InvalidPayload { .. }
                 | SendError::InvalidId(_)
                 | SendError::UnknownCommand(_)
@@ -151,7 +152,7 @@ impl ChannelMeters {
             match answer {
                 Published::Confirmed => confirmed += 1,
                 Published::Unroutable { .. } => self.returned.increment(1),
-                Published::Refused { .. } => self.refused.increment(1),
+                Published::Refused { .. } | Published::NotTaken { .. } => self.refused.increment(1),
                 Published::Unknown { .. } => self.unknown.increment(1),
                 Published::NotSent { .. } => self.not_sent.increment(1),
             }

@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 use towpath::ids::{ChannelName, Lane};
 use towpath::ports::broker::{Argument, Queue, Topology};
-use towpath::ports::store::{OutboxClaim, Store};
+use towpath::ports::store::{ClaimRoom, OutboxClaim, Store};
 use towpath::sqlx::Executor;
 use towpath::{Channel, ChannelPolicy, Scratch, SqlStore, Towpath};
 
@@ -171,8 +171,13 @@ async fn drain(scratch: &Scratch, flags: &DrainFlags, store: &SqlStore) -> Resul
     let channel = ChannelName::from_stored(CHANNEL);
     let partitions: Vec<u16> = (0..Lane::PARTITIONS).collect();
     loop {
-        let look =
-            OutboxClaim { channel: &channel, partitions: &partitions, limit: 1, now: chrono::Utc::now() };
+        let look = OutboxClaim {
+            channel: &channel,
+            partitions: &partitions,
+            limit: 1,
+            now: chrono::Utc::now(),
+            room: ClaimRoom::UNLIMITED,
+        };
         if store.claim_outbox(&look).await.map_err(failed)?.is_empty() {
             break;
         }

@@ -14,7 +14,7 @@ pub(crate) enum Outbox {
     Ls {
         #[command(flatten)]
         connection: Connection,
-        /// Only those in this status: NEW, RETRY, SENT or FAILED
+        /// Only those in this status: NEW, RETRY, SENT, FAILED or SKIPPED
         #[arg(long)]
         status: Option<String>,
         /// Only those of this channel
@@ -36,6 +36,19 @@ pub(crate) enum Outbox {
     },
     /// Put rows back that were given up: those that are named, or all that fit
     Retry(Retry),
+    /// Go on without a row that failed: it is never published, and what waits behind it follows
+    Skip {
+        #[command(flatten)]
+        connection: Connection,
+        /// The row's number
+        id: u64,
+        /// Why, for those who find the row later
+        #[arg(long)]
+        reason: String,
+        /// Do not ask
+        #[arg(long)]
+        yes: bool,
+    },
 }
 
 /// Put rows back that were given up.
@@ -88,6 +101,13 @@ impl Outbox {
                 client.show(&answer, fields);
             }
             Self::Retry(retry) => retry.run().await?,
+            Self::Skip { connection, id, reason, yes } => {
+                let client = Client::new(&connection)?;
+                agreed(&format!("Never publish row {id}?"), yes)?;
+                let body = json!({ "reason": reason });
+                let answer = client.post(&["api", "outbox", &id.to_string(), "skip"], &body).await?;
+                client.show(&answer, |row| output::line(&format!("{id} is {}", cell(&row["status"]))));
+            }
         }
         Ok(())
     }
