@@ -94,6 +94,10 @@ impl Store for SqlStore {
         reading!(self, crate::migrate::check)
     }
 
+    async fn now(&self) -> StoreResult<DateTime<Utc>> {
+        reading!(self, ops::leases::now)
+    }
+
     async fn begin(&self) -> StoreResult<Box<dyn StoreTx>> {
         Ok(Box::new(self.transaction().await?))
     }

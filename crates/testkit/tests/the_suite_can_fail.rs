@@ -41,6 +41,7 @@ broken! {
     a_release_forgets_the_epoch: ReleaseForgetsTheEpoch => leases::a_released_lease_is_free_and_its_epoch_goes_on;
     a_lease_is_given_to_anyone: LeaseIsGivenToAnyone => leases::one_of_eight_contenders_gets_the_lease;
     leases_live_by_the_callers_clock: LeasesLiveByTheCallersClock => commands::only_commands_of_a_gone_holder_are_recovered;
+    every_store_has_its_own_time: EveryStoreHasItsOwnTime => leases::all_stores_of_a_database_have_one_time;
     recovery_takes_from_the_living: RecoveryTakesFromTheLiving => commands::commands_of_a_released_or_expired_lease_are_recovered;
     a_claim_marks_nothing: ClaimMarksNothing => commands::claimers_never_share_a_command;
     commands_are_due_by_the_machines_clock: DueByTheMachinesClock => commands::a_failed_command_is_claimed_when_its_retry_is_due;

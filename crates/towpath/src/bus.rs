@@ -31,6 +31,7 @@ use towpath_core::retry::{ErrorClass, RetryDecision, RetryPolicy};
 use tracing::Instrument as _;
 use uuid::Uuid;
 
+use crate::clock::DatabaseClock;
 use crate::metrics::{CommandMeters, Meters};
 use crate::registry::Registry;
 use crate::relay::RelayWakes;
@@ -259,7 +260,10 @@ pub(crate) struct Bus {
     pub(crate) registry: Arc<Registry>,
     /// Counts what happens.
     pub(crate) meters: Arc<Meters>,
+    /// The time that all decisions are made by.
     pub(crate) clock: Arc<dyn Clock>,
+    /// That clock, if it is the database's.
+    pub(crate) database_clock: Option<DatabaseClock>,
     pub(crate) retries: RetryPolicy,
     /// Wakes what follows a commit: the sequencer first.
     pub(crate) committed: Wake,
@@ -276,6 +280,14 @@ pub(crate) struct Bus {
 }
 
 impl Bus {
+    /// The time as the database says it now; a clock that was given in its place is believed.
+    pub(crate) async fn database_time(&self) -> Result<DateTime<Utc>, StoreError> {
+        match &self.database_clock {
+            Some(clock) => clock.ask(self.store.as_ref()).await,
+            None => Ok(self.clock.now()),
+        }
+    }
+
     /// Runs a command to its answer.
     pub(crate) async fn run(&self, incoming: Incoming) -> Result<Receipt, SendError> {
         let begun = Instant::now();

@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use tokio::sync::watch;
 use towpath_core::ports::store::{LeaseGrant, StoreError, StoreResult};
 
@@ -74,7 +75,9 @@ async fn clean(
     stopping: &mut Stopping,
 ) -> StoreResult<(u64, u64)> {
     let (mut sent, mut handled) = (0, 0);
-    if let Some(before) = before(bus, keeping.sent) {
+    // Asked anew for each walk: what is deleted too early cannot be brought back.
+    let now = bus.database_time().await?;
+    if let Some(before) = before(now, keeping.sent) {
         let mut after = Some(0);
         while let Some(from) = after.filter(|_| !stopping.is_asked()) {
             let cleaned = bus.store.clean_outbox(lease, before, from, PAGE).await?;
@@ -82,7 +85,7 @@ async fn clean(
             breathe(stopping).await;
         }
     }
-    if let Some(before) = before(bus, keeping.handled) {
+    if let Some(before) = before(now, keeping.handled) {
         // Letters that ended are kept as long as the inbox remembers.
         while !stopping.is_asked() && store.clean_letters(lease, before, PAGE).await? > 0 {
             breathe(stopping).await;
@@ -111,9 +114,9 @@ async fn clean(
 }
 
 /// The moment so long ago; none if that is before time began, and then everything is kept.
-fn before(bus: &Bus, ago: Duration) -> Option<chrono::DateTime<chrono::Utc>> {
+fn before(now: DateTime<Utc>, ago: Duration) -> Option<DateTime<Utc>> {
     let ago = chrono::Duration::from_std(ago).ok()?;
-    bus.clock.now().checked_sub_signed(ago)
+    now.checked_sub_signed(ago)
 }
 
 async fn breathe(stopping: &mut Stopping) {

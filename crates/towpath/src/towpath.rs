@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use serde::Serialize;
 use tokio::sync::{Mutex, watch};
 use towpath_broker::{BadBrokerUrl, BrokerUrl, LocalBroker, LocalOptions};
@@ -29,7 +30,7 @@ use uuid::Uuid;
 use crate::bus::{Bus, FoldError, SendError};
 use crate::circumstances::Circumstances;
 use crate::cleaner::{self, Keeping};
-use crate::clock::SystemClock;
+use crate::clock::DatabaseClock;
 use crate::config::{BadChannels, Channels};
 use crate::consumer::{self, Consumer, Letters, Wired, wire};
 use crate::leases::{self, InFlight};
@@ -105,7 +106,7 @@ pub struct Builder {
     dead_letter_queues: Vec<String>,
     watchers: Watchers,
     preparations: Vec<Preparation>,
-    clock: Arc<dyn Clock>,
+    clock: Option<Arc<dyn Clock>>,
     retries: RetryPolicy,
     instance: Option<String>,
     lease: Duration,
@@ -217,7 +218,7 @@ impl Towpath {
             watchers: Watchers::default(),
             preparations: Vec::new(),
             topology: Topology::default(),
-            clock: Arc::new(SystemClock),
+            clock: None,
             retries: RetryPolicy::genesis_command(),
             instance: None,
             lease: Duration::from_secs(15),
@@ -419,6 +420,23 @@ impl Towpath {
         self.bus.sequenced.subscribe()
     }
 
+    /// The time that decisions are made by here: the database's, which all hosts share, told without asking it each
+    /// time. A clock that the builder was given ([`Builder::clock`]) is believed instead.
+    pub fn now(&self) -> DateTime<Utc> {
+        self.bus.clock.now()
+    }
+
+    /// The clock behind [`now`](Self::now), for parts of an application that outlive a borrow.
+    pub fn clock(&self) -> Arc<dyn Clock> {
+        self.bus.clock.clone()
+    }
+
+    /// Asks the database for its time: before something is deleted or given up by its age. Elsewhere
+    /// [`now`](Self::now) will do. A clock that the builder was given is believed instead.
+    pub async fn database_time(&self) -> Result<DateTime<Utc>, StoreError> {
+        self.bus.database_time().await
+    }
+
     /// Which instance this is.
     pub fn instance(&self) -> &InstanceId {
         &self.instance
@@ -558,9 +576,10 @@ impl Builder {
         self
     }
 
-    /// Another clock than the machine's.
+    /// Another clock than the database's: for tests that hold time still. It is believed in everything but leases, so
+    /// instances that share a database must not be given clocks that differ.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
-        self.clock = clock;
+        self.clock = Some(clock);
         self
     }
 
@@ -691,11 +710,19 @@ impl Builder {
         });
         let publishing: Vec<_> = targets.collect();
         let wakes = RelayWakes::new(publishing.iter().map(|(channel, _)| channel));
+        let (clock, database_clock): (Arc<dyn Clock>, _) = match self.clock {
+            Some(clock) => (clock, None),
+            None => {
+                let clock = DatabaseClock::of(&store).await?;
+                (Arc::new(clock.clone()), Some(clock))
+            }
+        };
         let bus = Bus {
             store: Arc::new(store.clone()),
             meters: Arc::new(Meters::of(&self.registry)),
             registry: Arc::new(self.registry),
-            clock: self.clock,
+            clock,
+            database_clock,
             retries: self.retries,
             committed: Wake::default(),
             told: Wake::default(),
@@ -707,6 +734,7 @@ impl Builder {
         let wake = Wake::default();
         let (mut services, mut keepers) = (Vec::new(), Vec::new());
         let mut holding = None;
+        services.extend(bus.database_clock.as_ref().map(|clock| clock.keep(bus.store.clone())));
         let notifies = store.promises().notifies;
         if notifies {
             services.push(notices::tell(bus.clone(), store.clone(), instance.clone()));

@@ -930,6 +930,9 @@ pub trait Store: super::operations::Operations {
     /// Asks the database for an answer and checks its schema version.
     async fn ready(&self) -> StoreResult<()>;
 
+    /// The database's time: the one clock that all hosts share.
+    async fn now(&self) -> StoreResult<DateTime<Utc>>;
+
     /// Opens a transaction. The caller's own sqlx transaction works the same way, through the adapter's
     /// `append_tx` and its siblings.
     async fn begin(&self) -> StoreResult<Box<dyn StoreTx>>;

@@ -2,10 +2,19 @@
 
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use towpath_core::ids::{InstanceId, LeaseName};
 use towpath_core::ports::store::{LeaseGrant, LeaseStanding, StoreError, StoreResult};
 
 use crate::sql::{Session, SqlFault, values};
+
+/// The time that leases live by.
+pub(crate) async fn now(session: &mut Session<'_>) -> StoreResult<DateTime<Utc>> {
+    let sql = format!("SELECT {} AS time_now", session.dialect().now());
+    let row = session.row("clock", &sql, values![]).await?;
+    let nothing = || StoreError::Unavailable("the database did not say what time it is".into());
+    row.ok_or_else(nothing)?.time("time_now")
+}
 
 /// Runs in a transaction of its own.
 pub(crate) async fn acquire(

@@ -21,6 +21,22 @@ use super::facts::{OrderFacts, completed, failed, instance, moment, new_channel,
 use super::waiting::{all_at_once, interleave, taking_turns};
 use crate::probe::PauseProbe;
 
+/// Whoever asks the database for its time gets the same, and it goes on.
+pub async fn all_stores_of_a_database_have_one_time(fixture: &impl StoreFixture) {
+    let mut stores = Vec::new();
+    for _ in 0..8 {
+        stores.push(fixture.store().await);
+    }
+    let mut last = stores[0].now().await.expect("the time");
+    for store in stores.iter().chain(&stores) {
+        let now = store.now().await.expect("the time");
+        assert!(now >= last, "{now} after {last}");
+        last = now;
+    }
+    let ahead = last - stores[0].now().await.expect("the time");
+    assert!(ahead.num_seconds().abs() < 60, "{ahead}");
+}
+
 /// Many leases are given back at once: those still held are free, those that changed hands are not disturbed.
 pub async fn many_leases_are_released_together(fixture: &impl StoreFixture) {
     let store = fixture.store().await;

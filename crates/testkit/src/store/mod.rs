@@ -135,6 +135,7 @@ macro_rules! store_conformance {
                 two_sequencers_at_once_give_each_event_one_position,
                 a_fenced_sequencer_gives_no_positions;
             leases:
+                all_stores_of_a_database_have_one_time,
                 a_live_lease_is_refused_to_others,
                 a_holder_that_acquires_again_raises_the_epoch,
                 many_leases_are_renewed_together,

@@ -56,6 +56,8 @@ pub(crate) enum Fault {
     LeaseIsGivenToAnyone,
     /// Leases are compared with the caller's clock.
     LeasesLiveByTheCallersClock,
+    /// Each store asks a clock of its own.
+    EveryStoreHasItsOwnTime,
     /// Work of the living is taken from them.
     RecoveryTakesFromTheLiving,
     /// A claim does not mark what it took.

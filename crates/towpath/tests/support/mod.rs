@@ -156,6 +156,13 @@ impl Fresh {
         Self { scratch: None, url: url.to_owned() }
     }
 
+    /// The same schema of PostgreSQL with others behind it.
+    pub fn in_schemas(mut self, schemas: &str) -> Self {
+        let (server, _) = self.url.split_once("options[search_path]=").expect("a schema of PostgreSQL");
+        self.url = format!("{server}options[search_path]={schemas}");
+        self
+    }
+
     /// A builder on this database, with retries and scans that suit a test.
     pub fn builder(&self) -> Builder {
         Towpath::builder()
