@@ -215,6 +215,21 @@ impl Dialect {
         )
     }
 
+    /// A set of numbers that is one parameter, as a table `asked` with the column `number`; none where sets cannot be bound.
+    pub(crate) fn number_table(self) -> Option<&'static str> {
+        say!(
+            self,
+            None,
+            Some("unnest(?::bigint[]) AS asked (number)"),
+            Some("JSON_TABLE(?, '$[*]' COLUMNS (number BIGINT PATH '$')) AS asked")
+        )
+    }
+
+    /// Asks how many bytes one statement may have, as `most`; none where that is more than anybody sends.
+    pub(crate) fn largest_statement(self) -> Option<&'static str> {
+        say!(self, None, None, Some("SELECT CAST(@@max_allowed_packet AS SIGNED) AS most"))
+    }
+
     /// The type name that makes a parameter a 64-bit number in an expression.
     pub(crate) fn integer_cast(self) -> &'static str {
         say!(self, "INTEGER", "bigint", "SIGNED")
