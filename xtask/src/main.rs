@@ -24,12 +24,14 @@ cargo xtask TASK
   services up [SERVER ...]      install what is missing, start what is not running
   services down [SERVER ...]    stop what `services up` started; the data stays
   services restart [SERVER ...] stop and start again what `services up` started
-  services rabbitmqctl ARGS     the broker's own tool, on our own node
+  services kill SERVER ...      end them as a crash does
+  services rabbitmqctl ARGS     the broker's own tool, on our own node; `rabbitmq4ctl` on that of RabbitMQ 4
   services status               a table: name, version, port, running?, url
   services env [SERVER ...]     `export NAME=VALUE` lines for a shell:
                                 eval \"$(cargo xtask services env)\"
                                 SERVER: postgres, mariadb, rabbitmq, kafka; all of these when none is named.
-                                kube (a Kubernetes API server) only when it is named.
+                                kube (a Kubernetes API server), rabbitmq4 and rabbitmq-cluster (three nodes)
+                                only when they are named.
                                 The first `up` of kafka or kube builds it, which takes minutes.
   test [--no-services] [-- ARGS]
                                 services up, then the documentation tests, then all other tests;
@@ -49,6 +51,9 @@ Environment
   TOWPATH_TEST_POSTGRES_URL, TOWPATH_TEST_MYSQL_URL, TOWPATH_TEST_AMQP_URL,
   TOWPATH_TEST_AMQP_MANAGEMENT_URL, TOWPATH_TEST_KAFKA_URL
                                 servers that already run; nothing is installed or started for them
+  TOWPATH_TEST_AMQP4_URL, TOWPATH_TEST_AMQPS_URL
+                                a RabbitMQ 4, and with TLS; where there is none and none can be installed, their tests
+                                end early
   TOWPATH_TEST_KAFKA_PROGRAM    file:// URL of a Kafka broker for tests that end or cut off one of their own
   TOWPATH_TEST_SCHEMATHESIS     a schemathesis that is installed already; without, PyPI's is installed once
   TOWPATH_TEST_KUBECONFIG       file:// URL of a kubeconfig, for `test --kube`

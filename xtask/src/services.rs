@@ -1,5 +1,7 @@
 //! The real servers that tests talk to: found by their URLs, or installed and started here on private ports.
 
+mod archive;
+mod certificates;
 mod home;
 mod installation;
 mod kafka;
@@ -25,14 +27,18 @@ use home::Home;
 use progress::Progress;
 use server::{Address, Server};
 
-/// `cargo xtask services up|down|restart|status|env [SERVER ...]`, and `rabbitmqctl ARGS` for our own broker.
+/// `cargo xtask services up|down|restart|kill|status|env [SERVER ...]`, and `rabbitmqctl ARGS` for our own broker.
 pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
-    let usage = "cargo xtask services up|down|restart|status|env [postgres|mariadb|rabbitmq|kafka|kube ...]";
+    let usage = "cargo xtask services up|down|restart|kill|status|env \
+                 [postgres|mariadb|rabbitmq|kafka|kube|rabbitmq4|rabbitmq-cluster ...]";
     let Some((action, names)) = arguments.split_first() else {
         return Err(Failure::new("`services` needs to know what to do").next_step(usage));
     };
     if action == "rabbitmqctl" {
         return rabbitmq::control(&Home::at(&data_root()?, &rabbitmq::Rabbitmq), names);
+    }
+    if action == "rabbitmq4ctl" {
+        return rabbitmq::control_newer(&Home::at(&data_root()?, &rabbitmq::Rabbitmq4), names);
     }
     let servers = servers_named(names)?;
     match action.as_str() {
@@ -46,8 +52,12 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
         }
         "down" => down(&servers),
         "restart" => restart(&servers),
+        "kill" if names.is_empty() => {
+            Err(Failure::new("`services kill` needs to know whom").next_step(usage))
+        }
+        "kill" => kill(&servers),
         "status" => status(&servers),
-        "env" => print_environment(&servers),
+        "env" => print_environment(&servers, names.is_empty()),
         unknown => Err(Failure::new(format!("`services` does not know `{unknown}`")).next_step(usage)),
     }
 }
@@ -59,7 +69,7 @@ pub(crate) fn install_build_tools() -> Result<(), Failure> {
 
 /// The Kubernetes API server up, which is no server of the default tests; the answer is the variable by which tests find it.
 pub(crate) fn bring_up_kubernetes() -> Result<Vec<(String, String)>, Failure> {
-    let addresses = up(EXTRA_SERVERS)?;
+    let addresses = up(&[&kubernetes::Kubernetes])?;
     Ok(addresses.into_iter().map(|address| (address.variable.to_owned(), address.url)).collect())
 }
 
@@ -71,7 +81,8 @@ pub(crate) fn bring_up_for_tests() -> Result<Vec<(String, String)>, Failure> {
         Failure::new(failure.to_string())
             .next_step("`cargo xtask test --no-services` runs the tests without starting servers")
     })?;
-    let urls = addresses.into_iter().map(|address| (address.variable.to_owned(), address.url));
+    let addresses = addresses.into_iter().chain(bring_up_newer_rabbitmq());
+    let urls = addresses.map(|address| (address.variable.to_owned(), address.url));
     let schemathesis = schemathesis::install(&prepare_data_root()?, &Progress::start())?;
     let programs = [
         (schemathesis::VARIABLE.to_owned(), schemathesis.display().to_string()),
@@ -82,11 +93,19 @@ pub(crate) fn bring_up_for_tests() -> Result<Vec<(String, String)>, Failure> {
     Ok(urls.chain(controls).chain(programs).chain(clock).collect())
 }
 
+/// The newer RabbitMQ up. It needs more of a machine than the others do: where it cannot be had, tests that need it end early.
+fn bring_up_newer_rabbitmq() -> Vec<Address> {
+    up(&[&rabbitmq::Rabbitmq4]).unwrap_or_else(|failure| {
+        Progress::start().step("rabbitmq4", &format!("is missing, and its tests end early: {failure}"));
+        Vec::new()
+    })
+}
+
 const ALL_SERVERS: &[&dyn Server] =
     &[&postgres::Postgres, &mariadb::Mariadb, &rabbitmq::Rabbitmq, &kafka::Kafka];
 
 /// Servers that are used only when they are named.
-const EXTRA_SERVERS: &[&dyn Server] = &[&kubernetes::Kubernetes];
+const EXTRA_SERVERS: &[&dyn Server] = &[&kubernetes::Kubernetes, &rabbitmq::Rabbitmq4];
 
 /// By which tests find the library that sets the clock of a process.
 const CLOCK_LIBRARY: &str = "TOWPATH_TEST_CLOCK_LIBRARY";
@@ -108,17 +127,23 @@ fn servers_named(names: &[String]) -> Result<Vec<&'static dyn Server>, Failure> 
     if names.is_empty() {
         return Ok(ALL_SERVERS.to_vec());
     }
-    names
-        .iter()
-        .map(|name| {
-            let mut known = ALL_SERVERS.iter().chain(EXTRA_SERVERS).copied();
-            known.clone().find(|server| server.name() == name).ok_or_else(|| {
-                let known: Vec<&str> = known.by_ref().map(|server| server.name()).collect();
-                Failure::new(format!("there is no server `{name}`"))
-                    .next_step(format!("name one of {}", known.join(", ")))
-            })
-        })
-        .collect()
+    let mut servers = Vec::new();
+    for name in names {
+        if name == rabbitmq::CLUSTER {
+            servers.extend(rabbitmq::CLUSTER_NODES);
+            continue;
+        }
+        let known = ALL_SERVERS.iter().chain(EXTRA_SERVERS).chain(rabbitmq::CLUSTER_NODES).copied();
+        servers.push(known.clone().find(|server| server.name() == name).ok_or_else(|| {
+            let known: Vec<&str> = known.map(|server| server.name()).collect();
+            Failure::new(format!("there is no server `{name}`")).next_step(format!(
+                "name one of {}, {}",
+                known.join(", "),
+                rabbitmq::CLUSTER
+            ))
+        })?);
+    }
+    Ok(servers)
 }
 
 fn up(servers: &[&'static dyn Server]) -> Result<Vec<Address>, Failure> {
@@ -209,6 +234,14 @@ fn restart(servers: &[&'static dyn Server]) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Ends our own servers as a crash does, for tests of what that does to others.
+fn kill(servers: &[&'static dyn Server]) -> Result<(), Failure> {
+    let progress = Progress::start();
+    let data_root = data_root()?;
+    let _lock = lock(&data_root, &progress)?;
+    servers.iter().try_for_each(|server| server::kill(*server, &data_root, &progress))
+}
+
 /// By what tests restart our own servers and talk to our own broker's tool. Nothing, where the environment names servers:
 /// those are not ours to disturb.
 fn controls() -> Vec<(String, String)> {
@@ -263,8 +296,11 @@ fn status(servers: &[&'static dyn Server]) -> Result<(), Failure> {
     Ok(())
 }
 
-fn print_environment(servers: &[&'static dyn Server]) -> Result<(), Failure> {
-    for server in servers {
+fn print_environment(servers: &[&'static dyn Server], all: bool) -> Result<(), Failure> {
+    // One that is used only when it is named is told of when it is there.
+    let newer: &[&'static dyn Server] = &[&rabbitmq::Rabbitmq4];
+    let there = |server: &&&'static dyn Server| all && server.answers();
+    for server in servers.iter().chain(newer.iter().filter(there)) {
         let given = given_addresses(*server, |variable| env::var(variable).ok())?;
         if given.is_none() && !server.answers() {
             eprintln!("xtask: {} is not running; `cargo xtask services up` starts it", server.name());
@@ -417,10 +453,17 @@ mod tests {
     fn every_variable_and_port_belongs_to_one_server() {
         let mut variables: Vec<&str> = ALL_SERVERS
             .iter()
+            .chain(EXTRA_SERVERS)
             .flat_map(|server| server.addresses())
             .map(|address| address.variable)
             .collect();
-        let mut ports: Vec<u16> = ALL_SERVERS.iter().flat_map(|server| server.ports()).copied().collect();
+        let mut ports: Vec<u16> = ALL_SERVERS
+            .iter()
+            .chain(EXTRA_SERVERS)
+            .chain(rabbitmq::CLUSTER_NODES)
+            .flat_map(|server| server.ports())
+            .copied()
+            .collect();
         let (variable_count, port_count) = (variables.len(), ports.len());
         variables.sort_unstable();
         variables.dedup();
@@ -433,6 +476,7 @@ mod tests {
     fn unknown_servers_are_refused() {
         assert!(servers_named(&["oracle".to_owned()]).is_err());
         assert_eq!(servers_named(&["mariadb".to_owned()]).unwrap().len(), 1);
+        assert_eq!(servers_named(&["rabbitmq-cluster".to_owned()]).unwrap().len(), 3);
         assert_eq!(servers_named(&[]).unwrap().len(), 4);
     }
 

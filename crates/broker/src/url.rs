@@ -14,7 +14,7 @@ pub enum BrokerUrl {
     },
     /// Kafka.
     Kafka {
-        /// The URL as given. It holds no password.
+        /// The URL as given, with its password: show the [`BrokerUrl`] instead.
         url: String,
     },
 }
@@ -80,7 +80,7 @@ impl BrokerUrl {
 
 #[cfg(feature = "rabbitmq")]
 fn amqp(_scheme: &str, url: &str) -> Result<BrokerUrl, BadBrokerUrl> {
-    crate::rabbitmq::read_url(url)?;
+    crate::rabbitmq::Address::read(url)?;
     Ok(BrokerUrl::Amqp { url: url.to_owned() })
 }
 
@@ -91,13 +91,37 @@ fn amqp(scheme: &str, _url: &str) -> Result<BrokerUrl, BadBrokerUrl> {
 
 #[cfg(feature = "kafka")]
 fn kafka(url: &str) -> Result<BrokerUrl, BadBrokerUrl> {
-    crate::kafka::read_url(url)?;
+    crate::kafka::Address::read(url)?;
     Ok(BrokerUrl::Kafka { url: url.to_owned() })
 }
 
 #[cfg(not(feature = "kafka"))]
 fn kafka(_url: &str) -> Result<BrokerUrl, BadBrokerUrl> {
     Err(BadBrokerUrl::without_feature("kafka", "kafka"))
+}
+
+/// The parameters behind the question mark, as they were written.
+#[cfg(any(feature = "rabbitmq", feature = "kafka"))]
+pub(crate) fn parameters(query: &str) -> impl Iterator<Item = (&str, &str)> {
+    let given = query.split('&').filter(|parameter| !parameter.is_empty());
+    given.map(|parameter| parameter.split_once('=').unwrap_or((parameter, "")))
+}
+
+/// A part of a URL without its percent-encoding; nothing if that is no text.
+#[cfg(any(feature = "rabbitmq", feature = "kafka"))]
+pub(crate) fn percent_decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        if byte == b'%' {
+            let digit = |byte: Option<u8>| char::from(byte?).to_digit(16);
+            let (high, low) = (digit(rest.next())?, digit(rest.next())?);
+            bytes.push(u8::try_from(high * 16 + low).ok()?);
+        } else {
+            bytes.push(byte);
+        }
+    }
+    String::from_utf8(bytes).ok()
 }
 
 /// Without the password and without parameters: URLs end up in logs.
@@ -146,6 +170,10 @@ mod tests {
             "amqp://me:s3c/s3cret@host/",
             "amqp://me:12/s3cret@host/",
             "amqp://",
+            "amqp://me:s3cret@one,,two/",
+            "amqps://me:s3cret@host/?password=s3cret",
+            "amqp://me:s3cret@host/?cacert=/s3cret",
+            "amqps://me:s3cret@host/?cert=s3cret",
             "kafka:s3cret",
             "kafka://",
             "kafka://host:s3cret",
@@ -154,9 +182,22 @@ mod tests {
             "kafka://host:9092?partitions=0",
             "kafka://host:9092?replication=s3cret",
             "kafka://host:9092?password=s3cret",
+            "kafka://me:s3cret@host:9092?sasl=s3cret",
+            "kafka://me:s3cret@host:9092,?sasl=PLAIN",
         ] {
             let error = BrokerUrl::parse(url).unwrap_err();
             assert!(!error.to_string().contains("s3cret") && !error.to_string().is_empty(), "{error}");
+        }
+    }
+
+    #[cfg(any(feature = "rabbitmq", feature = "kafka"))]
+    #[test]
+    fn parameters_are_taken_apart_and_decoded() {
+        let taken: Vec<_> = parameters("a=1&&b&c=d=e").collect();
+        assert_eq!(taken, [("a", "1"), ("b", ""), ("c", "d=e")]);
+        assert_eq!(percent_decoded("%2Fa%20%c3%A9+").as_deref(), Some("/a é+"));
+        for broken in ["%", "%2", "%zz", "%ff"] {
+            assert_eq!(percent_decoded(broken), None, "{broken}");
         }
     }
 
@@ -189,6 +230,14 @@ mod tests {
         }
     }
 
+    #[cfg(feature = "kafka-tls")]
+    #[test]
+    fn the_password_of_a_kafka_user_is_never_shown() {
+        let parsed = BrokerUrl::parse("kafka://me:s3cret@one:9093,two:9093?tls=true&sasl=PLAIN").unwrap();
+        assert_eq!(parsed.to_string(), "kafka://me:…@one:9093,two:9093");
+        assert_eq!(format!("{parsed:?}"), "kafka://me:…@one:9093,two:9093");
+    }
+
     #[cfg(feature = "rabbitmq")]
     #[test]
     fn rabbitmq_is_understood_and_its_password_never_shown() {
@@ -197,6 +246,8 @@ mod tests {
             ("amqps://me:s3cret@host/live?heartbeat=5", "amqps://me:…@host/live"),
             ("amqp://me:s3%40cret@[::1]:5672/live", "amqp://me:…@[::1]:5672/live"),
             ("amqp://me:s3@cret@host", "amqp://me:…@host"),
+            ("amqp://me:s3cret@one:5672,two:5673/live", "amqp://me:…@one:5672,two:5673/live"),
+            ("amqps://me:s3cret@host/?cacert=/etc/ca.pem", "amqps://me:…@host/"),
             ("amqp://me@host", "amqp://me@host"),
             ("amqp://host", "amqp://host"),
         ] {

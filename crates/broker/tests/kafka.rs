@@ -61,12 +61,35 @@ impl KafkaFixture {
         Some(())
     }
 
+    /// Another handle on which this lane is declared.
+    async fn connect_declared(&self, lane: &Lane) -> Arc<dyn Broker> {
+        let broker = self.connect().await;
+        lane.declare(&*broker).await;
+        broker
+    }
+
     /// A server for this test alone, to which everybody connects directly.
     async fn with_own_server() -> Option<Self> {
         let fixture = Self::fresh();
         let address = fixture.server()?.parse().unwrap();
         fixture.start_own(address).await?;
         Some(fixture)
+    }
+}
+
+/// Names on a server that forgets them by itself.
+#[cfg(feature = "kafka-tls")]
+struct NamesOnly;
+
+#[cfg(feature = "kafka-tls")]
+#[async_trait::async_trait]
+impl BrokerFixture for NamesOnly {
+    async fn connect(&self) -> Arc<dyn Broker> {
+        connect(&shared_server())
+    }
+
+    fn fresh_name(&self, what: &str) -> String {
+        format!("towpath-test.{}.{what}", Uuid::now_v7())
     }
 }
 
@@ -424,6 +447,159 @@ async fn topics_have_the_partitions_of_the_url_that_made_them() {
     assert_eq!(partitions(&shared_server())[&other.destination.exchange], 8);
 }
 
+/// Kafka forgets a group's position when nobody has used it for a while. What inboxes remember is read again, and what they
+/// do not is not: it would have its effects twice.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_without_a_position_reads_again_what_inboxes_remember_and_nothing_else() {
+    let fixture = KafkaFixture::fresh();
+    let (broker, lane) = Lane::ready(&fixture).await;
+    publish_all(&*broker, &numbered_with_keys(&lane.destination, 30)).await;
+    let forgetful = |parameters: &str| {
+        let url = BrokerUrl::parse(&format!("kafka://{}{parameters}", shared_server())).unwrap();
+        Kafka::connect(&url).unwrap().remembered_for(Duration::ZERO)
+    };
+    let handle = forgetful("");
+    lane.declare(&handle).await;
+    let told = refusal(&handle, &lane.queue).await;
+    assert!(told.contains(&lane.queue) && told.contains("older than inboxes remember"), "{told}");
+
+    // Told to, it begins all the same; and one that has a position goes on from there.
+    let handle = forgetful("?beginning=always");
+    lane.declare(&handle).await;
+    take(&*subscribe(&handle, &lane.queue, 10).await, 30).await;
+    handle.close().await;
+    let handle = forgetful("");
+    lane.declare(&handle).await;
+    publish_all(&*broker, &numbered_with_keys(&lane.destination, 8)).await;
+    take(&*subscribe(&handle, &lane.queue, 10).await, 8).await;
+    handle.close().await;
+    // Within the horizon nobody has to be told.
+    let (other, mut topology) = (fixture.fresh_name("other"), lane.topology.clone());
+    topology.queues[0].name.clone_from(&other);
+    topology.bindings[0].queue.clone_from(&other);
+    broker.declare(&topology).await.unwrap();
+    take(&*subscribe(&*broker, &other, 10).await, 38).await;
+}
+
+/// A position that the topic does not have (any more) is not replaced by another one silently.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_position_that_is_not_there_is_told_or_begins_anew() {
+    let fixture = KafkaFixture::fresh();
+    let broker = connect(&format!("{}?partitions=1", shared_server()));
+    let lane = Lane::of(&fixture);
+    lane.declare(&*broker).await;
+    let mut topology = lane.topology.clone();
+    publish_all(&*broker, &numbered(&lane.destination, 10)).await;
+    // Beyond the end: the topic was made anew since.
+    commit(&shared_server(), &lane.queue, &lane.destination.exchange, 1000);
+    let deliveries = subscribe(&*broker, &lane.queue, 10).await;
+    assert_eq!(bodies(&take(&*deliveries, 10).await), numbers(0..10));
+    drop(deliveries);
+    // Before the first: nobody has read what was deleted.
+    let mut list = TopicPartitionList::new();
+    list.add_partition_offset(&lane.destination.exchange, 0, Offset::Offset(5)).unwrap();
+    let (servers, deleting) = (shared_server(), AdminOptions::new());
+    if let Err(error) = admin(&servers).delete_records(&list, &deleting).await {
+        println!("this broker deletes no records: {error}");
+        return;
+    }
+    let other = fixture.fresh_name("late");
+    commit(&servers, &other, &lane.destination.exchange, 2);
+    topology.queues[0].name.clone_from(&other);
+    topology.bindings[0].queue.clone_from(&other);
+    broker.declare(&topology).await.unwrap();
+    let told = refusal(&*broker, &other).await;
+    assert!(told.contains("3 messages that nobody has read"), "{told}");
+}
+
+/// Why a subscription does not bring anything.
+async fn refusal(broker: &dyn Broker, queue: &str) -> String {
+    let subscription = towpath_core::ports::broker::Subscription {
+        queue: queue.to_owned(),
+        group: String::new(),
+        prefetch: 10,
+    };
+    let error = match broker.subscribe(&subscription).await {
+        Ok(deliveries) => in_time("being told", deliveries.next()).await.err().expect("a refusal"),
+        Err(error) => error,
+    };
+    assert!(matches!(error, BrokerError::Refused { .. }), "{error:?}");
+    std::error::Error::source(&error).unwrap().to_string()
+}
+
+/// Sets a group's position in a topic of one partition.
+fn commit(servers: &str, group: &str, topic: &str, offset: i64) {
+    let consumer: BaseConsumer =
+        ClientConfig::new().set("bootstrap.servers", servers).set("group.id", group).create().unwrap();
+    let mut list = TopicPartitionList::new();
+    list.add_partition_offset(topic, 0, Offset::Offset(offset)).unwrap();
+    consumer.commit(&list, rdkafka::consumer::CommitMode::Sync).unwrap();
+}
+
+/// A member that comes takes over some partitions. What the others keep is not interrupted: nothing of it comes again.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_keeps_a_partition_keeps_what_was_received_from_it() {
+    let fixture = KafkaFixture::fresh();
+    let (broker, lane) = Lane::ready(&fixture).await;
+    let messages = numbered_with_keys(&lane.destination, 64);
+    publish_all(&*broker, &messages).await;
+    let first = subscribe(&*broker, &lane.queue, 64).await;
+    let mut held = HashMap::new();
+    for _ in 0..64 {
+        let received = next(&*first).await;
+        held.insert(id(&received), received);
+    }
+    // Its share comes to the second once more: the first had not settled it.
+    let second = subscribe(&*fixture.connect_declared(&lane).await, &lane.queue, 64).await;
+    let moved = id(&next(&*second).await);
+    assert!(held.contains_key(&moved));
+    for received in held.values() {
+        settle(&*first, received, Settlement::Acknowledge).await;
+    }
+    // What the first gets from now on is new to it.
+    publish_all(&*broker, &numbered_with_keys(&lane.destination, 64)).await;
+    let received = next(&*first).await;
+    assert!(!held.contains_key(&id(&received)), "it came again");
+}
+
+/// With TLS: the server's certificate is one of an authority of our own.
+#[cfg(feature = "kafka-tls")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_of_a_private_authority_is_trusted_when_the_authority_is_named() {
+    let Some(program) = OwnKafka::program() else { return };
+    let folder = std::env::temp_dir().join(format!("towpath-test-{}", Uuid::now_v7()));
+    std::fs::create_dir(&folder).unwrap();
+    let made = Command::new("openssl")
+        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"])
+        .args(["-days", "2", "-subj", "/CN=kafka", "-addext", "subjectAltName = IP:127.0.0.1"])
+        .args(["-keyout", "key.pem", "-out", "cert.pem"])
+        .current_dir(&folder)
+        .stderr(Stdio::null())
+        .status();
+    assert!(made.expect("openssl").success());
+    let file = |name: &str| folder.join(name).display().to_string();
+    let port = OwnKafka::free_port();
+    let address = SocketAddr::from(([127, 0, 0, 1], port));
+    let more = ["--cert", &file("cert.pem"), "--key", &file("key.pem")].map(str::to_owned);
+    let more: Vec<&str> = more.iter().map(String::as_str).collect();
+    let _server = OwnKafka::start_with(&program, port, address, &more).await;
+    let handle = |query: &str| connect(&format!("{address}{query}"));
+
+    let broker = handle(&format!("?tls=true&cacert={}", file("cert.pem")));
+    let lane = Lane::of(&NamesOnly);
+    lane.declare(&*broker).await;
+    publish_all(&*broker, &numbered(&lane.destination, 50)).await;
+    take(&*subscribe(&*broker, &lane.queue, 10).await, 50).await;
+
+    for query in ["?tls=true", ""] {
+        let error = handle(query).ready().await.unwrap_err();
+        assert!(matches!(error, BrokerError::Unavailable(_)), "{query}: {error:?}");
+        let told = std::error::Error::source(&error).unwrap().to_string();
+        assert!(query.is_empty() || told.contains("certificate"), "{told}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
 /// Queues have no arguments here, and names have rules: told, not left out.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_kafka_cannot_do_is_refused() {
@@ -482,7 +658,8 @@ async fn headers_with_our_names_stay_the_senders() {
 #[tokio::test(flavor = "multi_thread")]
 async fn records_of_others_are_received() {
     let fixture = KafkaFixture::fresh();
-    let broker = fixture.connect().await;
+    // Their times are their own: this one is older than any inbox.
+    let broker = connect(&format!("{}?beginning=always", shared_server()));
     let mut lane = Lane::of(&fixture);
     lane.topology.bindings[0].routing_key = "#".to_owned();
     lane.declare(&*broker).await;

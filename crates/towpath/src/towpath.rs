@@ -744,7 +744,7 @@ impl Builder {
         }
         store.ready().await?;
         let page_size = store.open_log(self.page_size).await?;
-        let broker = open_broker(&broker_url, &store, self.lease)?;
+        let broker = open_broker(&broker_url, &store, self.lease, self.keeping.handled)?;
         let consumers = wire(
             &mut self.channels,
             &mut self.topology,
@@ -917,7 +917,16 @@ fn each_once(channels: &[Channel]) -> Result<(), StartError> {
 }
 
 /// Opens the broker that a URL names.
-fn open_broker(url: &BrokerUrl, store: &SqlStore, lease: Duration) -> Result<Arc<dyn Broker>, BadBrokerUrl> {
+#[cfg_attr(
+    not(feature = "kafka"),
+    allow(unused_variables, reason = "only Kafka forgets how far it was read")
+)]
+fn open_broker(
+    url: &BrokerUrl,
+    store: &SqlStore,
+    lease: Duration,
+    horizon: Duration,
+) -> Result<Arc<dyn Broker>, BadBrokerUrl> {
     match url {
         BrokerUrl::Local => {
             let options = LocalOptions { lease, ..LocalOptions::default() };
@@ -926,7 +935,7 @@ fn open_broker(url: &BrokerUrl, store: &SqlStore, lease: Duration) -> Result<Arc
         #[cfg(feature = "rabbitmq")]
         BrokerUrl::Amqp { .. } => Ok(Arc::new(towpath_broker::RabbitMq::connect(url)?)),
         #[cfg(feature = "kafka")]
-        BrokerUrl::Kafka { .. } => Ok(Arc::new(towpath_broker::Kafka::connect(url)?)),
+        BrokerUrl::Kafka { .. } => Ok(Arc::new(towpath_broker::Kafka::connect(url)?.remembered_for(horizon))),
         #[cfg(not(all(feature = "rabbitmq", feature = "kafka")))]
         other => Err(BadBrokerUrl::not_built_in(other)),
     }

@@ -117,7 +117,37 @@ impl Home {
         )
     }
 
-    /// Starts a command made by [`Home::daemon`].
+    /// The same for a command that has to begin as root, and becomes the server's user by itself.
+    pub(super) fn daemon_from_root(&self, program: impl AsRef<OsStr>) -> Command {
+        self.command_of(
+            &["bash", "-c", WITHOUT_INHERITED_FILES, "bash", "setsid", "nohup"].map(OsStr::new),
+            program.as_ref(),
+        )
+    }
+
+    /// A command as [`Home::command`] makes it, that begins as root and becomes the server's user by itself.
+    pub(super) fn command_from_root(&self, program: impl AsRef<OsStr>) -> Command {
+        self.command_of(&[], program.as_ref())
+    }
+
+    /// The server's user and group by number, as programs in another root know them.
+    pub(super) fn user_and_group(&self) -> Result<String, Failure> {
+        let (user, group) = account(self.user)?;
+        Ok(format!("{user}:{group}"))
+    }
+
+    /// Removes a folder of the server's with all that is in it.
+    pub(super) fn remove(&self, name: &str) -> Result<(), Failure> {
+        let folder = self.folder.join(name);
+        match fs::remove_dir_all(&folder) {
+            Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
+                Err(Failure::while_trying(format!("remove {}", folder.display()))(cause))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Starts a command made by [`Home::daemon`] or [`Home::daemon_from_root`].
     pub(super) fn start(&self, mut daemon: Command) -> Result<Child, Failure> {
         let path = self.log_file();
         let attempt = format!("start {}", self.server_name);
@@ -188,6 +218,11 @@ impl Home {
             words.extend(user_switch.iter().map(OsStr::new));
             words.push(OsStr::new("--init-groups"));
         }
+        self.command_of(&words, program)
+    }
+
+    fn command_of(&self, wrappers: &[&OsStr], program: &OsStr) -> Command {
+        let mut words = wrappers.to_vec();
         words.push(program);
         let mut command = Command::new(words[0]);
         command

@@ -42,18 +42,22 @@ pub(super) fn install_missing(
     Ok(())
 }
 
-/// Makes sure that the programs are there with which our own C dependencies are compiled: librdkafka is configured by a
-/// shell script and built by make.
+/// Makes sure that the programs and headers are there with which our own C dependencies are compiled: librdkafka is
+/// configured by a shell script, built by make, and uses OpenSSL for TLS.
 pub(super) fn install_build_tools(data_root: &Path, progress: &Progress) -> Result<(), Failure> {
-    const TOOLS: &[(&str, &str)] = &[("gcc", "gcc"), ("g++", "g++"), ("make", "make")];
-    let missing: Vec<&str> =
-        TOOLS.iter().filter(|(program, _)| !is_on_path(program)).map(|(_, package)| *package).collect();
+    const TOOLS: &[(&str, &str)] =
+        &[("gcc", "gcc"), ("g++", "g++"), ("make", "make"), ("pkg-config", "pkg-config")];
+    const HEADERS: &[(&str, &str)] = &[("/usr/include/openssl/ssl.h", "libssl-dev")];
+    let missing_tools = TOOLS.iter().filter(|(program, _)| !is_on_path(program));
+    let missing_headers = HEADERS.iter().filter(|(header, _)| !Path::new(header).exists());
+    let missing: Vec<&str> = missing_tools.chain(missing_headers).map(|(_, package)| *package).collect();
     if missing.is_empty() {
         return Ok(());
     }
     install_packages(&missing, data_root, progress).map_err(|cause| {
-        Failure::new(format!("missing and not installable here: {}: {cause}", missing.join(", ")))
-            .next_step("install them: Towpath's feature `kafka` compiles a C library with them")
+        Failure::new(format!("missing and not installable here: {}: {cause}", missing.join(", "))).next_step(
+            "install them: Towpath's features `kafka` and `kafka-tls` compile a C library with them",
+        )
     })
 }
 

@@ -12,11 +12,11 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::failure::Failure;
-use crate::services::data_root;
 use crate::services::home::Home;
 use crate::services::installation::is_on_path;
 use crate::services::progress::Progress;
 use crate::services::server::{Address, Server};
+use crate::services::{archive, certificates, data_root};
 
 /// The server behind TOWPATH_TEST_KUBECONFIG.
 pub(super) struct Kubernetes;
@@ -29,35 +29,9 @@ const ETCD_PEER_PORT: u16 = 7380;
 const ADMISSION_OFF: &str = "NamespaceLifecycle,MutatingAdmissionWebhook,ValidatingAdmissionWebhook,\
                              MutatingAdmissionPolicy,ValidatingAdmissionPolicy";
 
-/// What certificates are for: an authority of our own, the server, and a client to whom everything is allowed.
-const CERTIFICATES: [(&str, &str); 3] = [
-    ("authority", "/CN=towpath-tests"),
-    ("server", "/CN=kube-apiserver"),
-    ("client", "/O=system:masters/CN=towpath-tests"),
-];
-
-/// The sections are named as the certificates are. Without extensions a certificate would not be of version 3, and the
-/// server takes no others from its clients.
-const CERTIFICATE_SETTINGS: &str = "\
-[req]
-distinguished_name = name
-prompt = no
-[name]
-CN = towpath
-[authority]
-basicConstraints = critical, CA:TRUE
-keyUsage = critical, keyCertSign
-subjectKeyIdentifier = hash
-[server]
-basicConstraints = critical, CA:FALSE
-keyUsage = critical, digitalSignature
-extendedKeyUsage = serverAuth
-subjectAltName = IP:127.0.0.1
-[client]
-basicConstraints = critical, CA:FALSE
-keyUsage = critical, digitalSignature
-extendedKeyUsage = clientAuth
-";
+/// Whom the server's and the client's certificates are for: everything is allowed to this client.
+const SERVER_SUBJECT: &str = "/CN=kube-apiserver";
+const CLIENT_SUBJECT: &str = "/O=system:masters/CN=towpath-tests";
 
 impl Server for Kubernetes {
     fn name(&self) -> &'static str {
@@ -73,7 +47,7 @@ impl Server for Kubernetes {
     }
 
     fn has_packages(&self) -> bool {
-        is_on_path("openssl") && Path::new(from_debian::KEYRING).exists()
+        is_on_path("openssl") && archive::has_keyring()
     }
 
     fn build(&self, data_root: &Path, progress: &Progress) -> Result<(), Failure> {
@@ -127,30 +101,7 @@ impl Server for Kubernetes {
 
     fn prepare(&self, home: &Home, _progress: &Progress) -> Result<(), Failure> {
         let folder = home.folder();
-        home.write(&folder.join("openssl.cnf"), CERTIFICATE_SETTINGS)?;
-        for (name, subject) in CERTIFICATES {
-            if folder.join(format!("{name}.crt")).exists() {
-                continue;
-            }
-            let mut openssl = home.command("openssl");
-            openssl
-                .args(["req", "-x509", "-config", "openssl.cnf", "-extensions", name, "-subj", subject])
-                .args([
-                    "-newkey",
-                    "ec",
-                    "-pkeyopt",
-                    "ec_paramgen_curve:prime256v1",
-                    "-nodes",
-                    "-days",
-                    "3650",
-                ])
-                .args(["-keyout", &format!("{name}.key"), "-out", &format!("{name}.crt")]);
-            if name != "authority" {
-                openssl.args(["-CA", "authority.crt", "-CAkey", "authority.key"]);
-            }
-            home.run(openssl)?;
-        }
-        readable_by_tests(&folder.join("client.key"))?;
+        certificates::make(home, SERVER_SUBJECT, CLIENT_SUBJECT)?;
         home.write(&folder.join("kubeconfig"), &kubeconfig(folder))
     }
 
@@ -201,14 +152,6 @@ fn kubeconfig(folder: &Path) -> String {
     )
 }
 
-/// Tests run as another user than the server. The key opens a server on this machine's loopback that holds nothing but what
-/// tests put there.
-fn readable_by_tests(key: &Path) -> Result<(), Failure> {
-    use std::os::unix::fs::PermissionsExt;
-    fs::set_permissions(key, fs::Permissions::from_mode(0o644))
-        .map_err(Failure::while_trying(format!("share {}", key.display())))
-}
-
 /// Asks `/livez` by openssl: this tool has no TLS of its own. (`/readyz` never passes: it wants the rest of a cluster.)
 fn is_alive(home: &Home) -> std::io::Result<bool> {
     if !home.folder().join("client.crt").exists() {
@@ -232,13 +175,6 @@ fn is_alive(home: &Home) -> std::io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_certificate_has_its_extensions() {
-        for (name, _) in CERTIFICATES {
-            assert!(CERTIFICATE_SETTINGS.contains(&format!("[{name}]\nbasicConstraints")), "{name}");
-        }
-    }
 
     #[test]
     fn the_kubeconfig_names_files_in_the_servers_folder() {

@@ -59,6 +59,10 @@ pub(super) trait Server: Sync {
     fn answers(&self) -> bool;
     /// Makes what it needs before it starts: an empty database, configuration files.
     fn prepare(&self, home: &Home, progress: &Progress) -> Result<(), Failure>;
+    /// The folder below its own that it forgets when it is stopped, if it is meant to.
+    fn forgets(&self) -> Option<&'static str> {
+        None
+    }
     /// The command that is the server.
     fn daemon(&self, home: &Home) -> Result<Command, Failure>;
 }
@@ -118,12 +122,31 @@ pub(super) fn bring_down(server: &dyn Server, data_root: &Path, progress: &Progr
     }
     let companions = processes::processes_of(home.folder(), server.main_process_name());
     processes::signal(&companions, "KILL");
+    if let Some(folder) = server.forgets() {
+        home.remove(folder)?;
+    }
     let message = match (was_running, server.answers()) {
         (true, _) => "stopped",
         (false, true) => "left running: somebody else started it",
         (false, false) => "was not running",
     };
     progress.step(server.name(), message);
+    Ok(())
+}
+
+/// Ends our own server as a crash does. What it shares with others stays.
+pub(super) fn kill(server: &dyn Server, data_root: &Path, progress: &Progress) -> Result<(), Failure> {
+    const END: Duration = Duration::from_secs(10);
+    let home = Home::at(data_root, server);
+    let running = processes_without_companions(server, &home);
+    if running.is_empty() {
+        return Err(Failure::new(format!("{} is not running, or not ours", server.name())));
+    }
+    processes::signal(&running, "KILL");
+    if !wait_until(END, || processes_without_companions(server, &home).is_empty()) {
+        return Err(Failure::new(format!("{} cannot be killed", server.name())));
+    }
+    progress.step(server.name(), "killed");
     Ok(())
 }
 

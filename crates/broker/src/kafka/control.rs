@@ -12,7 +12,7 @@ use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::types::RDKafkaErrorCode;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
-use towpath_core::ports::broker::BrokerResult;
+use towpath_core::ports::broker::{BrokerError, BrokerResult};
 
 use super::Address;
 use super::errors::{told, told_by_code};
@@ -40,11 +40,15 @@ pub(super) struct Control {
     address: Address,
     client: Mutex<Option<Arc<Admin>>>,
     closed: AtomicBool,
+    trouble: Trouble,
 }
+
+/// What librdkafka has last complained of, such as a certificate or a password that was not taken.
+type Trouble = Arc<Mutex<Option<String>>>;
 
 impl Control {
     pub(super) fn new(address: Address) -> Self {
-        Self { address, client: Mutex::default(), closed: AtomicBool::new(false) }
+        Self { address, client: Mutex::default(), closed: AtomicBool::new(false), trouble: Arc::default() }
     }
 
     pub(super) fn address(&self) -> &Address {
@@ -98,9 +102,14 @@ impl Control {
     ) -> BrokerResult<HashMap<String, RDKafkaErrorCode>> {
         let client = self.client()?;
         let replication = self.address.replication.unwrap_or(BROKERS_OWN_REPLICATION);
-        let topics = names
-            .iter()
-            .map(|name| NewTopic::new(name, self.address.partitions, TopicReplication::Fixed(replication)));
+        let in_sync = self.address.in_sync().map(|copies| copies.to_string());
+        let topics = names.iter().map(|name| {
+            let topic = NewTopic::new(name, self.address.partitions, TopicReplication::Fixed(replication));
+            match &in_sync {
+                Some(copies) => topic.set("min.insync.replicas", copies),
+                None => topic,
+            }
+        });
         let topics: Vec<NewTopic<'_>> = topics.collect();
         let patience = deadline.saturating_duration_since(Instant::now()).saturating_sub(MARGIN);
         let options = AdminOptions::new().request_timeout(Some(patience)).operation_timeout(Some(patience));
@@ -127,10 +136,26 @@ impl Control {
             Some(admin) => question(admin, patience),
             None => Err(KafkaError::Canceled),
         });
-        match timeout_at(deadline, asked).await {
-            Ok(Some(answer)) => Ok(answer),
-            Ok(None) => Err(unavailable("there is no thread to ask on")),
-            Err(_) => Err(unavailable("the broker does not answer")),
+        let answer = match timeout_at(deadline, asked).await {
+            Ok(Some(answer)) => answer,
+            Ok(None) => return Err(unavailable("there is no thread to ask on")),
+            Err(_) => return Err(self.why_nobody_answers("the broker does not answer")),
+        };
+        match answer {
+            // librdkafka only says that nobody is there; why, it has told in passing.
+            Err(error) if matches!(told(&error, ""), BrokerError::Unavailable(_)) => {
+                Err(self.why_nobody_answers(&error.to_string()))
+            }
+            answer => Ok(answer),
+        }
+    }
+
+    /// These words, and what was told of connections last.
+    fn why_nobody_answers(&self, words: &str) -> BrokerError {
+        let last = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match last {
+            Some(told) => unavailable(format!("{words}: {told}")),
+            None => unavailable(words),
         }
     }
 
@@ -144,7 +169,7 @@ impl Control {
             return Ok(Arc::clone(client));
         }
         let made = settings(&self.address)
-            .create_with_context(Logging { purpose: "asking" })
+            .create_with_context(Logging { purpose: "asking", trouble: Arc::clone(&self.trouble) })
             .map_err(|error| told(&error, "connecting"))?;
         Ok(Arc::clone(client.insert(Arc::new(Apart::new(made)))))
     }
@@ -168,17 +193,22 @@ pub(super) fn settings(address: &Address) -> ClientConfig {
         .set("socket.keepalive.enable", "true")
         .set("socket.nagle.disable", "true")
         .set_log_level(RDKafkaLogLevel::Warning);
+    for (name, value) in address.security() {
+        settings.set(name, value);
+    }
     settings
 }
 
 /// Takes librdkafka's words into our log.
-pub(super) struct Logging {
-    pub(super) purpose: &'static str,
+struct Logging {
+    purpose: &'static str,
+    trouble: Trouble,
 }
 
 impl ClientContext for Logging {
     fn log(&self, level: RDKafkaLogLevel, _facility: &str, words: &str) {
         note(self.purpose, level, words);
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(words.to_owned());
     }
 
     fn error(&self, error: KafkaError, words: &str) {

@@ -3,16 +3,16 @@
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use rdkafka::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
-use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, Rebalance};
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, Rebalance, RebalanceProtocol};
 use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::message::{BorrowedMessage, Message as _};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
-use rdkafka::types::RDKafkaErrorCode;
+use rdkafka::types::{RDKafkaErrorCode, RDKafkaRespErr};
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout_at;
 use towpath_core::ports::broker::{
@@ -24,9 +24,10 @@ use super::control::{Control, TopicState, complain, note, settings};
 use super::errors::told;
 use super::ledger::{Ledger, Place};
 use super::patterns::fits;
+use super::positions::{Begin, Known, begin};
 use super::topology::Bound;
 use super::wire::received;
-use crate::said::unavailable;
+use crate::said::{refused, unavailable};
 
 /// A member that has not been heard of for this long is out of its group.
 const SESSION: Duration = Duration::from_secs(10);
@@ -42,6 +43,9 @@ const COMMIT_PACE: Duration = Duration::from_millis(50);
 const PROBE_PACE: Duration = Duration::from_secs(2);
 const PROBE: Duration = Duration::from_secs(2);
 
+/// How long the broker may take to answer each question about positions.
+const ASKING: Duration = Duration::from_secs(3);
+
 /// A member of a consumer group. Dropped, it leaves the group and others get what is unsettled.
 pub(super) struct KafkaDeliveries {
     receiver: Arc<Receiver>,
@@ -53,6 +57,7 @@ impl KafkaDeliveries {
         control: &Control,
         subscription: &Subscription,
         bindings: Vec<Bound>,
+        remembered: Duration,
     ) -> BrokerResult<Self> {
         const OPERATION: &str = "subscribing";
         let deadline = tokio::time::Instant::now() + ANSWER;
@@ -69,10 +74,14 @@ impl KafkaDeliveries {
             }
         }
         let topics: Vec<&str> = topics.into_iter().collect();
-        let receiver = Arc::new(Receiver::new(subscription, &bindings));
+        let always_begins = control.address().always_begins;
+        let receiver = Arc::new(Receiver::new(subscription, &bindings, remembered, always_begins));
         let consumer: BaseConsumer<Membership> = settings(control.address())
             .set("group.id", &subscription.queue)
-            .set("auto.offset.reset", "earliest")
+            // Where to begin is decided here, see `positions`. Where it cannot be, librdkafka is not to make it up.
+            .set("auto.offset.reset", "error")
+            // A member that comes or goes interrupts those only whose partitions change hands.
+            .set("partition.assignment.strategy", "cooperative-sticky")
             .set("enable.auto.commit", "false")
             .set("enable.auto.offset.store", "false")
             .set("session.timeout.ms", SESSION.as_millis().to_string())
@@ -144,6 +153,9 @@ impl Deliveries for KafkaDeliveries {
 pub(super) struct Receiver {
     queue: String,
     bindings: Vec<Bound>,
+    /// For how long inboxes remember.
+    remembered: Duration,
+    always_begins: bool,
     inner: Mutex<Inner>,
     changed: Notify,
     stopping: AtomicBool,
@@ -170,6 +182,8 @@ enum Phase {
 enum End {
     Gone(String),
     Failed(KafkaError),
+    /// A person has to decide.
+    Undecided(String),
 }
 
 impl End {
@@ -177,16 +191,24 @@ impl End {
         match self {
             Self::Gone(reason) => unavailable(reason.clone()),
             Self::Failed(error) => told(error, "receiving"),
+            Self::Undecided(reason) => refused("receiving", reason.clone()),
         }
     }
 }
 
 impl Receiver {
-    fn new(subscription: &Subscription, bindings: &[Bound]) -> Self {
+    fn new(
+        subscription: &Subscription,
+        bindings: &[Bound],
+        remembered: Duration,
+        always_begins: bool,
+    ) -> Self {
         let inner = Inner { ledger: Ledger::new(subscription.prefetch), ended: None, lost: None };
         Self {
             queue: subscription.queue.clone(),
             bindings: bindings.to_vec(),
+            remembered,
+            always_begins,
             inner: Mutex::new(inner),
             changed: Notify::new(),
             stopping: AtomicBool::new(false),
@@ -322,6 +344,8 @@ fn heed(receiver: &Receiver, error: KafkaError) {
                     | Code::TopicAuthorizationFailed
                     | Code::GroupAuthorizationFailed
                     | Code::InvalidGroupId
+                    | Code::AutoOffsetReset
+                    | Code::OffsetOutOfRange
                     | Code::Fatal
             )
         ),
@@ -361,7 +385,98 @@ impl ClientContext for Membership {
     }
 }
 
+impl Membership {
+    /// Says where each partition begins. What cannot be found out is left as it is: then librdkafka asks for the group's
+    /// position itself, and tells when there is none.
+    fn find_positions(
+        &self,
+        consumer: &BaseConsumer<Self>,
+        list: &mut TopicPartitionList,
+    ) -> KafkaResult<()> {
+        let receiver = &self.receiver;
+        let committed = consumer.committed_offsets(list.clone(), ASKING)?;
+        let mut ages = TopicPartitionList::with_capacity(list.count());
+        let since = SystemTime::now().checked_sub(receiver.remembered).unwrap_or(UNIX_EPOCH);
+        let since = since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
+        for (topic, partition) in places(list) {
+            let since = Offset::Offset(i64::try_from(since).unwrap_or(i64::MAX));
+            ages.add_partition_offset(&topic, partition, since)?;
+        }
+        let ages = consumer.offsets_for_times(ages, ASKING)?;
+        let offset_in = |list: &TopicPartitionList, topic: &str, partition| {
+            list.find_partition(topic, partition).and_then(|found| match found.offset() {
+                Offset::Offset(offset) => Some(offset),
+                _ => None,
+            })
+        };
+        for (topic, partition) in places(list) {
+            let (first, end) = consumer.fetch_watermarks(&topic, partition, ASKING)?;
+            let known = Known {
+                committed: offset_in(&committed, &topic, partition),
+                first,
+                end,
+                remembered: offset_in(&ages, &topic, partition).unwrap_or(end),
+            };
+            let queue = &receiver.queue;
+            let offset = match begin(known, receiver.always_begins) {
+                Ok(Begin::At(offset)) => offset,
+                Ok(Begin::First { messages }) => {
+                    if messages > 0 {
+                        tracing::warn!(
+                            queue,
+                            topic,
+                            partition,
+                            messages,
+                            "the group has no position here and begins with the first message; what was handled before is \
+                             recognised"
+                        );
+                    }
+                    first
+                }
+                Err(why) => {
+                    let reason = format!(
+                        "group {queue}, topic {topic}, partition {partition}: {why}. Set the group's offset with Kafka's own \
+                         tool to where it is to go on, or to the earliest (see docs/consumers.md)"
+                    );
+                    receiver.end(End::Undecided(reason));
+                    return Ok(());
+                }
+            };
+            list.set_partition_offset(&topic, partition, Offset::Offset(offset))?;
+        }
+        Ok(())
+    }
+}
+
 impl ConsumerContext for Membership {
+    fn rebalance(&self, consumer: &BaseConsumer<Self>, code: RDKafkaRespErr, list: &mut TopicPartitionList) {
+        let cooperative = matches!(consumer.rebalance_protocol(), RebalanceProtocol::Cooperative);
+        let done = match code {
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS => {
+                self.pre_rebalance(consumer, &Rebalance::Assign(list));
+                if let Err(error) = self.find_positions(consumer, list) {
+                    complain("receiving", &error, "asking for positions");
+                }
+                let done =
+                    if cooperative { consumer.incremental_assign(list) } else { consumer.assign(list) };
+                self.post_rebalance(consumer, &Rebalance::Assign(list));
+                done
+            }
+            code => {
+                if code == RDKafkaRespErr::RD_KAFKA_RESP_ERR__REVOKE_PARTITIONS {
+                    self.pre_rebalance(consumer, &Rebalance::Revoke(list));
+                } else {
+                    let error = KafkaError::Rebalance(code.into());
+                    self.pre_rebalance(consumer, &Rebalance::Error(error));
+                }
+                if cooperative { consumer.incremental_unassign(list) } else { consumer.unassign() }
+            }
+        };
+        if let Err(error) = done {
+            self.receiver.end(End::Failed(error));
+        }
+    }
+
     fn pre_rebalance(&self, consumer: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
         match rebalance {
             Rebalance::Assign(list) => self.receiver.inner().ledger.assign(places(list)),

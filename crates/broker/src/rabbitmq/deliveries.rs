@@ -11,14 +11,14 @@ use futures_core::Stream;
 use lapin::options::{
     BasicAckOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions, BasicRejectOptions,
 };
-use lapin::types::FieldTable;
+use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, Consumer};
 use tokio::time::{Instant, timeout_at};
 use towpath_core::ports::broker::{
     BrokerError, BrokerResult, Deliveries, DeliveryTag, Received, Settlement, Subscription,
 };
 
-use super::errors::{Said, is_missing, told, unavailable, words};
+use super::errors::{Said, is_mismatch, is_missing, told, unavailable, words};
 use super::link::{Link, Live};
 use super::wire::{received, short};
 use super::{ANSWER, in_time};
@@ -50,12 +50,23 @@ impl RabbitDeliveries {
         // To AMQP, none means no limit.
         let prefetch = subscription.prefetch.max(1);
         in_time(deadline, "subscribing", channel.basic_qos(prefetch, BasicQosOptions::default())).await?;
-        let consuming =
-            channel.basic_consume(queue, consumer_tag, BasicConsumeOptions::default(), FieldTable::default());
+        // The priority that every consumer has anyway. Streams refuse it, and they must: they begin at their end, and keep
+        // what was acknowledged.
+        let mut arguments = FieldTable::default();
+        arguments.insert("x-priority".into(), AMQPValue::LongInt(0));
+        let consuming = channel.basic_consume(queue, consumer_tag, BasicConsumeOptions::default(), arguments);
         let consumer = match timeout_at(deadline, consuming).await {
             Ok(Ok(consumer)) => consumer,
             Ok(Err(error)) if is_missing(&error) => {
                 return Err(BrokerError::Missing { what: "queue", name: subscription.queue.clone() });
+            }
+            Ok(Err(error)) if is_mismatch(&error) => {
+                let queue = &subscription.queue;
+                return Err(refused(format!(
+                    "{queue} does not take receivers that settle one message after the other, as streams do not: \
+                     use a quorum or a classic queue ({})",
+                    words(&error)
+                )));
             }
             Ok(Err(error)) => return Err(told(&error, "subscribing")),
             Err(_) => return Err(unavailable("the broker does not answer")),

@@ -8,18 +8,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use lapin::tcp::{AMQPUriTcpExt, OwnedTLSConfig};
-use lapin::uri::AMQPUri;
-use lapin::{Channel, Connection, ConnectionProperties};
+use lapin::uri::{AMQPScheme, AMQPUri};
+use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties};
 use tokio::runtime::Handle;
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use towpath_core::ports::broker::{BrokerError, BrokerResult};
 
+use super::address::{Address, Tls};
 use super::errors::{Said, told, unavailable, words};
 
 /// How long one attempt to connect may take, name lookup, TLS and handshake together.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// The least that one of several servers gets of it.
+const LEAST_HANDSHAKE: Duration = Duration::from_secs(3);
 
 /// How long a connection may take to say goodbye.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -30,7 +33,7 @@ const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
 
 /// At most one connection, and when to try the next.
 pub(super) struct Link {
-    uri: AMQPUri,
+    address: Arc<Address>,
     purpose: &'static str,
     closed: AtomicBool,
     /// How many connections were made.
@@ -43,6 +46,8 @@ pub(super) struct Link {
 #[derive(Default)]
 struct State {
     live: Option<Arc<Live>>,
+    /// Which server is tried first: the one that answered last.
+    server: usize,
     failures: u32,
     next_attempt: Option<Instant>,
     last_failure: Option<Failure>,
@@ -56,9 +61,9 @@ enum Failure {
 }
 
 impl Link {
-    pub(super) fn new(uri: AMQPUri, purpose: &'static str) -> Self {
+    pub(super) fn new(address: Address, purpose: &'static str) -> Self {
         Self {
-            uri,
+            address: Arc::new(address),
             purpose,
             closed: AtomicBool::new(false),
             made: Arc::default(),
@@ -98,7 +103,7 @@ impl Link {
                 }
                 _ => {
                     let made = Arc::clone(&self.made);
-                    let attempt = tokio::spawn(attempt(state, self.uri.clone(), self.purpose, made));
+                    let attempt = tokio::spawn(attempt(state, Arc::clone(&self.address), self.purpose, made));
                     match timeout_at(deadline, attempt).await {
                         Ok(Ok(true)) => {}
                         Ok(Ok(false)) => {
@@ -116,14 +121,20 @@ impl Link {
     /// Opens a channel.
     pub(super) async fn channel(&self, deadline: Instant) -> BrokerResult<(Arc<Live>, Channel)> {
         let live = self.live(deadline).await?;
+        let channel = self.channel_on(&live, deadline).await?;
+        Ok((live, channel))
+    }
+
+    /// Opens a channel on a connection that was given out.
+    pub(super) async fn channel_on(&self, live: &Arc<Live>, deadline: Instant) -> BrokerResult<Channel> {
         match timeout_at(deadline, live.connection().create_channel()).await {
-            Ok(Ok(channel)) => Ok((live, channel)),
+            Ok(Ok(channel)) => Ok(channel),
             Ok(Err(error)) => {
-                self.retire(&live);
+                self.retire(live);
                 Err(told(&error, "opening a channel"))
             }
             Err(_) => {
-                self.retire(&live);
+                self.retire(live);
                 Err(unavailable("the broker opens no channel"))
             }
         }
@@ -163,31 +174,45 @@ impl State {
     }
 }
 
-/// Tries to connect once and notes how it went.
+/// Tries each server once, until one answers, and notes how it went.
 async fn attempt(
     mut state: OwnedMutexGuard<State>,
-    uri: AMQPUri,
+    address: Arc<Address>,
     purpose: &'static str,
     made: Arc<AtomicU64>,
 ) -> bool {
-    let failure = match timeout(HANDSHAKE, Live::open(uri, purpose)).await {
-        Ok(Ok(live)) => {
-            *state = State { live: Some(Arc::new(live)), ..State::default() };
-            made.fetch_add(1, Ordering::AcqRel);
-            return true;
+    let servers = &address.servers;
+    let share = u32::try_from(servers.len()).map_or(LEAST_HANDSHAKE, |count| HANDSHAKE / count.max(1));
+    let (first, mut failures) = (state.server, Vec::new());
+    for place in (0..servers.len()).map(|turn| (first + turn) % servers.len()) {
+        let server = &servers[place];
+        let opened =
+            timeout(share.max(LEAST_HANDSHAKE), Live::open(server.clone(), &address.tls, purpose)).await;
+        let name = format!("{}:{}", server.authority.host, server.authority.port);
+        match opened {
+            Ok(Ok(live)) => {
+                *state = State { live: Some(Arc::new(live)), server: place, ..State::default() };
+                made.fetch_add(1, Ordering::AcqRel);
+                return true;
+            }
+            Ok(Err(error)) => {
+                let words = format!("{name}: {}", words(&error));
+                if let BrokerError::Denied(_) = told(&error, "connecting") {
+                    // Servers of one cluster have the same users: the others would say the same.
+                    failures = vec![words];
+                    state.last_failure = Some(Failure::Denied(failures.concat()));
+                    break;
+                }
+                failures.push(words);
+            }
+            Err(_) => failures.push(format!("{name}: the broker does not answer")),
         }
-        Ok(Err(error)) => match told(&error, "connecting") {
-            BrokerError::Denied(_) => Failure::Denied(words(&error)),
-            _ => Failure::Unavailable(words(&error)),
-        },
-        Err(_) => Failure::Unavailable("the broker does not answer".to_owned()),
-    };
+        state.last_failure = Some(Failure::Unavailable(failures.join("; ")));
+    }
     let backoff = FIRST_BACKOFF.saturating_mul(1 << state.failures.min(10)).min(LONGEST_BACKOFF);
-    let (Failure::Denied(cause) | Failure::Unavailable(cause)) = &failure;
-    tracing::warn!(purpose, ?backoff, cause, "cannot connect to RabbitMQ");
+    tracing::warn!(purpose, ?backoff, cause = failures.join("; "), "cannot connect to RabbitMQ");
     state.failures = state.failures.saturating_add(1);
     state.next_attempt = Some(Instant::now() + backoff);
-    state.last_failure = Some(failure);
     false
 }
 
@@ -199,20 +224,32 @@ pub(super) struct Live {
 }
 
 impl Live {
-    async fn open(uri: AMQPUri, purpose: &'static str) -> lapin::Result<Self> {
+    async fn open(uri: AMQPUri, tls: &Tls, purpose: &'static str) -> lapin::Result<Self> {
         let wire = Arc::new(Wire::default());
         // Covers a handshake that fails, and one that is given up.
         let mut guard = CutOnDrop(Some(Arc::clone(&wire)));
         let options = ConnectionProperties::default()
             .with_connection_name(format!("towpath {purpose}").into())
             .with_client_property("product".into(), "towpath".into());
+        let secure = match uri.scheme {
+            AMQPScheme::AMQPS => Some(tls.connector()?),
+            AMQPScheme::AMQP => None,
+        };
         let held = Arc::clone(&wire);
         let connection = Connection::connector(
             uri,
             lapin::runtime::default_runtime()?,
             async move |uri: AMQPUri, runtime| {
-                let tls = OwnedTLSConfig::default();
-                let stream = timeout(HANDSHAKE, uri.connect_with_config_async(tls.as_ref(), &runtime))
+                let host = &uri.authority.host;
+                let connecting = async {
+                    let addresses = runtime.to_socket_addrs((host.clone(), uri.authority.port));
+                    let stream = AsyncTcpStream::connect(&runtime, addresses).await?;
+                    match &secure {
+                        Some(secure) => stream.into_rustls(secure, host).await,
+                        None => Ok(stream),
+                    }
+                };
+                let stream = timeout(HANDSHAKE, connecting)
                     .await
                     .map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))??;
                 match &stream {

@@ -8,10 +8,12 @@
 //! `delivery_mode` 2 (persistent), its headers, and the headers [`OCCURRED_AT_HEADER`] with the time to the letter and
 //! [`KEY_HEADER`]. Within a queue RabbitMQ keeps the order of publishing.
 
+mod address;
 mod deliveries;
 mod errors;
 mod link;
 mod publishing;
+mod refusals;
 mod topology;
 mod verdicts;
 mod wire;
@@ -20,7 +22,6 @@ use std::fmt;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lapin::uri::AMQPUri;
 use tokio::time::{Instant, timeout_at};
 use towpath_core::ports::broker::{
     Broker, BrokerPromises, BrokerResult, Deliveries, Message, Published, QueueStanding, Subscription,
@@ -28,6 +29,7 @@ use towpath_core::ports::broker::{
 };
 
 use crate::{BadBrokerUrl, BrokerUrl};
+pub(crate) use address::Address;
 use deliveries::RabbitDeliveries;
 use errors::{told, unavailable};
 use link::Link;
@@ -37,9 +39,6 @@ pub use wire::{KEY_HEADER, OCCURRED_AT_HEADER};
 
 /// How long the broker may take to answer anything that is not a publish.
 const ANSWER: Duration = Duration::from_secs(15);
-
-/// How often both sides say that they are there, in seconds, unless the URL says otherwise.
-const HEARTBEAT: u16 = 20;
 
 /// What RabbitMQ promises, with durable queues.
 pub const PROMISES: BrokerPromises = BrokerPromises {
@@ -69,17 +68,18 @@ impl RabbitMq {
     /// A handle that connects when it is first used.
     ///
     /// # Errors
-    /// When the URL is not an AMQP URL. Whether anyone listens there is found out on first use, see
+    /// When the URL is not an AMQP URL, or names files that cannot be used. Whether anyone listens there is found out on first use, see
     /// [`ready`](Broker::ready).
     pub fn connect(url: &BrokerUrl) -> Result<Self, BadBrokerUrl> {
         let BrokerUrl::Amqp { url: given } = url else {
             return Err(BadBrokerUrl(format!("{url} is not a RabbitMQ broker")));
         };
-        let uri = read_url(given)?;
+        let address = Address::read(given)?;
+        address.check_files()?;
         Ok(Self {
             url: url.clone(),
-            publisher: Publisher::new(Link::new(uri.clone(), "publishing")),
-            receiving: Link::new(uri, "receiving"),
+            publisher: Publisher::new(Link::new(address.clone(), "publishing")),
+            receiving: Link::new(address, "receiving"),
         })
     }
 }
@@ -108,7 +108,9 @@ impl Broker for RabbitMq {
     }
 
     async fn declare(&self, topology: &Topology) -> BrokerResult<()> {
-        topology::declare(&self.receiving, topology).await
+        topology::declare(&self.receiving, topology).await?;
+        self.publisher.declared(topology);
+        Ok(())
     }
 
     async fn publish(&self, messages: &[Message], patience: Duration) -> Vec<Published> {
@@ -130,36 +132,6 @@ impl Broker for RabbitMq {
         self.publisher.close().await;
         self.receiving.close().await;
     }
-}
-
-/// Reads an AMQP URL. What is wrong with it is told without repeating any of it.
-pub(crate) fn read_url(url: &str) -> Result<AMQPUri, BadBrokerUrl> {
-    let bad = |message: &str| Err(BadBrokerUrl(message.to_owned()));
-    let rest = match url.split_once("://") {
-        Some((_, rest)) => rest.split(['?', '#']).next().unwrap_or_default(),
-        None => return bad("an AMQP URL begins with amqp:// or amqps://"),
-    };
-    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-    if path.contains('@') {
-        return bad("a password with special characters must be percent-encoded in an AMQP URL");
-    }
-    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
-    if host.is_empty() || host.starts_with(':') {
-        return bad("the AMQP URL names no server");
-    }
-    let Ok(mut uri) = url.parse::<AMQPUri>() else {
-        return bad("the AMQP URL cannot be read: write amqp://user:password@host:5672/%2f");
-    };
-    // lapin reads an IPv6 address as no host at all, and would connect to localhost.
-    if let Some((address, _)) = host.strip_prefix('[').and_then(|host| host.split_once(']')) {
-        address.clone_into(&mut uri.authority.host);
-    }
-    // An URL that ends in a slash means the default virtual host to people, and one with an empty name to lapin.
-    if uri.vhost.is_empty() {
-        "/".clone_into(&mut uri.vhost);
-    }
-    uri.query.heartbeat = uri.query.heartbeat.or(Some(HEARTBEAT));
-    Ok(uri)
 }
 
 /// Waits for an answer that is not a publish's.

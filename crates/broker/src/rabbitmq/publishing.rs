@@ -2,19 +2,21 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions};
-use lapin::types::FieldTable;
+use lapin::protocol::AMQPSoftError;
+use lapin::types::{FieldTable, ShortString};
 use lapin::{Channel, Confirmation, ExchangeKind, PublisherConfirm};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
-use towpath_core::ports::broker::{BrokerError, Message, Published};
+use towpath_core::ports::broker::{BrokerError, BrokerResult, Message, Published, Topology};
 
 use super::errors::{channel_closed_over, is_missing, unavailable, words};
 use super::link::{Link, Live};
+use super::refusals::{Refusals, Standing, no_exchange};
 use super::verdicts::{Answer, Return, verdicts};
 use super::wire::{Outgoing, outgoing, short};
 use crate::deadline::after;
@@ -36,6 +38,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 pub(super) struct Publisher {
     link: Link,
     idle: Mutex<Vec<ConfirmChannel>>,
+    refusals: Mutex<Refusals>,
 }
 
 /// A channel in confirm mode. It belongs to one call at a time, so that every return and confirm on it is that
@@ -47,7 +50,7 @@ struct ConfirmChannel {
 
 impl Publisher {
     pub(super) fn new(link: Link) -> Self {
-        Self { link, idle: Mutex::default() }
+        Self { link, idle: Mutex::default(), refusals: Mutex::default() }
     }
 
     /// How many connections were made.
@@ -60,30 +63,113 @@ impl Publisher {
         self.link.close().await;
     }
 
+    /// What was declared through this handle is there from now on.
+    pub(super) fn declared(&self, topology: &Topology) {
+        let exchanges = topology.exchanges.iter().map(|exchange| exchange.name.as_str());
+        self.refusals().forget(exchanges);
+    }
+
     /// Publishes a batch; see the port.
     pub(super) async fn publish(&self, messages: &[Message], patience: Duration) -> Vec<Published> {
         let deadline = after(patience);
-        let all: Vec<&Message> = messages.iter().collect();
-        let Attempt { mut outcomes, closed_over } = self.attempt(&all, deadline).await;
-        if let Some(error) = closed_over {
-            self.find_the_culprit(&all, &mut outcomes, &error, deadline).await;
+        let mut outcomes = match self.refused_already(messages, deadline).await {
+            Ok(outcomes) => outcomes,
+            Err(error) => return not_sent(messages.len(), &error),
+        };
+        let places: Vec<usize> = (0..messages.len()).filter(|place| outcomes[*place].is_none()).collect();
+        let open: Vec<&Message> = places.iter().map(|place| &messages[*place]).collect();
+        if !open.is_empty() {
+            let Attempt { outcomes: mut found, closed_over } = self.attempt(&open, deadline).await;
+            if let Some(error) = closed_over {
+                self.find_the_culprit(&open, &mut found, &error, deadline).await;
+            }
+            for (place, outcome) in places.into_iter().zip(found) {
+                outcomes[place] = outcome;
+            }
         }
         let unknown = || Published::Unknown { reason: "no confirm came".to_owned() };
         outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(unknown)).collect()
+    }
+
+    /// What need not be sent: it goes to an exchange that is not there, or to where the broker has just refused one.
+    ///
+    /// # Errors
+    /// When nobody answers: nothing was sent then.
+    async fn refused_already(
+        &self,
+        messages: &[Message],
+        deadline: Instant,
+    ) -> BrokerResult<Vec<Option<Published>>> {
+        let live = self.unblocked(deadline).await?;
+        let mut asking: Option<Channel> = None;
+        let mut outcomes = Vec::with_capacity(messages.len());
+        for Message { destination, .. } in messages {
+            let standing = self.refusals().standing(destination, &live, Instant::now());
+            let refused = match standing {
+                Standing::Open => None,
+                Standing::Refused(reason) => Some(reason),
+                Standing::NotAsked => {
+                    let exchange = destination.exchange.as_str();
+                    let is_there = match short("exchange", exchange) {
+                        Ok(name) => self.is_there(name, &live, &mut asking, deadline).await?,
+                        // It does not fit into AMQP, which is found when it is translated.
+                        Err(_) => Some(true),
+                    };
+                    if let Some(is_there) = is_there {
+                        self.refusals().asked(exchange, &live, is_there, Instant::now());
+                    }
+                    (is_there == Some(false)).then(|| no_exchange(exchange))
+                }
+            };
+            outcomes.push(refused.map(|reason| Published::Refused { reason }));
+        }
+        Ok(outcomes)
+    }
+
+    /// Whether an exchange is there; nothing if the broker does not tell. Asked on a channel that carries no messages: a no
+    /// closes that channel, and nothing else.
+    async fn is_there(
+        &self,
+        exchange: ShortString,
+        live: &Arc<Live>,
+        asking: &mut Option<Channel>,
+        deadline: Instant,
+    ) -> BrokerResult<Option<bool>> {
+        let channel = match asking.take() {
+            Some(channel) => channel,
+            None => self.link.channel_on(live, deadline).await?,
+        };
+        let passive = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
+        let asked = channel.exchange_declare(exchange, ExchangeKind::Topic, passive, FieldTable::default());
+        match timeout_at(deadline, asked).await {
+            Ok(Ok(())) => {
+                *asking = Some(channel);
+                Ok(Some(true))
+            }
+            Ok(Err(error)) if is_missing(&error) => Ok(Some(false)),
+            Ok(Err(error)) if channel_closed_over(&error).is_some() => Ok(None),
+            Ok(Err(error)) => Err(unavailable(words(&error))),
+            Err(_) => {
+                if !live.blocked() {
+                    self.retire(live);
+                }
+                Err(unavailable("the broker does not answer"))
+            }
+        }
+    }
+
+    fn refusals(&self) -> MutexGuard<'_, Refusals> {
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sends everything once.
     async fn attempt(&self, messages: &[&Message], deadline: Instant) -> Attempt {
         let mut checked_out = match self.check_out(deadline).await {
             Ok(checked_out) => checked_out,
-            Err(error) => {
-                let cause =
-                    std::error::Error::source(&error).map_or_else(String::new, |cause| format!(": {cause}"));
-                return Attempt::not_sent(messages, &format!("{error}{cause}"));
-            }
+            Err(error) => return Attempt::not_sent(messages, &error),
         };
         let Some(ConfirmChannel { live, channel }) = &checked_out.channel else {
-            return Attempt::not_sent(messages, "the broker gave no channel");
+            return Attempt::not_sent(messages, &unavailable("the broker gave no channel"));
         };
         let frame_max = live.frame_max();
         let (mut sent, mut places) = (Vec::new(), Vec::new());
@@ -112,7 +198,11 @@ impl Publisher {
 
         let Some(error) = failure else {
             if complete {
-                self.check_in(&mut checked_out);
+                // A channel that was told no is not used again: RabbitMQ keeps saying so on it, after a queue's leader has died,
+                // when on every other one there is a new leader.
+                if !answers.contains(&Answer::Nack) {
+                    self.check_in(&mut checked_out);
+                }
             } else {
                 let blocked = live.blocked();
                 // A connection that brings nothing at all may be dead without anyone having noticed.
@@ -151,10 +241,20 @@ impl Publisher {
     ) {
         let open: Vec<usize> = (0..messages.len()).filter(|place| outcomes[*place].is_none()).collect();
         let culprit = if is_missing(error) {
-            let missing = self.missing_exchange(open.iter().map(|place| messages[*place]), deadline).await;
-            open.iter()
-                .copied()
-                .find(|place| Some(&messages[*place].destination.exchange) == missing.as_ref())
+            // It was there when it was asked for; the connection is another one now, so it is asked for again.
+            let mut culprit = None;
+            for place in open.iter().copied() {
+                let asked = self.refused_already(std::slice::from_ref(messages[place]), deadline).await;
+                match asked.as_deref() {
+                    Ok([Some(Published::Refused { .. })]) => {
+                        culprit = Some(place);
+                        break;
+                    }
+                    Ok(_) => {}
+                    Err(_) => break,
+                }
+            }
+            culprit
         } else {
             // Rare (no permission, a message beyond the broker's limit): one by one, until it happens again. A copy
             // of what came before is allowed, a message that stops all others for ever is not.
@@ -175,6 +275,9 @@ impl Publisher {
         let words = words(error);
         if let Some(culprit) = culprit {
             outcomes[culprit] = Some(Published::Refused { reason: words.clone() });
+            if channel_closed_over(error) == Some(&AMQPSoftError::ACCESSREFUSED) {
+                self.refusals().denied(&messages[culprit].destination, &words, Instant::now());
+            }
         }
         let reason = format!("the broker closed the channel over another message: {words}");
         // The broker takes messages in order: what came behind the culprit was thrown away unread.
@@ -186,70 +289,44 @@ impl Publisher {
         fill(outcomes, &reason);
     }
 
-    /// The first exchange that does not exist.
-    async fn missing_exchange<'a>(
-        &self,
-        messages: impl Iterator<Item = &'a Message>,
-        deadline: Instant,
-    ) -> Option<String> {
-        let mut seen: Vec<&str> = vec![""];
-        let (_live, channel) = self.link.channel(deadline).await.ok()?;
-        for message in messages {
-            let exchange = message.destination.exchange.as_str();
-            if seen.contains(&exchange) {
-                continue;
-            }
-            seen.push(exchange);
-            let passive = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
-            let asked = channel.exchange_declare(
-                short("exchange", exchange).ok()?,
-                ExchangeKind::Topic,
-                passive,
-                FieldTable::default(),
-            );
-            match timeout_at(deadline, asked).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) if is_missing(&error) => return Some(exchange.to_owned()),
-                _ => return None,
-            }
-        }
-        None
-    }
-
-    /// A channel to publish on, once the broker takes anything.
-    async fn check_out(&self, deadline: Instant) -> Result<CheckedOut, BrokerError> {
+    /// The connection, once the broker takes anything.
+    async fn unblocked(&self, deadline: Instant) -> BrokerResult<Arc<Live>> {
         loop {
             let live = self.link.live(deadline).await?;
-            if live.blocked() {
-                let next = Instant::now() + BLOCKED_POLL;
-                if next >= deadline {
-                    sleep_until(deadline).await;
-                    return Err(unavailable("the broker is short of memory or disk and takes nothing"));
-                }
-                sleep_until(next).await;
-                continue;
+            if !live.blocked() {
+                return Ok(live);
             }
-            let idle = {
-                let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-                idle.retain(|idle| idle.live.connected() && idle.channel.status().connected());
-                let place = idle.iter().position(|idle| Arc::ptr_eq(&idle.live, &live));
-                place.map(|place| idle.swap_remove(place))
-            };
-            if let Some(channel) = idle {
-                return Ok(CheckedOut { channel: Some(channel) });
+            let next = Instant::now() + BLOCKED_POLL;
+            if next >= deadline {
+                sleep_until(deadline).await;
+                return Err(unavailable("the broker is short of memory or disk and takes nothing"));
             }
-            let (live, channel) = self.link.channel(deadline).await?;
-            let channel = ConfirmChannel { live, channel };
-            return match timeout_at(deadline, channel.channel.confirm_select(ConfirmSelectOptions::default()))
-                .await
-            {
-                Ok(Ok(())) => Ok(CheckedOut { channel: Some(channel) }),
-                Ok(Err(error)) => Err(unavailable(words(&error))),
-                Err(_) => {
-                    self.retire(&channel.live);
-                    Err(unavailable("the broker does not answer"))
-                }
-            };
+            sleep_until(next).await;
+        }
+    }
+
+    /// A channel to publish on.
+    async fn check_out(&self, deadline: Instant) -> BrokerResult<CheckedOut> {
+        let live = self.unblocked(deadline).await?;
+        let idle = {
+            let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            idle.retain(|idle| idle.live.connected() && idle.channel.status().connected());
+            let place = idle.iter().position(|idle| Arc::ptr_eq(&idle.live, &live));
+            place.map(|place| idle.swap_remove(place))
+        };
+        if let Some(channel) = idle {
+            return Ok(CheckedOut { channel: Some(channel) });
+        }
+        let (live, channel) = self.link.channel(deadline).await?;
+        let channel = ConfirmChannel { live, channel };
+        let confirming = channel.channel.confirm_select(ConfirmSelectOptions::default());
+        match timeout_at(deadline, confirming).await {
+            Ok(Ok(())) => Ok(CheckedOut { channel: Some(channel) }),
+            Ok(Err(error)) => Err(unavailable(words(&error))),
+            Err(_) => {
+                self.retire(&channel.live);
+                Err(unavailable("the broker does not answer"))
+            }
         }
     }
 
@@ -278,10 +355,16 @@ struct Attempt {
 }
 
 impl Attempt {
-    fn not_sent(messages: &[&Message], reason: &str) -> Self {
-        let not_sent = Published::NotSent { reason: reason.to_owned() };
-        Self { outcomes: vec![Some(not_sent); messages.len()], closed_over: None }
+    fn not_sent(messages: &[&Message], error: &BrokerError) -> Self {
+        let outcomes = not_sent(messages.len(), error).into_iter().map(Some).collect();
+        Self { outcomes, closed_over: None }
     }
+}
+
+/// So many messages that never left, and why.
+fn not_sent(count: usize, error: &BrokerError) -> Vec<Published> {
+    let cause = std::error::Error::source(error).map_or_else(String::new, |cause| format!(": {cause}"));
+    vec![Published::NotSent { reason: format!("{error}{cause}") }; count]
 }
 
 /// Gives a reason to what has no outcome.

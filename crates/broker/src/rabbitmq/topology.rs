@@ -17,6 +17,7 @@ const OPERATION: &str = "declaring the topology";
 
 /// Declares everything, in the order exchanges, queues, bindings; see the port.
 pub(super) async fn declare(link: &Link, topology: &Topology) -> BrokerResult<()> {
+    topology.queues.iter().try_for_each(refuse_stream)?;
     let (_live, channel) = link.channel(Instant::now() + ANSWER).await?;
     for exchange in &topology.exchanges {
         declare_exchange(&channel, exchange).await?;
@@ -68,6 +69,18 @@ pub(super) async fn standing_of(link: &Link, queues: &[&str]) -> BrokerResult<Ve
         super::in_time(deadline, "closing a channel", channel.close(200, "OK".into())).await?;
     }
     Ok(standings)
+}
+
+/// A stream is no queue: it keeps what was acknowledged, gives nothing back and has no dead letters.
+fn refuse_stream(queue: &Queue) -> BrokerResult<()> {
+    let is_stream = |(argument, value): &(String, Argument)| {
+        argument == "x-queue-type" && *value == Argument::Text("stream".to_owned())
+    };
+    if !queue.arguments.iter().any(is_stream) {
+        return Ok(());
+    }
+    let reason = format!("{} is declared as a stream: use a quorum or a classic queue", queue.name);
+    Err(BrokerError::Refused { operation: OPERATION, source: Box::new(Said(reason)) })
 }
 
 async fn declare_exchange(channel: &Channel, exchange: &Exchange) -> BrokerResult<()> {

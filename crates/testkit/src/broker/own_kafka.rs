@@ -28,6 +28,11 @@ impl OwnKafka {
     /// Starts one and waits until it listens. It tells its clients where to connect to: behind a proxy, that is the
     /// proxy's address.
     pub async fn start(program: &str, port: u16, advertised: SocketAddr) -> Self {
+        Self::start_with(program, port, advertised, &[]).await
+    }
+
+    /// The same, with more arguments for the program.
+    pub async fn start_with(program: &str, port: u16, advertised: SocketAddr, more: &[&str]) -> Self {
         let mut server = Command::new(program);
         server
             .arg("broker")
@@ -35,6 +40,7 @@ impl OwnKafka {
             .args(["--advertised-listener-url", &format!("tcp://{advertised}")])
             .args(["--storage-engine", "memory://nisshi/"])
             .args(["--group-initial-rebalance-delay", "100ms"])
+            .args(more)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());

@@ -13,7 +13,14 @@ use crate::towpath::StartError;
 
 const DEAD_LETTER_EXCHANGE: &str = "x-dead-letter-exchange";
 const DEAD_LETTER_ROUTING_KEY: &str = "x-dead-letter-routing-key";
+const DEAD_LETTER_STRATEGY: &str = "x-dead-letter-strategy";
+const OVERFLOW: &str = "x-overflow";
 const SINGLE_ACTIVE_CONSUMER: &str = "x-single-active-consumer";
+const DELIVERY_LIMIT: &str = "x-delivery-limit";
+
+/// So many deliveries never happen. RabbitMQ 4 gives a message up after 20 unless it is told otherwise. It would take -1 for
+/// "never", but RabbitMQ 3 takes that for "at once" and throws the message away.
+const NO_LIMIT: i64 = i32::MAX as i64;
 
 /// A consumer with the queue it takes from.
 pub(crate) struct Wired {
@@ -146,13 +153,23 @@ impl OwnQueue<'_> {
                 if self.in_order {
                     // One of several instances receives at a time, or two would handle one aggregate at once.
                     arguments.push((SINGLE_ACTIVE_CONSUMER.to_owned(), Argument::Switch(true)));
+                    // What is given up is overtaken by what stands behind it.
+                    arguments.extend(self.no_delivery_limit());
                 }
             }
             if self.promises.dead_letters {
                 let dead = format!("{queue}.dead");
                 arguments.push((DEAD_LETTER_EXCHANGE.to_owned(), Argument::Text(String::new())));
                 arguments.push((DEAD_LETTER_ROUTING_KEY.to_owned(), Argument::Text(dead.clone())));
-                topology.queues.push(Queue { name: dead.clone(), arguments: vec![quorum()] });
+                if !self.promises.in_store {
+                    // It leaves its queue when the one behind has it. The broker does so only where a full queue refuses
+                    // what is published; this one is never full.
+                    arguments.push(text(DEAD_LETTER_STRATEGY, "at-least-once"));
+                    arguments.push(text(OVERFLOW, "reject-publish"));
+                }
+                // Nothing stands behind it: what it gave up would be lost.
+                let of_dead = [quorum()].into_iter().chain(self.no_delivery_limit()).collect();
+                topology.queues.push(Queue { name: dead.clone(), arguments: of_dead });
                 dead_letter_queues.push(dead);
             }
             topology.queues.push(Queue { name: queue.clone(), arguments });
@@ -160,10 +177,19 @@ impl OwnQueue<'_> {
         topology.bindings.push(Binding { queue: queue.clone(), exchange, routing_key });
         Ok(queue)
     }
+
+    /// The broker in the store counts no deliveries.
+    fn no_delivery_limit(&self) -> Option<(String, Argument)> {
+        (!self.promises.in_store).then(|| (DELIVERY_LIMIT.to_owned(), Argument::Number(NO_LIMIT)))
+    }
 }
 
 fn quorum() -> (String, Argument) {
-    ("x-queue-type".to_owned(), Argument::Text("quorum".to_owned()))
+    text("x-queue-type", "quorum")
+}
+
+fn text(name: &str, value: &str) -> (String, Argument) {
+    (name.to_owned(), Argument::Text(value.to_owned()))
 }
 
 #[cfg(test)]
@@ -221,6 +247,25 @@ mod tests {
         assert!(arguments.contains(&SINGLE_ACTIVE_CONSUMER) && arguments.contains(&DEAD_LETTER_EXCHANGE));
         let topology = wired(handler(Consumer::of("orders").in_order()), Topology::default(), LOG).unwrap();
         assert!(topology.queues[0].arguments.is_empty(), "a log has no such arguments");
+    }
+
+    #[test]
+    fn nothing_is_lost_or_overtaken_because_the_broker_counts_deliveries() {
+        let of = |consumer, promises| {
+            let topology = wired(handler(consumer), Topology::default(), promises).unwrap();
+            topology.queues.into_iter().map(|queue| queue.arguments).collect::<Vec<_>>()
+        };
+        let unlimited = (DELIVERY_LIMIT.to_owned(), Argument::Number(2_147_483_647));
+        let safely = [text(DEAD_LETTER_STRATEGY, "at-least-once"), text(OVERFLOW, "reject-publish")];
+        let in_order = of(Consumer::of("orders").in_order(), QUEUES);
+        assert!(in_order.iter().all(|arguments| arguments.contains(&unlimited)), "{in_order:?}");
+        assert!(safely.iter().all(|argument| in_order[1].contains(argument)), "{in_order:?}");
+        let any_order = of(Consumer::of("orders"), QUEUES);
+        assert!(any_order[0].contains(&unlimited) && !any_order[1].contains(&unlimited), "{any_order:?}");
+        assert!(safely.iter().all(|argument| any_order[1].contains(argument)), "{any_order:?}");
+        let in_store = of(Consumer::of("orders").in_order(), BrokerPromises { in_store: true, ..QUEUES });
+        let knows = |(name, _): &(String, Argument)| [DELIVERY_LIMIT, OVERFLOW].contains(&name.as_str());
+        assert!(!in_store.iter().flatten().any(knows), "{in_store:?}");
     }
 
     #[test]

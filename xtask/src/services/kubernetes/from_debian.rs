@@ -6,11 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::failure::Failure;
+use crate::services::archive::{self, KEYRING};
 use crate::services::home::indented_tail;
 use crate::services::progress::Progress;
-
-/// The keys that Debian signs its archive with.
-pub(super) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// The server's sources with all that they need, the compiler, and the database, which is a program already.
 const PACKAGES: [&str; 3] = ["golang-k8s-apiextensions-apiserver-dev", "golang-go", "etcd-server"];
@@ -55,7 +53,7 @@ fn build_in(work: &Work, cache: &Path) -> Result<(), Failure> {
     for folder in [&apt.join("lists/partial"), &apt.join("archives/partial"), &unpacked, &programs] {
         fs::create_dir_all(folder).map_err(Failure::while_trying(format!("make {}", folder.display())))?;
     }
-    let archive = debian_archive(work)?;
+    let archive = archive::of_this_machine(|update| work.run(update))?;
     write(&apt.join("sources.list"), &format!("deb [signed-by={KEYRING}] {archive} unstable main\n"))?;
     // Nothing is installed here, so that everything is downloaded.
     write(&apt.join("status"), "")?;
@@ -76,34 +74,6 @@ fn build_in(work: &Work, cache: &Path) -> Result<(), Failure> {
     fs::copy(&etcd, programs.join("etcd"))
         .map_err(Failure::while_trying(format!("copy {}", etcd.display())))?;
     write(&cache.join("version"), &version)
-}
-
-/// The archive that this machine gets its own packages from.
-fn debian_archive(work: &Work) -> Result<String, Failure> {
-    let known = || -> Result<Option<String>, Failure> {
-        let output = Command::new("apt-get")
-            .args(["indextargets", "--format", "$(REPO_URI) $(ORIGIN) $(LABEL)", "Created-By: Packages"])
-            .stdin(Stdio::null())
-            .output()
-            .map_err(Failure::while_trying("run apt-get"))?;
-        Ok(debian_archive_in(&String::from_utf8_lossy(&output.stdout)))
-    };
-    if let Some(archive) = known()? {
-        return Ok(archive);
-    }
-    // A fresh machine does not know yet what its archives hold. One that cannot be reached may be another one.
-    let mut update = Command::new("apt-get");
-    update.arg("update");
-    let updated = work.run(update);
-    known()?.ok_or_else(|| match updated {
-        Ok(()) => Failure::new("none of this machine's package archives is Debian's"),
-        Err(cause) => cause,
-    })
-}
-
-fn debian_archive_in(targets: &str) -> Option<String> {
-    let archive = targets.lines().find_map(|line| line.strip_suffix(" Debian Debian"))?;
-    Some(archive.trim_end_matches('/').to_owned())
 }
 
 fn apt_settings(apt: &Path) -> String {
@@ -191,15 +161,6 @@ fn write(path: &Path, content: &str) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_archive_is_debians_own_and_not_its_security_updates() {
-        let targets = "http://archive.example/debian-security/ Debian Debian-Security\n\
-                       http://archive.example/other/ Other Debian\n\
-                       http://archive.example/debian/ Debian Debian\n";
-        assert_eq!(debian_archive_in(targets).as_deref(), Some("http://archive.example/debian"));
-        assert_eq!(debian_archive_in(""), None);
-    }
 
     #[test]
     fn the_version_stands_in_the_files_name() {
