@@ -197,9 +197,8 @@ fn a_row_that_cannot_be_published_is_skipped_with_a_reason_and_a_fact() {
     assert_eq!(length(&server.get("/api/outbox?status=FAILED").json()["rows"]), 0);
     assert_eq!(length(&server.get("/api/outbox?status=SKIPPED").json()["rows"]), 1);
     let is_operation = |fact: &Value| fact["aggregateKind"] == "operation";
-    let facts = server.until("/api/events?after=0", |events| {
-        events["events"].as_array().unwrap().iter().any(is_operation)
-    });
+    let facts = server
+        .until("/api/events?after=0", |events| events["events"].as_array().unwrap().iter().any(is_operation));
     let fact = facts["events"].as_array().unwrap().iter().find(|fact| is_operation(fact)).unwrap().clone();
     assert!(fact.to_string().contains("skip"), "{fact}");
 }

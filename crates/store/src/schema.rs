@@ -547,7 +547,10 @@ pub(crate) const DEAD_LETTERS: Table = Table {
             name: "dead_letters_ended",
             columns: &["status", "status_changed_at"],
             unique: false,
-            only: Only::Where { condition: "status IN ('REPLAYED', 'DISCARDED')", mysql_column: "ended_status" },
+            only: Only::Where {
+                condition: "status IN ('REPLAYED', 'DISCARDED')",
+                mysql_column: "ended_status",
+            },
         },
     ],
     foreign_key: None,

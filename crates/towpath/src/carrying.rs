@@ -71,7 +71,9 @@ fn check(channel: &Channel, target: &Target) -> Result<(), String> {
     for (what, name) in [("exchange", target.exchange.as_str()), ("routing key", key)] {
         if name.len() > LONGEST_NAME {
             let (channel, bytes) = (&channel.name, name.len());
-            return Err(format!("channel {channel}: its {what} takes {bytes} bytes, {LONGEST_NAME} are allowed"));
+            return Err(format!(
+                "channel {channel}: its {what} takes {bytes} bytes, {LONGEST_NAME} are allowed"
+            ));
         }
     }
     Ok(())

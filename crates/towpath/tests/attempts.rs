@@ -247,7 +247,11 @@ async fn insert(delivery: &mut Delivery, way: Way, name: &str) -> Result<(), Han
     match way {
         Way::Texts => delivery.tx.execute(sql, &[name]).await?,
         Way::OwnTables => {
-            delivery.tx.own_tables().execute("test.once", sql, vec![towpath::tables::Value::from(name)]).await?
+            delivery
+                .tx
+                .own_tables()
+                .execute("test.once", sql, vec![towpath::tables::Value::from(name)])
+                .await?
         }
     };
     Ok(())
@@ -338,7 +342,8 @@ mod deadly {
     fn child() {
         let Ok(part) = std::env::var(CHILD) else { return };
         let part: Part = serde_json::from_str(&part).unwrap();
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap();
         runtime.block_on(async {
             let ledger = part.ledger.clone();
             let handler = move |delivery: Delivery| {
@@ -346,7 +351,8 @@ mod deadly {
                 async move {
                     let id = delivery.event.aggregate.as_ref().unwrap().id.to_string();
                     if id == "order-deadly" {
-                        let mut file = std::fs::OpenOptions::new().append(true).create(true).open(ledger).unwrap();
+                        let mut file =
+                            std::fs::OpenOptions::new().append(true).create(true).open(ledger).unwrap();
                         file.write_all(b"one more\n").unwrap();
                         std::process::abort();
                     }
@@ -354,7 +360,8 @@ mod deadly {
                 }
             };
             let stage = Stage::at(&part.store, &part.broker, &part.channel);
-            let consumer = Consumer::of(stage.channel()).with(set_aside(1, &[20, 20])).each("record", handler);
+            let consumer =
+                Consumer::of(stage.channel()).with(set_aside(1, &[20, 20])).each("record", handler);
             let builder = stage.builder().topology(stage.topology(false)).lease(Duration::from_secs(1));
             let _app = builder.consumer(consumer).start().await.unwrap();
             // Until it dies or its parent ends it.
@@ -404,17 +411,18 @@ mod deadly {
         }
         place(&app, "order-deadly").await;
         let mut child = start(&part);
-        let ended = eventually_within("it is dead and the others are through", Duration::from_secs(90), || {
-            if let Ok(Some(_)) = child.0.try_wait() {
-                assert!(runs(&part.ledger) < 12, "it comes for ever");
-                child = start(&part);
-            }
-            async {
-                let all = app.dead_letters().list(&LetterFilter::dead(), 0, 10).await.unwrap();
-                (!all.is_empty() && effects(&app).await.len() == OTHERS).then_some(all)
-            }
-        })
-        .await;
+        let ended =
+            eventually_within("it is dead and the others are through", Duration::from_secs(90), || {
+                if let Ok(Some(_)) = child.0.try_wait() {
+                    assert!(runs(&part.ledger) < 12, "it comes for ever");
+                    child = start(&part);
+                }
+                async {
+                    let all = app.dead_letters().list(&LetterFilter::dead(), 0, 10).await.unwrap();
+                    (!all.is_empty() && effects(&app).await.len() == OTHERS).then_some(all)
+                }
+            })
+            .await;
         assert_eq!(ended.len(), 1, "nothing else is dead: {ended:?}");
         assert_eq!(ended[0].letter.message.key.as_deref(), Some("order/order-deadly"));
         // The first run of all leaves no trace; then there are as many as the policy has.

@@ -170,7 +170,10 @@ async fn genesis_tries_an_event_again_five_times_and_raises_an_alert(fresh: &Fre
 
 /// G6, as it is when nothing is said: at most three retries, after 1, 5 and 15 seconds.
 async fn a_command_is_tried_again_after_1_5_and_15_seconds(fresh: &Fresh) {
-    assert_eq!(RetryPolicy::genesis_command(), RetryPolicy::Fixed([1, 5, 15].map(Duration::from_secs).into()));
+    assert_eq!(
+        RetryPolicy::genesis_command(),
+        RetryPolicy::Fixed([1, 5, 15].map(Duration::from_secs).into())
+    );
     let clock = Arc::new(VirtualClock::new());
     // Not the builder of the tests, which has retries of its own.
     let app = Towpath::builder().store(fresh.url()).aggregate::<Order>().clock(clock.clone());
@@ -191,7 +194,10 @@ async fn a_command_is_tried_again_after_1_5_and_15_seconds(fresh: &Fresh) {
         clock.advance(delay);
     }
     let last = eventually("it is given up", || async {
-        app.command(&id).await.unwrap().filter(|record| record.retry_count == 3 && record.next_retry_at.is_none())
+        app.command(&id)
+            .await
+            .unwrap()
+            .filter(|record| record.retry_count == 3 && record.next_retry_at.is_none())
     })
     .await;
     assert_eq!(last.status, CommandStatus::Failed);

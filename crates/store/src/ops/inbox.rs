@@ -127,7 +127,11 @@ pub(crate) async fn mark_all(
     }
     let (insert, rows) = handled_rows(session.dialect(), &fresh, handler, now);
     match session.execute("inbox.mark_all", &insert, rows).await {
-        Ok(_) => first.extend(fresh.into_iter().map(|event_id| FirstDelivery { event_id, failures: 0, begun: false })),
+        Ok(_) => first.extend(fresh.into_iter().map(|event_id| FirstDelivery {
+            event_id,
+            failures: 0,
+            begun: false,
+        })),
         Err(SqlFault::Unique { error, .. }) => return Err(StoreError::Contention(Box::new(error))),
         Err(fault) => return Err(fault.into()),
     }
@@ -188,17 +192,18 @@ pub(crate) async fn fail_entry(
 ) -> StoreResult<InboxEntry> {
     let dialect = session.dialect();
     let status = if failure.dead { InboxStatus::Dead } else { InboxStatus::Retry };
-    let assignments: Vec<String> = ["status_changed_at", "status_reason", "status_message", "begun_by", "status"]
-        .iter()
-        .map(|column| {
-            // A delivery that was handled or given up meanwhile stays so. `status` itself comes last, because MySQL
-            // evaluates the assignments one after the other.
-            format!(
-                "{column} = CASE WHEN inbox.status = 'RETRY' THEN {} ELSE inbox.{column} END",
-                dialect.inserted(column)
-            )
-        })
-        .collect();
+    let assignments: Vec<String> =
+        ["status_changed_at", "status_reason", "status_message", "begun_by", "status"]
+            .iter()
+            .map(|column| {
+                // A delivery that was handled or given up meanwhile stays so. `status` itself comes last, because MySQL
+                // evaluates the assignments one after the other.
+                format!(
+                    "{column} = CASE WHEN inbox.status = 'RETRY' THEN {} ELSE inbox.{column} END",
+                    dialect.inserted(column)
+                )
+            })
+            .collect();
     let sql = format!(
         "{} {} retry_count = inbox.retry_count + CASE WHEN inbox.status = 'RETRY' THEN 1 ELSE 0 END, {}",
         insert_sql(&INBOX, 1),
@@ -294,8 +299,10 @@ pub(crate) async fn let_go(
     handler: &HandlerName,
     by: &str,
 ) -> StoreResult<()> {
-    let sql =
-        format!("UPDATE inbox SET begun_by = NULL WHERE {} AND handler = ? AND begun_by = ?", is_one_of(event_ids));
+    let sql = format!(
+        "UPDATE inbox SET begun_by = NULL WHERE {} AND handler = ? AND begun_by = ?",
+        is_one_of(event_ids)
+    );
     let mut begun = keys_of(event_ids, handler);
     begun.extend(values![by]);
     session.execute("inbox.let_go", &sql, begun).await?;

@@ -76,7 +76,11 @@ pub(crate) async fn set_behind(
     }
     let too_large = is_too_large(session, letter).await?;
     let (status, reason, message) = if too_large {
-        (LetterStatus::Dead, TOO_LARGE, too_large_message("an earlier delivery of its aggregate is not through"))
+        (
+            LetterStatus::Dead,
+            TOO_LARGE,
+            too_large_message("an earlier delivery of its aggregate is not through"),
+        )
     } else {
         let message = "an earlier delivery of its aggregate is not through".to_owned();
         (LetterStatus::Behind, "behind-another", message)
@@ -144,7 +148,9 @@ async fn end_attempt(session: &mut Session<'_>, event_id: EventId, handler: &Han
 const TOO_LARGE: &str = "letter-too-large";
 
 fn too_large_message(message: &str) -> String {
-    format!("its body is larger than the database takes, and only size and hash are kept; before that: {message}")
+    format!(
+        "its body is larger than the database takes, and only size and hash are kept; before that: {message}"
+    )
 }
 
 /// Whether the database would refuse a letter with its body.
@@ -161,7 +167,9 @@ async fn is_too_large(session: &mut Session<'_>, letter: &NewLetter) -> StoreRes
     }
     let size = body_to_stored(&message.body).0.len() + headers * 2 + BESIDES;
     let most = match session.dialect().largest_statement() {
-        Some(sql) => session.row("letters.largest", sql, values![]).await?.map(|row| row.count("most")).transpose()?,
+        Some(sql) => {
+            session.row("letters.largest", sql, values![]).await?.map(|row| row.count("most")).transpose()?
+        }
         None => None,
     };
     // PostgreSQL and SQLite keep a text of up to a thousand million bytes.
@@ -292,7 +300,8 @@ pub(crate) async fn release(
     letter: &Letter,
     due_at: DateTime<Utc>,
 ) -> StoreResult<()> {
-    let sql = "UPDATE dead_letters SET due_at = ? WHERE dead_letter_id = ? AND status = 'RETRY' AND due_at = ?";
+    let sql =
+        "UPDATE dead_letters SET due_at = ? WHERE dead_letter_id = ? AND status = 'RETRY' AND due_at = ?";
     session.execute("letters.release", sql, values![due_at, letter.letter_id, letter.due_at]).await?;
     Ok(())
 }

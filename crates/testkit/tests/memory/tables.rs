@@ -12,8 +12,8 @@ use towpath_core::ids::{
 use towpath_core::lifecycle::TaskState;
 use towpath_core::ports::operations::OperationKey;
 use towpath_core::ports::store::{
-    AggregateRow, ChannelRow, Claim, CommandRecord, InboxEntry, LeaseGrant, NewTimer, OutboxRow, ParkedAggregate,
-    StateEvent, StoreError, StoreResult, Timer,
+    AggregateRow, ChannelRow, Claim, CommandRecord, InboxEntry, LeaseGrant, NewTimer, OutboxRow,
+    ParkedAggregate, StateEvent, StoreError, StoreResult, Timer,
 };
 use uuid::Uuid;
 

@@ -559,10 +559,7 @@ impl Job {
             true => DeliveringOutcome::Handled,
             false => DeliveringOutcome::Duplicate,
         };
-        arrived
-            .iter()
-            .map(|trying| (trying.event.clone(), trying.received, outcome(trying.id)))
-            .collect()
+        arrived.iter().map(|trying| (trying.event.clone(), trying.received, outcome(trying.id))).collect()
     }
 
     /// Tells the application's watchers.

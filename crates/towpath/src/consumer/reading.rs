@@ -26,7 +26,11 @@ pub(super) struct Readable {
 }
 
 /// Reads a message for a consumer of a source.
-pub(super) fn read(identity: Identity, source: &Source, received: &Received) -> Result<Readable, FormatError> {
+pub(super) fn read(
+    identity: Identity,
+    source: &Source,
+    received: &Received,
+) -> Result<Readable, FormatError> {
     match identity {
         Identity::Event => {
             let event = towpath_broker::read(received)?;
@@ -39,7 +43,8 @@ pub(super) fn read(identity: Identity, source: &Source, received: &Received) -> 
                 message_id.ok_or(FormatError::MissingField { format: FORMAT, field: "message id" })?;
             let (Source::Channel(from) | Source::Queue(from)) = source;
             let id = towpath_store::message_key(from, message_id);
-            let event = towpath_broker::read(received).or_else(|error| by_properties(id, received).ok_or(error))?;
+            let event =
+                towpath_broker::read(received).or_else(|error| by_properties(id, received).ok_or(error))?;
             Ok(Readable { id, event })
         }
     }

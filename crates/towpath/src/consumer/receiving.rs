@@ -176,8 +176,7 @@ async fn hand_out(
         job.meters.received.increment(many.len() as u64);
         for received in many {
             let place = if job.consumer.policy.in_order { place_of(&received, queues.len()) } else { 0 };
-            let arrived =
-                Arrived { received, from: Arc::clone(deliveries), doubtful: Arc::clone(doubtful) };
+            let arrived = Arrived { received, from: Arc::clone(deliveries), doubtful: Arc::clone(doubtful) };
             let Some(queue) = queues.get(place) else { return "there are no workers".to_owned() };
             if queue.send(arrived).await.is_err() {
                 return "the workers have ended".to_owned();

@@ -100,7 +100,8 @@ impl Job {
             Some(_) => {}
         }
         // Somebody else may have it: then there is nothing to do here for a moment.
-        let Some(letter) = self.running.store.take_letter(&self.handler, now, now + self.running.lease).await?
+        let Some(letter) =
+            self.running.store.take_letter(&self.handler, now, now + self.running.lease).await?
         else {
             return Ok(Round::Nothing(LOOK.min(Duration::from_millis(100))));
         };
