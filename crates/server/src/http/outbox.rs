@@ -251,7 +251,7 @@ async fn retry_many(
 ) -> Result<Response, Problem> {
     caller.may_force(asked.force)?;
     let believed = Believed::read(asked.dry_run, asked.expected, asked.all)?;
-    let now = Utc::now();
+    let now = app.now();
     let filter = FailedFilter {
         channel: asked.channel.map(channel_name).transpose()?,
         reason: asked.reason.map(String::from),
