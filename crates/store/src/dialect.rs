@@ -154,6 +154,17 @@ impl Dialect {
         )
     }
 
+    /// The same for a walk: a range of the next column follows, and the look begins there. With a plain equality MariaDB
+    /// reads everything that has it from the beginning.
+    pub(crate) fn pinned_for_a_walk(self, column: &str) -> (String, String) {
+        say!(
+            self,
+            self.pinned(column),
+            self.pinned(column),
+            (format!("{column} >= ? AND {column} <= ?"), format!("{column}, "))
+        )
+    }
+
     /// The head of an upsert's second half.
     pub(crate) fn on_conflict(self, key: &str) -> String {
         say!(

@@ -27,17 +27,15 @@ pub(crate) async fn waiting_lanes(
     handler: &HandlerName,
     lanes: &[Lane],
 ) -> StoreResult<Vec<Lane>> {
-    let (open_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[0], "d.");
     if lanes.is_empty() {
         return Ok(Vec::new());
     }
     if let [lane] = lanes {
-        let sql = format!(
-            "SELECT d.lane FROM dead_letters d WHERE {open_handler} = ?{condition} AND d.lane = ? LIMIT 1"
-        );
-        let row = session.row("letters.waiting", &sql, values![handler.as_str(), lane.to_stored()]).await?;
+        let (first, keys) = first_of(session, handler, *lane);
+        let row = session.row("letters.waiting", &format!("SELECT dead_letter_id {first}"), keys).await?;
         return Ok(row.map(|_| *lane).into_iter().collect());
     }
+    let (open_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[0], "d.");
     let mut keys = values![];
     let asked = session.numbers(lanes.iter().map(|lane| lane.to_stored()).collect(), &mut keys);
     keys.extend(values![handler.as_str()]);
@@ -370,7 +368,7 @@ pub(crate) async fn advance_behind(
     now: DateTime<Utc>,
 ) -> StoreResult<Option<Lane>> {
     let (open_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[0], "");
-    let (pinned, first) = session.dialect().pinned(&open_handler);
+    let (pinned, first) = session.dialect().pinned_for_a_walk(&open_handler);
     let sql = format!(
         "SELECT lane, status FROM dead_letters WHERE {pinned}{condition} AND lane > ? \
          ORDER BY {first}lane, dead_letter_id LIMIT {LOOKED_THROUGH}"
@@ -428,14 +426,26 @@ async fn first_of_lane(
     handler: &HandlerName,
     lane: Lane,
 ) -> StoreResult<Option<(u64, LetterStatus)>> {
-    let (open_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[0], "");
-    let sql = format!(
-        "SELECT dead_letter_id, status FROM dead_letters WHERE {open_handler} = ?{condition} AND lane = ? \
-         ORDER BY dead_letter_id LIMIT 1 {}",
-        session.dialect().for_update()
-    );
-    let first = session.row("letters.first", &sql, values![handler.as_str(), lane.to_stored()]).await?;
+    let (first, keys) = first_of(session, handler, lane);
+    let sql = format!("SELECT dead_letter_id, status {first} {}", session.dialect().for_update());
+    let first = session.row("letters.first", &sql, keys).await?;
     first.map(|row| Ok((row.count("dead_letter_id")?, stored(&row, "status")?))).transpose()
+}
+
+/// What stands behind the columns of a SELECT of the first letter of a lane that is not through: always by the index of open
+/// letters, however many there are in this lane or in others.
+fn first_of<'a>(session: &Session<'_>, handler: &'a HandlerName, lane: Lane) -> (String, Vec<Value<'a>>) {
+    let dialect = session.dialect();
+    let (open_handler, condition) = dialect.partial(&DEAD_LETTERS.indexes[0], "");
+    let (by_handler, handler_first) = dialect.pinned(&open_handler);
+    let (by_lane, lane_first) = dialect.pinned("lane");
+    let mut keys: Vec<Value<'a>> = by_handler.matches('?').map(|_| Value::from(handler.as_str())).collect();
+    keys.extend(by_lane.matches('?').map(|_| Value::from(lane.to_stored())));
+    let rest = format!(
+        "FROM dead_letters WHERE {by_handler}{condition} AND {by_lane} \
+         ORDER BY {handler_first}{lane_first}dead_letter_id LIMIT 1"
+    );
+    (rest, keys)
 }
 
 // Operators -------------------------------------------------------------------------------------------------

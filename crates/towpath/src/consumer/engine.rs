@@ -207,7 +207,7 @@ impl Job {
                 Err(error) => self.unreadable(&arrived, &error, stopping).await,
             }
         }
-        while ready.len() > 1 && self.may_go_together(&ready).await {
+        while ready.len() > 1 && self.may_go_together(&ready, spare).await {
             match self.attempt(&mut ready, spare).await {
                 Attempt::Done { next, handled } => {
                     *spare = next.filter(|_| self.may_keep_a_connection());
@@ -239,19 +239,21 @@ impl Job {
     /// Handles deliveries one after the other; `false` when it was told to stop before the end. The rest is unsettled then,
     /// and delivered again.
     async fn handle_each(&self, ready: &mut [Ready], spare: &mut Spare, stopping: &mut Stopping) -> bool {
-        for index in 0..ready.len() {
-            if stopping.is_asked() || !self.handle_one(&mut ready[index], spare, stopping).await {
-                self.let_go(&ready[index..]).await;
+        let mut done = 0;
+        while let Some(next) = ready.get_mut(done) {
+            if stopping.is_asked() || !self.handle_one(next, spare, stopping).await {
+                self.let_go(ready.get(done..).unwrap_or_default()).await;
                 return false;
             }
+            done += 1;
         }
         true
     }
 
     /// Whether none of a batch is what may have ended a process, or is done with by a letter. What may have been delivered
     /// before is begun with this.
-    async fn may_go_together(&self, ready: &[Ready]) -> bool {
-        match self.begin(ready).await {
+    async fn may_go_together(&self, ready: &[Ready], spare: &mut Spare) -> bool {
+        match self.begin(ready, spare).await {
             Ok(before) => before == CameBefore::default(),
             // Alone each of them waits for the store.
             Err(_) => false,
@@ -259,9 +261,13 @@ impl Job {
     }
 
     /// Writes down that this process begins with those that may have been delivered before.
-    async fn begin(&self, ready: &[Ready]) -> Result<CameBefore, StoreError> {
+    async fn begin(&self, ready: &[Ready], spare: &mut Spare) -> Result<CameBefore, StoreError> {
         let ids: Vec<EventId> =
             ready.iter().filter(|ready| ready.came_before).map(|ready| ready.event_id).collect();
+        if !ids.is_empty() {
+            // A transaction that is open already would wait idle, and its connection may be the last one.
+            *spare = None;
+        }
         self.begin_with(&ids, self.consumer.policy.dead == DeadTo::Store).await
     }
 
@@ -380,9 +386,7 @@ impl Job {
     /// Begins with a delivery that may have come before, then tries it.
     async fn attempt_one(&self, ready: &mut Ready, spare: &mut Spare) -> Attempt {
         if ready.came_before {
-            // A transaction that is open already would wait idle, and its connection may be the last one.
-            *spare = None;
-            match self.begin(std::slice::from_ref(ready)).await {
+            match self.begin(std::slice::from_ref(ready), spare).await {
                 Ok(before) if !before.unfinished.is_empty() => return Attempt::Failed(Failure::not_ended()),
                 Ok(before) if !before.set_aside.is_empty() => return Attempt::SetAside,
                 Ok(_) => {}
