@@ -181,7 +181,7 @@ async fn a_command_is_tried_again_after_1_5_and_15_seconds(fresh: &Fresh) {
     app.send::<Order>("o-1", OrderCommand::Place { sku: "book".to_owned() }).await.unwrap();
     app.send::<Order>("o-1", OrderCommand::Dawdle).once("c-1").await.unwrap_err();
     let id = CommandId::new("c-1").unwrap();
-    for (retries, seconds) in [(0, 1), (1, 5), (2, 15)] {
+    for (retries, seconds) in [(1, 1), (2, 5), (3, 15)] {
         let record = eventually("the next attempt has failed", || async {
             app.command(&id).await.unwrap().filter(|record| {
                 (record.retry_count, record.status) == (retries, CommandStatus::Failed)
@@ -190,7 +190,7 @@ async fn a_command_is_tried_again_after_1_5_and_15_seconds(fresh: &Fresh) {
         })
         .await;
         let delay = (record.next_retry_at.unwrap() - clock.now()).to_std().unwrap();
-        assert_eq!(delay, Duration::from_secs(seconds), "retry {}", retries + 1);
+        assert_eq!(delay, Duration::from_secs(seconds), "retry {retries}");
         clock.advance(delay);
     }
     let last = eventually("it is given up", || async {
