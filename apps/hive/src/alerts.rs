@@ -1,4 +1,5 @@
-//! Alerts about the platform: raised once and cleared once, whoever looks and however often it is restarted.
+//! Alerts about the platform and about deletions that take too long: raised once and cleared once, whoever looks and however
+//! often it is restarted.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use towpath::SqlStore;
@@ -11,6 +12,12 @@ use crate::texts;
 /// The alert that is raised while the platform does not answer.
 pub const GATEWAY_DOWN: &str = "gateway-down";
 
+/// The alert that is raised while a service is DELETING for too long.
+pub const DELETION_STUCK: &str = "deletion-stuck";
+
+/// The service of an alert about the platform.
+const NOBODY: &str = "";
+
 /// For how long an alert is kept that was cleared.
 const KEPT: TimeDelta = TimeDelta::days(90);
 
@@ -19,6 +26,8 @@ const KEPT: TimeDelta = TimeDelta::days(90);
 pub struct Alert {
     /// Which one.
     pub alert: String,
+    /// Of which service; none when it is the platform's.
+    pub service_id: Option<String>,
     /// A stable code: what was noticed.
     pub code: String,
     /// A text for people.
@@ -29,34 +38,75 @@ pub struct Alert {
     pub cleared_at: Option<DateTime<Utc>>,
 }
 
-/// Raises or clears the alert about the platform. What is so already stays as it is.
+/// Raises or clears the alert about the platform. What is so already stays as it is. Answers whether one has just ended.
 pub(crate) async fn platform_is(
     tables: &mut OwnTables<'_>,
     platform: &Platform,
     now: DateTime<Utc>,
-) -> StoreResult<()> {
+) -> StoreResult<bool> {
     match platform {
-        Platform::Unknown => {}
+        Platform::Unknown => Ok(false),
         Platform::Up => {
             let sql = "UPDATE hive_alerts SET cleared_at = ? WHERE alert = ? AND cleared_at IS NULL";
-            tables.execute("hive.alert.clear", sql, vec![now.into(), GATEWAY_DOWN.into()]).await?;
+            let ended =
+                tables.execute("hive.alert.clear", sql, vec![now.into(), GATEWAY_DOWN.into()]).await?;
+            Ok(ended > 0)
         }
         Platform::Down { since, code, message } => {
-            let sql = "DELETE FROM hive_alerts WHERE cleared_at < ?";
-            tables.execute("hive.alert.forget", sql, vec![(now - KEPT).into()]).await?;
-            let sql = "SELECT alert FROM hive_alerts WHERE alert = ? AND cleared_at IS NULL";
-            if tables.rows("hive.alert.open", sql, vec![GATEWAY_DOWN.into()]).await?.is_empty() {
-                let sql = "INSERT INTO hive_alerts (alert, raised_at, code, message, cleared_at) \
-                           VALUES (?, ?, ?, ?, NULL)";
-                let values: Vec<Value<'_>> = vec![
-                    GATEWAY_DOWN.into(),
-                    (*since).into(),
-                    code.as_str().into(),
-                    texts::readable(message).into(),
-                ];
-                tables.execute("hive.alert.raise", sql, values).await?;
-            }
+            let raised = Raised { alert: GATEWAY_DOWN, service_id: NOBODY, at: *since, code, message };
+            raise(tables, &raised, now).await?;
+            Ok(false)
         }
+    }
+}
+
+/// Raises the alert about a service that is DELETING for too long, since a moment that is the same whoever finds it.
+pub(crate) async fn deletion_is_stuck(
+    store: &SqlStore,
+    service_id: &str,
+    since: DateTime<Utc>,
+    (code, message): (&str, &str),
+    now: DateTime<Utc>,
+) -> StoreResult<()> {
+    let mut transaction = store.open_transaction().await?;
+    let raised = Raised { alert: DELETION_STUCK, service_id, at: since, code, message };
+    raise(&mut transaction.own_tables(), &raised, now).await?;
+    transaction.finish().await
+}
+
+/// Clears what was raised about services that are gone.
+pub(crate) async fn are_gone(
+    tables: &mut OwnTables<'_>,
+    services: &[String],
+    now: DateTime<Utc>,
+) -> StoreResult<()> {
+    let mut values: Vec<Value<'_>> = vec![now.into()];
+    let chosen = OwnTables::one_of("service_id", services, &mut values);
+    let sql = format!("UPDATE hive_alerts SET cleared_at = ? WHERE cleared_at IS NULL AND {chosen}");
+    tables.execute("hive.alert.gone", &sql, values).await?;
+    Ok(())
+}
+
+struct Raised<'r> {
+    alert: &'r str,
+    service_id: &'r str,
+    at: DateTime<Utc>,
+    code: &'r str,
+    message: &'r str,
+}
+
+/// Raises an alert, unless it lasts already. What was cleared long ago is forgotten.
+async fn raise(tables: &mut OwnTables<'_>, raised: &Raised<'_>, now: DateTime<Utc>) -> StoreResult<()> {
+    let Raised { alert, service_id, at, code, message } = *raised;
+    let sql = "DELETE FROM hive_alerts WHERE cleared_at < ?";
+    tables.execute("hive.alert.forget", sql, vec![(now - KEPT).into()]).await?;
+    let sql = "SELECT alert FROM hive_alerts WHERE alert = ? AND service_id = ? AND cleared_at IS NULL";
+    if tables.rows("hive.alert.open", sql, vec![alert.into(), service_id.into()]).await?.is_empty() {
+        let sql = "INSERT INTO hive_alerts (alert, service_id, raised_at, code, message, cleared_at) \
+                   VALUES (?, ?, ?, ?, ?, NULL)";
+        let values: Vec<Value<'_>> =
+            vec![alert.into(), service_id.into(), at.into(), code.into(), texts::readable(message).into()];
+        tables.execute("hive.alert.raise", sql, values).await?;
     }
     Ok(())
 }
@@ -64,7 +114,8 @@ pub(crate) async fn platform_is(
 /// The alerts, the last raised first.
 pub(crate) async fn list(store: &SqlStore, limit: u32) -> StoreResult<Vec<Alert>> {
     let sql = format!(
-        "SELECT alert, raised_at, code, message, cleared_at FROM hive_alerts ORDER BY raised_at DESC LIMIT {limit}"
+        "SELECT alert, service_id, raised_at, code, message, cleared_at FROM hive_alerts \
+         ORDER BY raised_at DESC LIMIT {limit}"
     );
     store.own_rows("hive.alerts", &sql, Vec::new()).await?.iter().map(read).collect()
 }
@@ -72,6 +123,7 @@ pub(crate) async fn list(store: &SqlStore, limit: u32) -> StoreResult<Vec<Alert>
 fn read(record: &Record) -> StoreResult<Alert> {
     Ok(Alert {
         alert: record.text("alert")?,
+        service_id: Some(record.text("service_id")?).filter(|id| id != NOBODY),
         code: record.text("code")?,
         message: record.text("message")?,
         raised_at: record.time("raised_at")?,

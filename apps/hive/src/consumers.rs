@@ -8,6 +8,7 @@ use towpath::observer::ObserverWake;
 use towpath::tables::{OwnTables, Value};
 use towpath::{Batch, Consumer, Delivery, HandlerError, IncomingEvent, Next};
 
+use crate::alerts;
 use crate::knative::{KnativeServiceDeletedObserved, KnativeServiceObserved};
 use crate::record::{RecordCommand, ServiceAudited, ServicePersisted, ServiceRecord};
 use crate::service::{
@@ -87,8 +88,9 @@ async fn known(
     }
     let mut values: Vec<Value<'_>> = Vec::new();
     let chosen = OwnTables::one_of("service_id", ids, &mut values);
-    let sql =
-        format!("SELECT service_id, wanted, cause_id, flow_id, observed_at FROM hive_targets WHERE {chosen}");
+    let sql = format!(
+        "SELECT service_id, wanted, cause_id, flow_id, observed_at, waited_since FROM hive_targets WHERE {chosen}"
+    );
     for record in tables.locked_rows("hive.known.targets", &sql, values).await? {
         if let Some(row) = rows.get_mut(&record.text("service_id")?) {
             row.read_target(&record)?;
@@ -125,6 +127,7 @@ pub(crate) async fn write(
             tables.put_newer(name, table, "version", rows).await?;
         }
     }
+    let last = pages.services.values().map(|row| row.updated_at).max().unwrap_or_default();
     for gone in pages.gone().chunks(TOGETHER) {
         let mut values = Vec::new();
         let chosen = OwnTables::one_of("service_id", gone, &mut values);
@@ -132,6 +135,7 @@ pub(crate) async fn write(
         tables.execute("hive.forget.targets", &sql, values.clone()).await?;
         let sql = format!("DELETE FROM hive_failures WHERE {chosen}");
         tables.execute("hive.forget.failures", &sql, values).await?;
+        alerts::are_gone(tables, gone, last).await?;
     }
     Ok(())
 }
@@ -231,6 +235,7 @@ mod tests {
                 wanted: None,
                 cause: None,
                 looked_at: None,
+                waited_since: None,
             };
             pages.services.insert(service_id, row);
         }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use sha2::{Digest as _, Sha256};
 use towpath::ids::{AggregateKey, Version};
 use towpath::observer::{Observer, ObserverPolicy, ObserverWake};
@@ -19,9 +20,10 @@ use crate::knative::KnativeService;
 use crate::namespace::Namespace;
 use crate::record::ServiceRecord;
 use crate::service::{Service, ServiceStatus};
+use crate::spec::ServiceSpec;
 use crate::tables::{SERVICES, TABLES};
 use crate::targets::Targets;
-use crate::views::{AT_ONCE, Keyed, Pages, RowKey, ServiceRow};
+use crate::views::{AT_ONCE, Keyed, Pages, RowKey, ServiceRow, json};
 
 /// The name of hive's observer: of its lease, and among [`Towpath::observers`].
 pub const OBSERVER: &str = "hive";
@@ -53,6 +55,12 @@ pub struct HiveSettings {
     /// How many looks in a row must find a service not ready before it is FAILED (H6). Looks that hints lead to within an
     /// interval count once.
     pub failure_threshold: u32,
+    /// How long a service may be CREATING or UPDATING, from the first look on; then it is FAILED. Zero: for ever.
+    pub converges_within: Duration,
+    /// How long a service may be DELETING, from the first look on; then that is told, and it is deleted again. Zero: for ever.
+    pub deleted_within: Duration,
+    /// Whether a READY service that is something else on the platform, or gone, is brought back to what was asked for.
+    pub correct_drift: bool,
     /// How many looks run at a time.
     pub concurrency: usize,
     /// How long one look may take.
@@ -67,13 +75,16 @@ pub struct HiveSettings {
 }
 
 impl Default for HiveSettings {
-    /// The source's numbers: every 60 s, 15 min, 1; published every 2 s, with 10 attempts.
+    /// The source's numbers: every 60 s, 15 min, 1; published every 2 s, with 10 attempts. And 10 minutes for what is waited for.
     fn default() -> Self {
         Self {
             interval: Duration::from_secs(60),
             poll: Duration::from_secs(1),
             ready_stale: Duration::from_secs(15 * 60),
             failure_threshold: 1,
+            converges_within: Duration::from_secs(10 * 60),
+            deleted_within: Duration::from_secs(10 * 60),
+            correct_drift: false,
             concurrency: 16,
             timeout: Duration::from_secs(10),
             wait_at_most: Duration::from_secs(20),
@@ -102,6 +113,19 @@ pub struct ServiceView {
     pub service: Service,
 }
 
+/// A specification that was kept.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SpecRow {
+    /// Which one in the row.
+    pub spec_version: u64,
+    /// Its hash.
+    pub spec_hash: String,
+    /// What it says.
+    pub spec: ServiceSpec,
+    /// When it was kept.
+    pub persisted_at: DateTime<Utc>,
+}
+
 impl Hive {
     /// A hive over a gateway.
     pub fn new(settings: HiveSettings, gateway: Arc<dyn ServingGateway>) -> Self {
@@ -121,16 +145,14 @@ impl Hive {
     /// Adds everything that hive is made of.
     pub fn install(&self, builder: Builder) -> Builder {
         let settings = &self.settings;
-        let facts = settings.channel.clone();
         // One channel per sort of reader: what is of no interest to a handler does not get into its queue.
-        let (observed, requested) = (format!("{facts}.observed"), format!("{facts}.requested"));
+        let [facts, observed, requested] = self.channels();
         let channel = |name: &str, event_types: &[&str]| {
             let channel = Channel::named(name, event_types.iter().copied());
             channel.map(|channel| channel.with(settings.publishing.clone()))
         };
         let (stale, interval) = (settings.ready_stale, settings.interval);
-        let (gateway, timeout) = (self.gateway.clone(), settings.timeout);
-        let targets = Targets::new(gateway, settings.failure_threshold, interval, stale, timeout);
+        let targets = Targets::new(self.gateway.clone(), settings.clone());
         let policy = ObserverPolicy {
             poll: settings.poll.min(interval),
             longest_pause: interval,
@@ -258,6 +280,80 @@ impl Hive {
     pub async fn route(&self, store: &SqlStore, service_id: &str) -> Result<Option<Record>, StoreError> {
         let sql = "SELECT url, traffic, aligned_at FROM hive_routes WHERE service_id = ?";
         Ok(store.own_rows("hive.route", sql, vec![service_id.into()]).await?.into_iter().next())
+    }
+
+    /// The specifications that a service has had, by their versions, behind one: as many of the first `limit` as have so many
+    /// bytes together, and at least one. Also tells whether there may be more.
+    pub async fn specs(
+        &self,
+        store: &SqlStore,
+        service_id: &str,
+        after: u64,
+        limit: u32,
+        bytes: u64,
+    ) -> Result<(Vec<SpecRow>, bool), HandlerError> {
+        let values: Vec<Value<'_>> = vec![service_id.into(), after.into()];
+        let from = "FROM hive_specs WHERE service_id = ? AND spec_version > ? ORDER BY spec_version LIMIT";
+        let sizes = format!("{from} {limit}");
+        let (fit, of) =
+            store.own_rows_that_fit("hive.specs.sizes", "spec", &sizes, values.clone(), bytes).await?;
+        let sql = format!("SELECT spec_version, spec_hash, spec, persisted_at {from} {fit}");
+        let mut specs = Vec::new();
+        for record in store.own_rows("hive.specs", &sql, values).await? {
+            specs.push(SpecRow {
+                spec_version: record.count("spec_version")?,
+                spec_hash: record.text("spec_hash")?,
+                spec: json(record.text("spec")?)?,
+                persisted_at: record.time("persisted_at")?,
+            });
+        }
+        let may_go_on = fit < of || u32::try_from(of).is_ok_and(|of| of == limit);
+        Ok((specs, may_go_on))
+    }
+
+    /// Who asked for what, the last one first, before one of them; of one service or of all.
+    pub async fn audit(
+        &self,
+        store: &SqlStore,
+        service_id: Option<&str>,
+        before: Option<&str>,
+        limit: u32,
+    ) -> Result<Vec<Record>, StoreError> {
+        let mut values: Vec<Value<'_>> = Vec::new();
+        let mut only = Vec::new();
+        for (condition, value) in [("service_id = ?", service_id), ("event_id < ?", before)] {
+            if let Some(value) = value {
+                only.push(condition);
+                values.push(value.into());
+            }
+        }
+        let only = if only.is_empty() { String::new() } else { format!("WHERE {} ", only.join(" AND ")) };
+        // Ids of events are in the order of their moments.
+        let sql = format!(
+            "SELECT event_id, service_id, action, requested_by, requested_at FROM hive_audit \
+             {only}ORDER BY event_id DESC LIMIT {limit}"
+        );
+        store.own_rows("hive.audit", &sql, values).await
+    }
+
+    /// The namespaces that were asked for, by name, behind one.
+    pub async fn namespaces(
+        &self,
+        store: &SqlStore,
+        after: &str,
+        limit: u32,
+    ) -> Result<Vec<Record>, StoreError> {
+        let sql = format!(
+            "SELECT namespace, present, validated_at FROM hive_namespaces WHERE namespace > ? \
+             ORDER BY namespace LIMIT {limit}"
+        );
+        store.own_rows("hive.namespaces", &sql, vec![after.into()]).await
+    }
+
+    /// What its facts go out on.
+    pub fn channels(&self) -> [String; 3] {
+        let facts = &self.settings.channel;
+        [facts.clone(), format!("{facts}.observed"), format!("{facts}.requested")]
     }
 
     /// The state changes of a service.

@@ -6,6 +6,7 @@
 
 pub mod alerts;
 mod consumers;
+mod database_time;
 pub mod failures;
 pub mod gateway;
 mod hive;
@@ -20,4 +21,4 @@ pub mod targets;
 mod texts;
 pub mod views;
 
-pub use hive::{Hive, HiveSettings, OBSERVER, Rebuilt, ServiceView, rebuild};
+pub use hive::{Hive, HiveSettings, OBSERVER, Rebuilt, ServiceView, SpecRow, rebuild};

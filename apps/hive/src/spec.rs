@@ -38,7 +38,7 @@ pub struct ServiceSpec {
     pub image: String,
     /// The container's environment.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub env: BTreeMap<String, String>,
+    pub env: BTreeMap<String, EnvValue>,
     /// The fewest instances (`autoscaling.knative.dev/min-scale`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_scale: Option<u32>,
@@ -52,6 +52,56 @@ pub struct ServiceSpec {
     /// revisions: the mark goes into the revision template (as the annotation [`REPLACEMENT_ANNOTATION`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replacement: Option<String>,
+}
+
+/// The value of a variable: written out, or kept in a secret of the platform, which hive never reads.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "a value is a text, or {\"valueFrom\": {\"secret\": …, \"key\": …}}")]
+pub enum EnvValue {
+    /// Written out.
+    Plain(String),
+    /// Kept elsewhere.
+    From(ValueFrom),
+}
+
+/// Where a value is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ValueFrom {
+    /// In a secret.
+    pub value_from: SecretKey,
+}
+
+/// A key of a secret in the service's own namespace.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct SecretKey {
+    /// The name of the secret.
+    pub secret: String,
+    /// The key in it.
+    pub key: String,
+}
+
+impl EnvValue {
+    /// What a secret keeps under a key.
+    pub fn from_secret(secret: impl Into<String>, key: impl Into<String>) -> Self {
+        let value_from = SecretKey { secret: secret.into(), key: key.into() };
+        Self::From(ValueFrom { value_from })
+    }
+
+    /// How many bytes it takes.
+    pub fn size(&self) -> usize {
+        match self {
+            Self::Plain(value) => value.len(),
+            Self::From(ValueFrom { value_from: SecretKey { secret, key } }) => secret.len() + key.len(),
+        }
+    }
+}
+
+impl From<&str> for EnvValue {
+    fn from(value: &str) -> Self {
+        Self::Plain(value.to_owned())
+    }
 }
 
 /// The annotation of the resource that keeps the hash of what was applied. The revision template has it, too: from there it
@@ -103,7 +153,13 @@ impl ServiceSpec {
         field("image", &self.image);
         for (name, value) in &self.env {
             field("env-name", name);
-            field("env-value", value);
+            match value {
+                EnvValue::Plain(value) => field("env-value", value),
+                EnvValue::From(ValueFrom { value_from: SecretKey { secret, key } }) => {
+                    field("env-secret", secret);
+                    field("env-key", key);
+                }
+            }
         }
         let numbers =
             [("min-scale", self.min_scale), ("max-scale", self.max_scale), ("concurrency", self.concurrency)];
@@ -127,7 +183,7 @@ mod tests {
     fn spec() -> ServiceSpec {
         ServiceSpec {
             image: "registry.example/shop:1".to_owned(),
-            env: [("B".to_owned(), "2".to_owned()), ("A".to_owned(), "1".to_owned())].into(),
+            env: [("B".to_owned(), "2".into()), ("A".to_owned(), "1".into())].into(),
             min_scale: Some(1),
             max_scale: Some(3),
             concurrency: Some(50),
@@ -148,7 +204,9 @@ mod tests {
             spec(),
             ServiceSpec { image: "registry.example/shop:2".to_owned(), ..spec() },
             ServiceSpec { env: BTreeMap::new(), ..spec() },
-            ServiceSpec { env: [("A".to_owned(), "1B2".to_owned())].into(), ..spec() },
+            ServiceSpec { env: [("A".to_owned(), "1B2".into())].into(), ..spec() },
+            ServiceSpec { env: [("A".to_owned(), EnvValue::from_secret("s", "k"))].into(), ..spec() },
+            ServiceSpec { env: [("A".to_owned(), EnvValue::from_secret("sk", ""))].into(), ..spec() },
             ServiceSpec { min_scale: None, ..spec() },
             ServiceSpec { min_scale: None, max_scale: Some(1), ..spec() },
             ServiceSpec { min_scale: Some(0), ..spec() },
@@ -159,12 +217,15 @@ mod tests {
         .iter()
         .map(ServiceSpec::hash)
         .collect();
-        assert_eq!(hashes.len(), 10);
+        assert_eq!(hashes.len(), 12);
     }
 
     #[test]
     fn what_is_written_reads_back_the_same() {
-        let text = serde_json::to_string(&spec()).unwrap();
-        assert_eq!(serde_json::from_str::<ServiceSpec>(&text).unwrap().hash(), spec().hash());
+        let mut spec = spec();
+        spec.env.insert("TOKEN".to_owned(), EnvValue::from_secret("tokens", "cart"));
+        let text = serde_json::to_string(&spec).unwrap();
+        assert!(text.contains(r#""TOKEN":{"valueFrom":{"secret":"tokens","key":"cart"}}"#), "{text}");
+        assert_eq!(serde_json::from_str::<ServiceSpec>(&text).unwrap().hash(), spec.hash());
     }
 }

@@ -89,7 +89,7 @@ pub const AUDIT: Table = Table::new(
         column("requested_at", Time),
     ],
     &["event_id"],
-    &[Index::new("hive_audit_service", &["service_id", "requested_at"])],
+    &[Index::new("hive_audit_service", &["service_id", "event_id"])],
 );
 
 /// Namespaces of the platform.
@@ -105,17 +105,19 @@ pub const NAMESPACES: Table = Table::new(
     &[],
 );
 
-/// What an operator should know of: a row per outage of the platform.
+/// What an operator should know of: a row per outage of the platform, and per deletion that takes too long.
 pub const ALERTS: Table = Table::new(
     "hive_alerts",
     &[
         column("alert", Name(64)),
+        // Of which service; empty when it is the platform's.
+        column("service_id", Name(128)),
         column("raised_at", Time),
         column("code", Name(64)),
         column("message", Text),
         nullable("cleared_at", Time),
     ],
-    &["alert", "raised_at"],
+    &["alert", "service_id", "raised_at"],
     &[],
 );
 
@@ -153,6 +155,7 @@ pub const TARGETS: Table = Table::new(
         nullable("snapshot", Json),
         column("missing", Long),
         nullable("observed_at", Time),
+        nullable("waited_since", Time),
         column("due_at", Time),
     ],
     &["service_id"],

@@ -5,9 +5,9 @@
 //! handler leaves a row with what is wanted, and wakes the observer; the row is there until the service says that it was
 //! done. What was done and is undone by somebody else is done again as long as the service waits for it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{Hash as _, Hasher as _};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -16,33 +16,54 @@ use tokio::time::Instant;
 use towpath::ids::AggregateKey;
 use towpath::observer::{Decision, ExternalResources, Hints, Looked, ObserveError, Platform};
 use towpath::ports::store::{Store as _, StoreError, StoreResult};
+use towpath::retry::duration_text;
 use towpath::tables::{OwnTables, Record, Value};
 use towpath::{Aggregate as _, InvalidPayload, Payload, SqlStore};
 
+use crate::HiveSettings;
 use crate::alerts;
+use crate::database_time::DatabaseTime;
 use crate::failures;
-use crate::gateway::{Apply, GatewayError, Observed, ServingGateway};
+use crate::gateway::{Apply, Condition, FoundService, GatewayError, Observed, ServingGateway};
 use crate::knative::{KnativeService, KnativeServiceCommand, Look};
 use crate::namespace::{Namespace, NamespaceCommand, NamespaceValidated};
-use crate::service::{ApplyOutcome, ApplyResult, Service, ServiceCommand, ServiceStatus, Snapshot};
+use crate::service::{
+    ApplyOutcome, ApplyResult, ConvergenceExpired, Service, ServiceCommand, ServiceStatus, Snapshot,
+};
 use crate::spec::{ResourceName, ServiceSpec, SpecHash};
 use crate::texts;
 use crate::views::{Wanted, later, resource_key};
 
 const COLUMNS: &str = "service_id, version, resource, status, spec, spec_hash, spec_version, force_replace, \
-                       applied, wanted, cause_id, flow_id, snapshot, due_at";
+                       applied, wanted, cause_id, flow_id, snapshot, waited_since, due_at";
+
+/// The code of a deletion that takes too long.
+pub const DELETION_DEADLINE: &str = "deletion-deadline";
+
+/// The code of a look that has brought a READY service back to what was asked for: it is looked at once more, soon.
+pub const DRIFT_CORRECTED: &str = "drift-corrected";
+
+/// The code of a READY service that somebody has changed again too soon after it was brought back.
+pub const DRIFT_AGAIN: &str = "drift-again";
+
+/// When it is looked whether a correction has held.
+const LOOKED_AGAIN_AFTER: Duration = Duration::from_millis(500);
 
 /// The share of the time of a look within which a resource must have been seen, for what was applied before to be told in the
 /// rest of it.
 const TOLD_BEFORE: f64 = 0.9;
 
+/// The share of the time of a look within which something must have been seen that was waited for too long: in the rest it is
+/// asked whether the platform is there at all.
+const OVERDUE_SEEN_WITHIN: f64 = 0.6;
+
 /// The services that are looked at.
 pub struct Targets {
     gateway: Arc<dyn ServingGateway>,
-    failure_threshold: u32,
-    interval: Duration,
-    stale: Duration,
-    timeout: Duration,
+    settings: HiveSettings,
+    time: DatabaseTime,
+    /// Which READY services were brought back, and when.
+    corrected: Mutex<HashMap<String, Instant>>,
 }
 
 /// A service that is looked at, and what is known of it.
@@ -61,7 +82,11 @@ pub struct Target {
     cause_id: Option<String>,
     flow_id: Option<String>,
     snapshot: Option<Snapshot>,
+    /// Since when what was asked for is waited for, by the database's time.
+    waited_since: Option<DateTime<Utc>>,
     due_at: DateTime<Utc>,
+    /// For how long it was waited, if that is too long.
+    overdue: Option<Duration>,
     /// Whether the service has gone on, and the row does not say so yet. Then it is looked at, and nothing is done to it:
     /// what it waited for has come, and who undoes it now is to be seen and not put right.
     overtaken: bool,
@@ -74,20 +99,16 @@ pub struct Evidence {
     applied: Option<ApplyResult>,
     /// What is there; none when it was not looked at, because of what came before.
     observed: Option<Result<Observed, ObserveError>>,
-    /// Why it could not be deleted, for good.
+    /// Why it could not be deleted or brought back, or why it is looked at again soon.
     refused: Option<ObserveError>,
+    /// What is known of something that was waited for in vain.
+    expired: Option<String>,
 }
 
 impl Targets {
-    /// Looks through this gateway. `timeout` is how long one look may take.
-    pub fn new(
-        gateway: Arc<dyn ServingGateway>,
-        failure_threshold: u32,
-        interval: Duration,
-        stale: Duration,
-        timeout: Duration,
-    ) -> Self {
-        Self { gateway, failure_threshold, interval, stale, timeout }
+    /// Looks through this gateway.
+    pub fn new(gateway: Arc<dyn ServingGateway>, settings: HiveSettings) -> Self {
+        Self { gateway, settings, time: DatabaseTime::default(), corrected: Mutex::default() }
     }
 
     /// So much later are READY services looked at that were looked at together: what was found in one long scan does not
@@ -96,16 +117,31 @@ impl Targets {
         let mut hasher = std::hash::DefaultHasher::new();
         looked.first().map(|look| (&look.resource.service_id, look.at)).hash(&mut hasher);
         let share = u32::try_from(hasher.finish() % 100).unwrap_or_default();
-        self.interval.min(self.stale / 10) * share / 100
+        self.settings.interval.min(self.settings.ready_stale / 10) * share / 100
     }
 
-    async fn apply(&self, target: &Target) -> Result<ApplyResult, ObserveError> {
+    /// How long a service may be in its state; none: for ever.
+    fn limit(&self, status: ServiceStatus) -> Option<Duration> {
+        let limit = match status {
+            ServiceStatus::Creating | ServiceStatus::Updating => self.settings.converges_within,
+            ServiceStatus::Deleting => self.settings.deleted_within,
+            ServiceStatus::Ready | ServiceStatus::Failed | ServiceStatus::Deleted => Duration::ZERO,
+        };
+        (!limit.is_zero()).then_some(limit)
+    }
+
+    /// When it will have been waited for too long.
+    fn deadline(&self, target: &Target) -> Option<DateTime<Utc>> {
+        Some(later(target.waited_since?, self.limit(target.status)?))
+    }
+
+    async fn apply(&self, target: &Target, force: bool) -> Result<ApplyResult, ObserveError> {
         let apply = Apply {
             service_id: target.service_id.clone(),
             resource: target.resource.clone(),
             spec: target.spec.clone(),
             spec_hash: target.spec_hash.clone(),
-            force: target.force_replace,
+            force,
         };
         match self.gateway.apply(&apply).await {
             Ok(applied) => {
@@ -135,7 +171,7 @@ impl Targets {
     /// Looks, after something was applied so early that there is time to tell what came of that.
     async fn look_until(&self, deadline: Instant, target: &Target) -> Result<Observed, ObserveError> {
         let looking = self.look(target);
-        let timed_out = |_| Err(ObserveError::timed_out(self.timeout));
+        let timed_out = |_| Err(ObserveError::timed_out(self.settings.timeout));
         tokio::time::timeout_at(deadline, looking).await.unwrap_or_else(timed_out)
     }
 
@@ -152,13 +188,146 @@ impl Targets {
         }
     }
 
+    /// Brings a READY service back to what was asked for; answers why it is to be looked at again soon.
+    async fn correct(&self, target: &Target) -> Result<ObserveError, ObserveError> {
+        let interval = self.settings.interval;
+        let recently = |at: &Instant| at.elapsed() < interval;
+        let again = {
+            let mut corrected = self.corrected.lock().unwrap_or_else(PoisonError::into_inner);
+            corrected.retain(|_, at| recently(at));
+            corrected.contains_key(&target.service_id)
+        };
+        // Somebody else wants something else: two who put each other right would do nothing else.
+        if again {
+            let message = format!("somebody has changed it again within {interval:?} of its correction");
+            return Ok(ObserveError::of_resource(DRIFT_AGAIN, message));
+        }
+        match self.apply(target, true).await? {
+            ApplyResult::Refused { reason, message } => Ok(ObserveError::of_resource(reason, message)),
+            ApplyResult::Applied { .. } => {
+                tracing::info!(service = target.service_id, "it was something else, and was brought back");
+                let mut corrected = self.corrected.lock().unwrap_or_else(PoisonError::into_inner);
+                corrected.insert(target.service_id.clone(), Instant::now());
+                let message =
+                    "it was something else on the platform, and was brought back to what was asked for";
+                Ok(ObserveError::later(DRIFT_CORRECTED, message, LOOKED_AGAIN_AFTER))
+            }
+        }
+    }
+
+    /// Looks, and does what is to be done.
+    async fn look_and_act(&self, target: &Target) -> Result<Evidence, ObserveError> {
+        let (mut namespace_exists, mut applied, mut refused) = (None, None, None);
+        let deadline = Instant::now() + self.settings.timeout.mul_f64(TOLD_BEFORE);
+        match target.wanted.filter(|_| !target.overtaken) {
+            Some(Wanted::Apply) if target.status.is_converging() => {
+                namespace_exists = self.namespace_exists(&target.resource.namespace).await?;
+                let outcome = self.apply(target, target.force_replace).await?;
+                // A no for good is told at once: whatever else could not be seen would keep it back.
+                if matches!(outcome, ApplyResult::Refused { .. }) {
+                    let applied = Some(outcome);
+                    return Ok(Evidence {
+                        namespace_exists,
+                        applied,
+                        observed: None,
+                        refused,
+                        expired: None,
+                    });
+                }
+                applied = Some(outcome);
+            }
+            Some(Wanted::Delete) if target.status == ServiceStatus::Deleting => {
+                refused = self.delete(target).await?;
+            }
+            _ => {}
+        }
+        let observed = match applied {
+            Some(_) => self.look_until(deadline, target).await,
+            None => self.look(target).await,
+        };
+        let observed = match observed {
+            Ok(observed) => observed,
+            Err(error) if applied.is_some() => {
+                let observed = Some(Err(error));
+                return Ok(Evidence { namespace_exists, applied, observed, refused, expired: None });
+            }
+            Err(error) => return Err(error),
+        };
+        let own = target.own(&observed);
+        // Somebody has undone what the service still waits for.
+        let undone = own.is_none_or(|found| found.spec_hash.as_ref() != Some(&target.spec_hash));
+        if applied.is_none() && target.applied && target.is_waited_for() && undone {
+            applied = Some(self.apply(target, target.force_replace).await?);
+        }
+        // One that is there again, or still there when it should have been gone for long, is deleted again.
+        if target.status == ServiceStatus::Deleting
+            && !target.overtaken
+            && target.wanted != Some(Wanted::Delete)
+            && own.is_some_and(|found| !found.deleting || target.overdue.is_some())
+        {
+            refused = self.delete(target).await?;
+        }
+        if self.settings.correct_drift && target.status == ServiceStatus::Ready && !target.overtaken {
+            let drifted = match own {
+                Some(found) => undone && !found.deleting,
+                // What somebody made by hand in its place is left alone.
+                None => observed == Observed::NotFound,
+            };
+            if drifted {
+                refused = Some(self.correct(target).await?);
+            }
+        }
+        Ok(Evidence { namespace_exists, applied, observed: Some(Ok(observed)), refused, expired: None })
+    }
+
+    /// What follows from a look at something that was waited for too long.
+    async fn overdue(
+        &self,
+        target: &Target,
+        waited: Duration,
+        looked: Result<Evidence, ObserveError>,
+    ) -> Result<Evidence, ObserveError> {
+        let unseen = match &looked {
+            Ok(evidence) => evidence.observed.as_ref().and_then(|observed| observed.as_ref().err()),
+            Err(error) => Some(error),
+        };
+        if let Some(error) = unseen {
+            // A platform that has no time, or is away, says nothing about the service.
+            let says_nothing =
+                error.retry_after.is_some() || (error.unanswered && self.gateway.reachable().await.is_err());
+            if says_nothing {
+                return looked;
+            }
+        }
+        let mut evidence = looked.unwrap_or_else(|error| Evidence {
+            namespace_exists: None,
+            applied: None,
+            observed: Some(Err(error)),
+            refused: None,
+            expired: None,
+        });
+        let (known, waited) = (evidence.known_of(target), duration_text::format(waited));
+        if target.status == ServiceStatus::Deleting {
+            let is_gone = matches!(&evidence.observed, Some(Ok(observed)) if target.own(observed).is_none());
+            if !is_gone {
+                let message = format!("it is not gone within {waited}: {known}; it is deleted again");
+                evidence.refused = Some(ObserveError::of_resource(DELETION_DEADLINE, message));
+                // Said with the rest.
+                evidence.observed = evidence.observed.filter(Result::is_ok);
+            }
+        } else if !evidence.is_conclusive(target, self.settings.failure_threshold) {
+            evidence.expired = Some(format!("it is not READY within {waited}: {known}"));
+        }
+        Ok(evidence)
+    }
+
     fn decisions(
         &self,
         target: &Target,
         evidence: Evidence,
         began_at: DateTime<Utc>,
     ) -> Result<Vec<Decision>, InvalidPayload> {
-        let Evidence { namespace_exists, applied, observed, refused: _ } = evidence;
+        let Evidence { namespace_exists, applied, observed, refused: _, expired } = evidence;
         let mut decisions = Vec::new();
         if let Some(exists) = namespace_exists {
             let namespace = target.resource.namespace.clone();
@@ -170,6 +339,11 @@ impl Targets {
         if let Some(result) = applied {
             let (spec_hash, spec_version) = (target.spec_hash.clone(), target.spec_version);
             let command = ServiceCommand::RecordApply(ApplyOutcome { spec_hash, spec_version, result });
+            decisions.push(target.in_flow(Decision::of::<Service>(&target.service_id, &command)?));
+        }
+        if let Some(message) = expired {
+            let (spec_version, message) = (target.spec_version, texts::readable(&message));
+            let command = ServiceCommand::ExpireConvergence(ConvergenceExpired { spec_version, message });
             decisions.push(target.in_flow(Decision::of::<Service>(&target.service_id, &command)?));
         }
         let Some(Ok(observed)) = observed else { return Ok(decisions) };
@@ -185,8 +359,8 @@ impl Targets {
                 spec_version: target.spec_version,
                 status: target.status,
                 known,
-                failure_threshold: self.failure_threshold,
-                failure_interval_ms: u64::try_from(self.interval.as_millis()).unwrap_or(u64::MAX),
+                failure_threshold: self.settings.failure_threshold,
+                failure_interval_ms: u64::try_from(self.settings.interval.as_millis()).unwrap_or(u64::MAX),
             });
             decisions.push(target.in_flow(Decision::of::<KnativeService>(&target.service_id, &command)?));
         }
@@ -209,6 +383,9 @@ impl ExternalResources for Targets {
         after: Option<&Target>,
         limit: u32,
     ) -> StoreResult<Vec<Target>> {
+        if after.is_none() {
+            self.time.is(now);
+        }
         let mut values: Vec<Value<'_>> = vec![now.into()];
         let mut behind = "";
         if let Some(after) = after {
@@ -239,13 +416,25 @@ impl ExternalResources for Targets {
         let Some(mut current) = current.filter(|current| !half(current) || half(listed)) else {
             return Ok(None);
         };
-        if current.is_acted_on() {
+        if current.is_acted_on() || (self.settings.correct_drift && current.status == ServiceStatus::Ready) {
             // Rows are written by a consumer, and so a moment late.
             let key = AggregateKey::new(Service::KIND, &current.service_id).map_err(|error| {
                 StoreError::Corrupt { what: "hive_targets.service_id".to_owned(), source: Box::new(error) }
             })?;
             let last = store.last_state_change(&key).await?;
             current.overtaken = last.is_some_and(|last| last.aggregate_version > current.version);
+        }
+        if let Some(limit) = self.limit(current.status).filter(|_| !current.overtaken) {
+            let now = self.time.now(store).await?;
+            if current.waited_since.is_none() {
+                let sql = "UPDATE hive_targets SET waited_since = ? WHERE service_id = ? AND status = ? AND \
+                           waited_since IS NULL";
+                let (id, status) = (current.service_id.as_str(), current.status.as_str());
+                store.own_execute("hive.waits", sql, vec![now.into(), id.into(), status.into()]).await?;
+                current.waited_since = Some(now);
+            }
+            let is_over = self.deadline(&current).is_some_and(|deadline| now >= deadline);
+            current.overdue = is_over.then_some(limit);
         }
         Ok(Some(current))
     }
@@ -264,60 +453,21 @@ impl ExternalResources for Targets {
     }
 
     async fn platform_is(&self, tables: &mut OwnTables<'_>, platform: &Platform) -> StoreResult<()> {
-        alerts::platform_is(tables, platform, Utc::now()).await
+        if alerts::platform_is(tables, platform, self.time.about_now()).await? {
+            // Nothing could come about meanwhile: what is waited for is waited for anew.
+            let sql = "UPDATE hive_targets SET waited_since = NULL WHERE waited_since IS NOT NULL";
+            tables.execute("hive.waits.anew", sql, Vec::new()).await?;
+        }
+        Ok(())
     }
 
     async fn observe(&self, target: &Target) -> Result<Evidence, ObserveError> {
-        let (mut namespace_exists, mut applied, mut refused) = (None, None, None);
-        let deadline = Instant::now() + self.timeout.mul_f64(TOLD_BEFORE);
-        match target.wanted.filter(|_| !target.overtaken) {
-            Some(Wanted::Apply) if target.status.is_converging() => {
-                namespace_exists = self.namespace_exists(&target.resource.namespace).await?;
-                let outcome = self.apply(target).await?;
-                // A no for good is told at once: whatever else could not be seen would keep it back.
-                if matches!(outcome, ApplyResult::Refused { .. }) {
-                    return Ok(Evidence {
-                        namespace_exists,
-                        applied: Some(outcome),
-                        observed: None,
-                        refused,
-                    });
-                }
-                applied = Some(outcome);
-            }
-            Some(Wanted::Delete) if target.status == ServiceStatus::Deleting => {
-                refused = self.delete(target).await?;
-            }
-            _ => {}
-        }
-        let observed = match applied {
-            Some(_) => self.look_until(deadline, target).await,
-            None => self.look(target).await,
-        };
-        let observed = match observed {
-            Ok(observed) => observed,
-            Err(error) if applied.is_some() => {
-                return Ok(Evidence { namespace_exists, applied, observed: Some(Err(error)), refused });
-            }
-            Err(error) => return Err(error),
-        };
-        let own = match &observed {
-            Observed::Found(found) if found.service_id.as_ref() == Some(&target.service_id) => Some(found),
-            _ => None,
-        };
-        // Somebody has undone what the service still waits for.
-        let undone = own.is_none_or(|found| found.spec_hash.as_ref() != Some(&target.spec_hash));
-        if applied.is_none() && target.applied && target.is_waited_for() && undone {
-            applied = Some(self.apply(target).await?);
-        }
-        if target.status == ServiceStatus::Deleting
-            && !target.overtaken
-            && target.wanted != Some(Wanted::Delete)
-            && own.is_some_and(|found| !found.deleting)
-        {
-            refused = self.delete(target).await?;
-        }
-        Ok(Evidence { namespace_exists, applied, observed: Some(Ok(observed)), refused })
+        let Some(waited) = target.overdue else { return self.look_and_act(target).await };
+        // What follows also from a look without an answer is told in the rest of its time.
+        let within = self.settings.timeout.mul_f64(OVERDUE_SEEN_WITHIN);
+        let looked = tokio::time::timeout(within, self.look_and_act(target)).await;
+        let looked = looked.unwrap_or_else(|_| Err(ObserveError::timed_out(within)));
+        self.overdue(target, waited, looked).await
     }
 
     fn decide(&self, target: &Target, evidence: Evidence, began_at: DateTime<Utc>) -> Vec<Decision> {
@@ -329,12 +479,14 @@ impl ExternalResources for Targets {
     }
 
     async fn note(&self, store: &SqlStore, looked: &[Looked<Target>]) -> StoreResult<()> {
+        let Some(at) = looked.iter().map(|look| look.at).max() else { return Ok(()) };
         let (seen, failed): (Vec<_>, Vec<_>) = looked.iter().partition(|look| look.failure.is_none());
-        if let Some(at) = seen.iter().map(|look| look.at).max() {
+        if !seen.is_empty() {
+            let next = later(at, self.settings.interval);
             let mut values: Vec<Value<'_>> = vec![
                 at.into(),
-                later(at, self.stale + self.spread(&seen)).into(),
-                later(at, self.interval).into(),
+                later(at, self.settings.ready_stale + self.spread(&seen)).into(),
+                next.into(),
             ];
             let chosen = as_listed(&seen, &mut values);
             let sql = format!(
@@ -342,6 +494,16 @@ impl ExternalResources for Targets {
                  due_at = CASE WHEN status = 'READY' AND missing = 0 THEN ? ELSE ? END WHERE {chosen}"
             );
             store.own_execute("hive.noted", &sql, values).await?;
+            // A deadline is not passed by for as long as an interval.
+            for look in &seen {
+                let soon = |deadline: &DateTime<Utc>| at < *deadline && *deadline < next;
+                let Some(deadline) = self.deadline(&look.resource).filter(soon) else { continue };
+                let mut values: Vec<Value<'_>> = vec![deadline.into()];
+                let chosen = as_listed(&[look], &mut values);
+                let sql =
+                    format!("UPDATE hive_targets SET due_at = ? WHERE status <> 'READY' AND ({chosen})");
+                store.own_execute("hive.deadline", &sql, values).await?;
+            }
             failures::end(store, seen.iter().map(|look| look.resource.service_id.as_str())).await?;
         }
         failures::keep(
@@ -351,19 +513,27 @@ impl ExternalResources for Targets {
             }),
         )
         .await?;
+        for look in &failed {
+            let (failure, since) = (look.failure.as_ref(), self.deadline(&look.resource));
+            if let (Some(failure), Some(since)) =
+                (failure.filter(|failure| failure.code == DELETION_DEADLINE), since)
+            {
+                let said = (failure.code.as_str(), failure.message.as_str());
+                alerts::deletion_is_stuck(store, &look.resource.service_id, since, said, at).await?;
+            }
+        }
         let mut paused: BTreeMap<Duration, Vec<_>> = BTreeMap::new();
         for look in failed {
             paused.entry(look.pause).or_default().push(look);
         }
         for (pause, looks) in paused {
-            let Some(at) = looks.iter().map(|look| look.at).max() else { continue };
-            let mut values: Vec<Value<'_>> = vec![later(at, pause).into()];
+            let due_at = later(at, pause);
+            let mut values: Vec<Value<'_>> = vec![due_at.into()];
             let chosen = as_listed(&looks, &mut values);
             let sql = format!("UPDATE hive_targets SET due_at = ? WHERE {chosen}");
             store.own_execute("hive.paused", &sql, values).await?;
             // Facts that were taken in meanwhile may say that all is known: what a hint led to was not seen.
             let ids: Vec<String> = looks.iter().map(|look| look.resource.service_id.clone()).collect();
-            let due_at = later(at, pause);
             let mut values: Vec<Value<'_>> = vec![due_at.into(), due_at.into()];
             let chosen = OwnTables::one_of("service_id", &ids, &mut values);
             let sql = format!(
@@ -411,7 +581,9 @@ impl Target {
             cause_id: record.text_or_null("cause_id")?,
             flow_id: record.text_or_null("flow_id")?,
             snapshot,
+            waited_since: record.time_or_null("waited_since")?,
             due_at: record.time("due_at")?,
+            overdue: None,
             overtaken: false,
         })
     }
@@ -419,6 +591,14 @@ impl Target {
     /// Whether a look at it does something to it.
     fn is_acted_on(&self) -> bool {
         self.status.is_converging() || self.status == ServiceStatus::Deleting
+    }
+
+    /// What is there, if it is this service's.
+    fn own<'o>(&self, observed: &'o Observed) -> Option<&'o FoundService> {
+        match observed {
+            Observed::Found(found) if found.service_id.as_ref() == Some(&self.service_id) => Some(found),
+            _ => None,
+        }
     }
 
     /// Whether the service still waits for what was applied.
@@ -443,6 +623,39 @@ impl Target {
     }
 }
 
+impl Evidence {
+    /// Whether what was seen leads to READY or FAILED by itself.
+    fn is_conclusive(&self, target: &Target, failure_threshold: u32) -> bool {
+        if matches!(self.applied, Some(ApplyResult::Refused { .. })) {
+            return true;
+        }
+        let Some(Ok(observed)) = &self.observed else { return false };
+        let seen =
+            Snapshot::of(Some(&target.service_id), observed, &target.spec_hash, 0, DateTime::UNIX_EPOCH);
+        seen.hash_match && (seen.ready == Some(true) || (seen.ready == Some(false) && failure_threshold <= 1))
+    }
+
+    /// What is known, for people.
+    fn known_of(&self, target: &Target) -> String {
+        let found = match &self.observed {
+            Some(Ok(observed)) => target.own(observed),
+            Some(Err(error)) => return error.to_string(),
+            None => None,
+        };
+        let Some(found) = found else { return "the platform does not have it".to_owned() };
+        let Condition { reason, message, .. } = &found.conditions.ready;
+        let said: Vec<&str> = [reason, message].into_iter().flatten().map(String::as_str).collect();
+        match said.is_empty() {
+            _ if found.deleting => "the platform is still deleting it".to_owned(),
+            _ if found.spec_hash.as_ref() != Some(&target.spec_hash) => {
+                "the platform has something else".to_owned()
+            }
+            true => "the platform does not say why".to_owned(),
+            false => said.join(": "),
+        }
+    }
+}
+
 /// Only as they were listed: one of which something new is wanted stays due.
 fn as_listed<'l>(looks: &[&'l Looked<Target>], values: &mut Vec<Value<'l>>) -> String {
     for look in looks {
@@ -457,6 +670,9 @@ fn stored<T: serde::de::DeserializeOwned>(text: String) -> Option<T> {
 
 /// The platform did not say anything about the resource.
 fn not_seen(error: GatewayError) -> ObserveError {
+    if let GatewayError::Busy { retry_after } = error {
+        return ObserveError::later(error.code(), error.to_string(), retry_after);
+    }
     match error.is_passing() {
         true => ObserveError::unanswered(error.code(), error.to_string()),
         false => ObserveError::of_resource(error.code(), error.to_string()),

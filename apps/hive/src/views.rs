@@ -66,6 +66,8 @@ pub struct ServiceRow {
     pub cause: Option<Cause>,
     /// When it was last looked at, as far as its target says.
     pub looked_at: Option<DateTime<Utc>>,
+    /// Since when what was asked for is waited for, by the database's time; none before the first look.
+    pub waited_since: Option<DateTime<Utc>>,
 }
 
 /// A table of the read models, or of what is to be looked at, by what tells its rows apart.
@@ -277,6 +279,7 @@ impl Pages {
             wanted: None,
             cause: None,
             looked_at: None,
+            waited_since: None,
         });
         // Known already: delivered again, or taken in by a rebuild.
         if version <= row.version {
@@ -319,6 +322,7 @@ impl Pages {
         (row.version, row.updated_at) = (version, at);
         if row.service.status != before {
             row.status_changed_at = at;
+            row.waited_since = None;
         }
         Ok(())
     }
@@ -445,6 +449,7 @@ impl ServiceRow {
             wanted: None,
             cause: None,
             looked_at: None,
+            waited_since: None,
         })
     }
 
@@ -453,6 +458,7 @@ impl ServiceRow {
         self.wanted = record.text_or_null("wanted")?.as_deref().and_then(Wanted::from_stored);
         let flow_id = record.text_or_null("flow_id")?;
         self.looked_at = record.time_or_null("observed_at")?;
+        self.waited_since = record.time_or_null("waited_since")?;
         self.cause = record.text_or_null("cause_id")?.map(|event_id| Cause { event_id, flow_id });
         Ok(())
     }
@@ -507,6 +513,7 @@ impl ServiceRow {
             snapshot.map(serde_json::to_string).transpose()?.into(),
             u32::from(missing).into(),
             self.looked_at.max(snapshot.map(|snapshot| snapshot.observed_at)).into(),
+            self.waited_since.into(),
             self.due_at(urgent, missing, stale).into(),
         ])
     }
@@ -571,6 +578,7 @@ mod tests {
             wanted: None,
             cause: None,
             looked_at: None,
+            waited_since: None,
         };
         let stale = Duration::from_secs(900);
         for status in ServiceStatus::ALL.into_iter().filter(|status| *status != ServiceStatus::Ready) {

@@ -15,7 +15,7 @@ use towpath_hive::gateway::simulated::{Fates, SimulatedSettings};
 use towpath_hive::knative::KnativeService;
 use towpath_hive::namespace::Namespace;
 use towpath_hive::record::ServiceRecord;
-use towpath_hive::service::{ServiceCommand, ServiceStatus, UpdateAsked};
+use towpath_hive::service::{DeleteAsked, ServiceCommand, ServiceStatus, UpdateAsked};
 
 use support::{Running, asked, at_once, eventually, resource, settings, update};
 
@@ -78,7 +78,7 @@ async fn a_whole_life(database: &str, broker: &str) {
     let refreshed = joined(&[&CREATED, &UPDATED, &["service.snapshot.updated"]]);
     emits(&running, &id, &refreshed).await;
 
-    running.send(&id, ServiceCommand::Delete {}).await.unwrap();
+    running.send(&id, ServiceCommand::Delete(DeleteAsked::default())).await.unwrap();
     let service = running.reaches(&id, ServiceStatus::Deleted).await;
     emits(&running, &id, &joined(&[&refreshed, &DELETED])).await;
     assert!(!service.snapshot.unwrap().present);
@@ -145,7 +145,7 @@ async fn a_service_that_does_not_start_fails_and_can_be_updated_and_deleted() {
     updated.extend(&FAILED[5..]);
     emits(&running, &id, &joined(&[&FAILED, &updated])).await;
 
-    running.send(&id, ServiceCommand::Delete {}).await.unwrap();
+    running.send(&id, ServiceCommand::Delete(DeleteAsked::default())).await.unwrap();
     running.reaches(&id, ServiceStatus::Deleted).await;
     emits(&running, &id, &joined(&[&FAILED, &updated, &DELETED])).await;
     running.app.stop().await;
@@ -161,7 +161,7 @@ async fn a_refusal_for_good_fails_the_service_at_once() {
     // Then it is seen that nothing is there.
     expected.extend(["service.creation.failed", "service.failed", "service.snapshot.updated"]);
     emits(&running, &id, &expected).await;
-    running.send(&id, ServiceCommand::Delete {}).await.unwrap();
+    running.send(&id, ServiceCommand::Delete(DeleteAsked::default())).await.unwrap();
     running.reaches(&id, ServiceStatus::Deleted).await;
     emits(&running, &id, &joined(&[&expected, &DELETED])).await;
     running.app.stop().await;
@@ -246,7 +246,7 @@ async fn a_name_is_used_again_under_the_next_number() {
         running.send(&id, ServiceCommand::Create(asked("cart"))).await.unwrap();
         assert_eq!(next().await.unwrap(), id, "it is still there");
         running.reaches(&id, ServiceStatus::Ready).await;
-        running.send(&id, ServiceCommand::Delete {}).await.unwrap();
+        running.send(&id, ServiceCommand::Delete(DeleteAsked::default())).await.unwrap();
         running.reaches(&id, ServiceStatus::Deleted).await;
     }
     running.app.stop().await;
@@ -268,7 +268,7 @@ async fn what_somebody_made_by_hand_is_not_taken_for_a_service() {
     let kinds = running.events("knative-service", &id).await;
     assert!(kinds.iter().all(|event| event.envelope.event_type.as_str() == "KnativeServiceObserved"));
     // A deletion ends with ours, and leaves the other alone.
-    running.send(&id, ServiceCommand::Delete {}).await.unwrap();
+    running.send(&id, ServiceCommand::Delete(DeleteAsked::default())).await.unwrap();
     running.reaches(&id, ServiceStatus::Deleted).await;
     let Observed::Found(found) = running.cluster.look(&resource("cart")).unwrap() else {
         panic!("it is gone");
@@ -312,7 +312,7 @@ async fn a_failed_service_is_updated_to_ready_and_deleted() {
     running.reaches(&id, ServiceStatus::Ready).await;
     emits(&running, &id, &joined(&[&FAILED, &UPDATED])).await;
     assert_eq!(running.service(&id).await.failure, None);
-    running.send(&id, ServiceCommand::Delete {}).await.unwrap();
+    running.send(&id, ServiceCommand::Delete(DeleteAsked::default())).await.unwrap();
     running.reaches(&id, ServiceStatus::Deleted).await;
     emits(&running, &id, &joined(&[&FAILED, &UPDATED, &DELETED])).await;
     running.app.stop().await;

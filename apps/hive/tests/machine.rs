@@ -14,7 +14,8 @@ use towpath_hive::namespace::Namespace;
 use towpath_hive::record::ServiceRecord;
 use towpath_hive::schemas::event_types;
 use towpath_hive::service::{
-    ApplyOutcome, ApplyResult, Service, ServiceCommand, ServiceStatus, Snapshot, TakeObservation,
+    ApplyOutcome, ApplyResult, ConvergenceExpired, DeleteAsked, Service, ServiceCommand, ServiceStatus,
+    Snapshot, TakeObservation,
 };
 use towpath_hive::spec::SpecHash;
 
@@ -74,6 +75,46 @@ async fn the_machine_is_the_table() {
     }
 }
 
+/// A command and its result (G1): declared, held at registration, and true of every decision.
+#[test]
+fn every_command_that_always_has_a_result_is_paired_with_it() {
+    let mut registry = towpath::Registry::default();
+    registry.register::<Service>().unwrap();
+    registry.register::<KnativeService>().unwrap();
+    registry.register::<ServiceRecord>().unwrap();
+    registry.register::<Namespace>().unwrap();
+    let mut paired: Vec<(String, Option<String>)> = Vec::new();
+    for decider in registry.deciders() {
+        for command in decider.commands() {
+            let result = decider.result_event(command.as_str()).map(ToString::to_string);
+            if let Some(event) = &result {
+                assert!(decider.events().iter().any(|known| known.as_str() == event), "{command} {event}");
+            }
+            paired.push((command.to_string(), result));
+        }
+    }
+    paired.sort();
+    let expected = [
+        // What was seen may be nothing new, and then leads to nothing.
+        ("Command.Hive.KnativeService.Observe", None),
+        ("Command.Hive.Namespace.Validate", None),
+        ("Command.Hive.Record.Audit", Some("service.audit.recorded")),
+        ("Command.Hive.Record.Persist", Some("service.persisted")),
+        // The service may have gone on, and then it leads to nothing.
+        ("Command.Hive.Service.Apply.Record", None),
+        ("Command.Hive.Service.Convergence.Expire", None),
+        ("Command.Hive.Service.Create", Some("service.creation.requested")),
+        ("Command.Hive.Service.Delete", Some("service.deletion.requested")),
+        ("Command.Hive.Service.Deletion.Confirm", Some("service.deleted")),
+        ("Command.Hive.Service.Observation.Take", None),
+        ("Command.Hive.Service.Refresh", Some("service.snapshot.updated")),
+        ("Command.Hive.Service.Update", Some("service.update.requested")),
+    ];
+    let expected: Vec<(String, Option<String>)> =
+        expected.map(|(command, event)| (command.to_owned(), event.map(str::to_owned))).into();
+    assert_eq!(paired, expected);
+}
+
 /// What is tried in every state.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Trigger {
@@ -92,9 +133,11 @@ enum Trigger {
     AppliedEarlier,
     Refused,
     RefusedEarlier,
+    Expired,
+    ExpiredEarlier,
 }
 
-const TRIGGERS: [Trigger; 15] = [
+const TRIGGERS: [Trigger; 17] = [
     Trigger::Create,
     Trigger::Update,
     Trigger::Delete,
@@ -110,6 +153,8 @@ const TRIGGERS: [Trigger; 15] = [
     Trigger::AppliedEarlier,
     Trigger::Refused,
     Trigger::RefusedEarlier,
+    Trigger::Expired,
+    Trigger::ExpiredEarlier,
 ];
 
 /// What must follow.
@@ -157,7 +202,13 @@ fn expected(state: Option<ServiceStatus>, trigger: Trigger) -> Outcome {
         // What is seen of a service that is gone is of no interest.
         // Before the first observation none is overdue.
         (Trigger::SeenOverdue, Creating) => Events(CONFIRMED, Ready),
-        (Trigger::SeenOverdue | Trigger::AppliedEarlier | Trigger::RefusedEarlier, _) => Nothing,
+        (
+            Trigger::SeenOverdue
+            | Trigger::AppliedEarlier
+            | Trigger::RefusedEarlier
+            | Trigger::ExpiredEarlier,
+            _,
+        ) => Nothing,
         (
             Trigger::SeenReady
             | Trigger::SeenFailing
@@ -181,7 +232,8 @@ fn expected(state: Option<ServiceStatus>, trigger: Trigger) -> Outcome {
         (Trigger::SeenGone, _) => ILLEGAL,
         (Trigger::Applied, state @ (Creating | Updating)) => Events(APPLIED, state),
         (Trigger::Refused, Creating | Updating) => Events(REFUSED, Failed),
-        (Trigger::Applied | Trigger::Refused, _) => Nothing,
+        (Trigger::Expired, Creating | Updating) => Events(NOT_CONFIRMED, Failed),
+        (Trigger::Applied | Trigger::Refused | Trigger::Expired, _) => Nothing,
     }
 }
 
@@ -232,13 +284,17 @@ async fn pull(running: &Running, id: &str, trigger: Trigger) -> Result<towpath::
         let (spec_hash, spec_version) = (hash.clone(), known.spec_version.saturating_sub(behind));
         ServiceCommand::RecordApply(ApplyOutcome { spec_hash, spec_version, result })
     };
+    let expired = |behind| {
+        let spec_version = known.spec_version.saturating_sub(behind);
+        ServiceCommand::ExpireConvergence(ConvergenceExpired { spec_version, message: "too long".to_owned() })
+    };
     let applied = ApplyResult::Applied { generation: 1, changed: true };
     let refused = ApplyResult::Refused { reason: "no".to_owned(), message: "no".to_owned() };
     let ready = || snapshot(Some(true), true, Some(hash.clone()));
     let command = match trigger {
         Trigger::Create => ServiceCommand::Create(asked(id)),
         Trigger::Update => update("registry.example/cart:2"),
-        Trigger::Delete => ServiceCommand::Delete {},
+        Trigger::Delete => ServiceCommand::Delete(DeleteAsked::default()),
         Trigger::Refresh => ServiceCommand::Refresh {},
         Trigger::SeenReady => take(ready()),
         Trigger::SeenVanished => take(snapshot(None, false, None)),
@@ -263,6 +319,8 @@ async fn pull(running: &Running, id: &str, trigger: Trigger) -> Result<towpath::
         Trigger::AppliedEarlier => outcome(applied, 1),
         Trigger::Refused => outcome(refused, 0),
         Trigger::RefusedEarlier => outcome(refused, 1),
+        Trigger::Expired => expired(0),
+        Trigger::ExpiredEarlier => expired(1),
     };
     running.send(id, command).await
 }
@@ -287,8 +345,16 @@ async fn every_trigger_is_tried_in_every_state() {
             let view = running.app.load::<Service>(&id).await.unwrap();
             match expected(state, trigger) {
                 Outcome::Events(names, status) => {
-                    answer.unwrap_or_else(|error| panic!("{id}: {error}"));
+                    let receipt = answer.unwrap_or_else(|error| panic!("{id}: {error}"));
                     assert_eq!(after[before.len()..], *names, "{id}");
+                    // Its declared result is among them.
+                    let record = running.app.command(&receipt.command_id).await.unwrap().unwrap();
+                    let command = record.command.command_type.to_string();
+                    if let Some((_, result)) =
+                        Service::irregular_pairings().iter().find(|(name, _)| *name == command)
+                    {
+                        assert!(names.contains(result), "{id}: {command} leads to {result}");
+                    }
                     let view = view.unwrap();
                     assert_eq!(
                         (view.value.status, view.state.as_deref()),

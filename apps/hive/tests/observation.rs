@@ -14,7 +14,7 @@ use towpath::tables::Value;
 use towpath::{SqlStore, StoreOptions, Towpath};
 use towpath_hive::gateway::simulated::{Fates, SimulatedCluster, SimulatedSettings};
 use towpath_hive::gateway::{Applied, Apply, Deletion, GatewayError, Observed, ServingGateway};
-use towpath_hive::service::{Service, ServiceCommand, ServiceStatus, TakeObservation};
+use towpath_hive::service::{DeleteAsked, Service, ServiceCommand, ServiceStatus, TakeObservation};
 use towpath_hive::spec::ResourceName;
 use towpath_hive::tables::{SERVICES, TARGETS};
 use towpath_hive::{Hive, HiveSettings, OBSERVER};
@@ -324,7 +324,7 @@ async fn why_a_service_does_not_get_on_is_shown() {
     let cart = running.create("cart").await;
     running.reaches(&cart, ServiceStatus::Ready).await;
     running.quiet().await;
-    running.send(&cart, ServiceCommand::Delete {}).await.unwrap();
+    running.send(&cart, ServiceCommand::Delete(DeleteAsked::default())).await.unwrap();
     let refused = eventually("it is told", || async { looks(cart.clone()).await.failure }).await;
     assert_eq!(refused.code, "gateway-refused");
     assert!(refused.message.contains("may not delete"), "{refused:?}");

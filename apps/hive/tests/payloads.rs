@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 use towpath::ports::store::Store as _;
 use towpath_hive::gateway::simulated::{Fates, SimulatedSettings};
 use towpath_hive::schemas::event_types;
-use towpath_hive::service::{Service, ServiceAsked, ServiceCommand, ServiceStatus, UpdateAsked};
+use towpath_hive::service::{DeleteAsked, Service, ServiceAsked, ServiceCommand, ServiceStatus, UpdateAsked};
+use towpath_hive::spec::EnvValue;
 
 use support::{Running, at_once, resource, settings};
 
@@ -84,7 +85,7 @@ fn broken(payload: &Value) -> Vec<(String, Value)> {
         match payload.pointer(&place).unwrap() {
             Value::Object(fields) => {
                 change("one too many", &|value| value["madeUp"] = json!(7));
-                change("no object", &|value| *value = json!("text"));
+                change("no object", &|value| *value = json!(7));
                 places.extend(fields.keys().map(|name| format!("{place}/{name}")));
             }
             Value::Array(items) => {
@@ -106,7 +107,8 @@ async fn live(running: &Running) {
         name: name.to_owned(),
         namespace: "shop".to_owned(),
         image: "registry.example/cart:1".to_owned(),
-        env: [("A".to_owned(), "1".to_owned())].into(),
+        env: [("A".to_owned(), "1".into()), ("TOKEN".to_owned(), EnvValue::from_secret("tokens", "cart"))]
+            .into(),
         min_scale: Some(1),
         max_scale: Some(3),
         concurrency: Some(50),
@@ -131,7 +133,7 @@ async fn live(running: &Running) {
     send(id, updated(2, true)).await;
     // Whatever comes of it.
     running.quiet().await;
-    send(id, ServiceCommand::Delete {}).await;
+    send(id, ServiceCommand::Delete(DeleteAsked::default())).await;
     running.reaches(id, ServiceStatus::Deleted).await;
 
     let refused = ServiceAsked { namespace: "nowhere".to_owned(), ..asked };

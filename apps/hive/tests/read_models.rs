@@ -17,7 +17,7 @@ use towpath_hive::gateway::simulated::SimulatedCluster;
 use towpath_hive::gateway::{
     Applied, Apply, Condition, ConditionStatus, Deletion, GatewayError, Observed, ServingGateway,
 };
-use towpath_hive::service::{Service, ServiceCommand, ServiceStatus, TakeObservation};
+use towpath_hive::service::{DeleteAsked, Service, ServiceCommand, ServiceStatus, TakeObservation};
 use towpath_hive::spec::ResourceName;
 use towpath_hive::tables::{AUDIT, NAMESPACES, REVISIONS, ROUTES, SERVICES, SPECS};
 use towpath_hive::{Hive, rebuild};
@@ -67,7 +67,7 @@ async fn the_same_after_a_rebuild(database: &str) {
             running.reaches(&id, ServiceStatus::Ready).await;
         }
         if number % 3 == 0 {
-            running.send(&id, ServiceCommand::Delete {}).await.unwrap();
+            running.send(&id, ServiceCommand::Delete(DeleteAsked::default())).await.unwrap();
             running.reaches(&id, ServiceStatus::Deleted).await;
         }
     }
@@ -141,7 +141,7 @@ async fn a_rebuild_beside_a_running_hive_loses_nothing(database: &str) {
             running.send(&id, update("registry.example/cart:2")).await.unwrap();
             running.reaches(&id, ServiceStatus::Ready).await;
             if number % 2 == 0 {
-                running.send(&id, ServiceCommand::Delete {}).await.unwrap();
+                running.send(&id, ServiceCommand::Delete(DeleteAsked::default())).await.unwrap();
                 running.reaches(&id, ServiceStatus::Deleted).await;
             }
         }
@@ -359,7 +359,7 @@ async fn texts_that_no_database_keeps_hold_up_nothing() {
         let length = |column: &str| rows[0].text(column).unwrap().chars().count();
         assert_eq!((length("status_reason"), length("status_message")), (128, 4001), "{database}");
 
-        running.send(&id, ServiceCommand::Delete {}).await.unwrap();
+        running.send(&id, ServiceCommand::Delete(DeleteAsked::default())).await.unwrap();
         running.reaches(&id, ServiceStatus::Deleted).await;
         running.app.stop().await;
     }

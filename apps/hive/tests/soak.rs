@@ -20,7 +20,7 @@ use towpath::retry::ErrorClass;
 use towpath::{Aggregate, SendError, Towpath};
 use towpath_hive::gateway::simulated::{Fates, SimulatedCluster, SimulatedSettings};
 use towpath_hive::gateway::{ConditionStatus, Observed};
-use towpath_hive::service::{Service, ServiceCommand, ServiceEvent, ServiceStatus};
+use towpath_hive::service::{DeleteAsked, Service, ServiceCommand, ServiceEvent, ServiceStatus};
 use towpath_hive::{Hive, HiveSettings};
 use towpath_testkit::store::waiting::Dice;
 
@@ -177,7 +177,7 @@ async fn command_at_random(app: Towpath, services: u64, seed: u64, until: Instan
                     ..Default::default()
                 })
             }
-            7..=8 => ServiceCommand::Delete {},
+            7..=8 => ServiceCommand::Delete(DeleteAsked::default()),
             _ => ServiceCommand::Refresh {},
         };
         match send(format!("shop.{name}"), command).await {

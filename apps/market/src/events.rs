@@ -7,7 +7,7 @@ use chrono::{DateTime, SecondsFormat, Utc};
 use serde::{Deserialize, Serialize};
 use towpath::ids::{AggregateKey, ChannelName, CorrelationId, EventId, TraceId};
 use towpath::name::EventName;
-use towpath::ports::store::{Append, DeadlineChange, Expected, NewEvent, StateChange, StoreError};
+use towpath::ports::store::{Append, DeadlineChange, Expected, NewEvent, Routing, StateChange, StoreError};
 use towpath::{ChangeContext, Circumstances, IncomingEvent, Payload};
 use uuid::Uuid;
 
@@ -243,20 +243,20 @@ pub(crate) fn cancelled(
     trace_id: TraceId,
 ) -> Result<Append, StoreError> {
     let payload = WrittenCancelled { cancel_reason: reason, cancel_time: moment(now) };
-    let events = vec![fact(CANCELLED, order, &payload, Vec::new())?];
+    let events = vec![fact(CANCELLED, order, &payload, Routing::Nowhere)?];
     let step = (Some(OrderStatus::Pending), OrderStatus::Cancelled, Some(reason));
     append(order, events, step, now, trace_id)
 }
 
 fn message(event_type: EventType, order: &Order, own: &impl Serialize) -> Result<NewEvent, StoreError> {
-    fact(event_type.as_str(), order, own, vec![ChannelName::from_stored(event_type.channel())])
+    fact(event_type.as_str(), order, own, Routing::To(vec![ChannelName::from_stored(event_type.channel())]))
 }
 
 fn fact(
     event_type: &str,
     order: &Order,
     own: &impl Serialize,
-    channels: Vec<ChannelName>,
+    channels: Routing,
 ) -> Result<NewEvent, StoreError> {
     let general = General {
         order_id: order.order_id,

@@ -13,7 +13,7 @@ use support::{Stage, eventually, settings};
 use towpath::ids::{AggregateKey, CorrelationId, EventId};
 use towpath::name::EventName;
 use towpath::ports::clock::Clock as _;
-use towpath::ports::store::{Append, Expected, NewEvent};
+use towpath::ports::store::{Append, Expected, NewEvent, Routing};
 use towpath::{ChangeContext, Payload};
 use towpath_market::{MarketError, OrderStatus, ProductStatus, Settings, ShipmentStatus};
 use towpath_testkit::VirtualClock;
@@ -190,7 +190,7 @@ async fn line_16_3_1_a_failed_transaction_sends_nothing(stage: &Stage) {
             event_type: EventName::from_stored("test.happened"),
             schema_version: 1,
             payload: Payload::empty(),
-            channels: vec![],
+            channels: Routing::Nowhere,
         }],
         snapshot: None,
         state_changes: vec![],

@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 
 use crate::aggregate::{Aggregate, Context, Reason, Refusal};
 use crate::ids::{AggregateKind, InvalidId, StateName};
-use crate::machine::{CheckedMachine, IllegalTransition, MachineFlaws, Step};
+use crate::machine::{CheckedMachine, Deadline, IllegalTransition, MachineFlaws, Step};
 use crate::name::{CommandName, EventName, InvalidName, Pairing, PairingMismatch};
 use crate::payload::{InvalidPayload, Payload};
 use crate::retry::ErrorClass;
@@ -38,7 +38,7 @@ pub trait Decider: Send + Sync {
     /// The serialized form of the state that this build writes. A row of another form must be folded anew.
     fn snapshot_version(&self) -> u16;
 
-    /// Decides.
+    /// Decides. By the name of an event that a deadline appends, that event is the decision.
     fn decide(
         &self,
         current: &Current<'_>,
@@ -260,6 +260,19 @@ pub enum RegistrationFlaw {
         /// What is wrong with it.
         problem: &'static str,
     },
+    /// The event of a deadline cannot be appended by a timer.
+    #[error(
+        "the deadline of state {state} of {kind} appends {event}, which needs a payload; name a command that decides \
+         it, with by_command"
+    )]
+    DeadlineEvent {
+        /// The kind.
+        kind: String,
+        /// The state with the deadline.
+        state: String,
+        /// Its event.
+        event: String,
+    },
     /// A command is declared as internal that the aggregate does not take.
     #[error("aggregate {kind} declares {command} as internal, and takes no such command")]
     UnknownInternal {
@@ -291,68 +304,118 @@ pub struct TypedDecider<A> {
 
 impl<A: Aggregate> TypedDecider<A> {
     /// Checks everything that can be checked before the first command.
-    pub fn register() -> Result<Self, RegistrationFlaw> {
-        let kind = AggregateKind::new(A::KIND).map_err(RegistrationFlaw::Kind)?;
-        let broken_rule = |source| RegistrationFlaw::Name { kind: A::KIND.to_owned(), source };
-
-        let command_names = variant_names::<A::Command>()?;
-        let commands = command_names
-            .iter()
-            .map(|name| CommandName::infer(name).map_err(broken_rule))
-            .collect::<Result<Vec<_>, _>>()?;
-        let event_names = variant_names::<A::Event>()?;
-        let events_by_name = event_names
-            .iter()
-            .map(|name| Ok((*name, EventName::infer(name).map_err(broken_rule)?)))
-            .collect::<Result<HashMap<_, _>, RegistrationFlaw>>()?;
+    ///
+    /// # Errors
+    /// All flaws at once, so that they can be mended at once.
+    pub fn register() -> Result<Self, Vec<RegistrationFlaw>> {
+        let mut flaws = Vec::new();
+        let mut note = |flaw| flaws.push(flaw);
+        let kind = AggregateKind::new(A::KIND).map_err(RegistrationFlaw::Kind);
+        let kind = kind.map_err(&mut note).ok();
+        let command_names =
+            variant_names::<A::Command>().map_err(|flaw| note(flaw.into())).unwrap_or_default();
+        let event_names = variant_names::<A::Event>().map_err(|flaw| note(flaw.into())).unwrap_or_default();
+        let mut broken_rule = |source| note(RegistrationFlaw::Name { kind: A::KIND.to_owned(), source });
+        let mut commands = Vec::with_capacity(command_names.len());
+        for name in command_names {
+            commands.extend(CommandName::infer(name).map_err(&mut broken_rule));
+        }
+        let mut events_by_name = HashMap::new();
+        for name in event_names {
+            let checked = EventName::infer(name).map_err(&mut broken_rule);
+            events_by_name.extend(checked.map(|checked| (*name, checked)));
+        }
         let events = event_names.iter().filter_map(|name| events_by_name.get(name).cloned()).collect();
 
-        if let Some(command) = A::internal_commands().iter().find(|name| !command_names.contains(name)) {
-            return Err(RegistrationFlaw::UnknownInternal { kind: A::KIND.to_owned(), command });
+        let unknown = A::internal_commands().iter().filter(|name| !command_names.contains(name));
+        flaws.extend(unknown.map(|command| RegistrationFlaw::UnknownInternal {
+            kind: A::KIND.to_owned(),
+            command: *command,
+        }));
+        let results = Self::pairings(&commands, &events_by_name, (command_names, event_names), &mut flaws);
+        let machine = match A::machine().map(|machine| machine.check(event_names)).transpose() {
+            Ok(machine) => machine,
+            Err(source) => {
+                flaws.push(RegistrationFlaw::Machine { kind: A::KIND.to_owned(), source });
+                None
+            }
+        };
+        for state in machine.iter().flat_map(CheckedMachine::states) {
+            if let Err(source) = StateName::new(&state.name) {
+                flaws.push(RegistrationFlaw::State { kind: A::KIND.to_owned(), source });
+            }
+            flaws.extend(
+                state
+                    .deadline
+                    .as_ref()
+                    .and_then(|deadline| Self::flaw_of_deadline(&state.name, deadline, command_names)),
+            );
         }
+        match kind {
+            Some(kind) if flaws.is_empty() => {
+                Ok(Self { kind, commands, events, events_by_name, results, machine, aggregate: PhantomData })
+            }
+            _ => Err(flaws),
+        }
+    }
 
+    /// The result of each command that is paired with one. Of a name that breaks its rule only that is told.
+    fn pairings(
+        commands: &[CommandName],
+        events_by_name: &HashMap<&'static str, EventName>,
+        (command_names, event_names): (&[&str], &[&str]),
+        flaws: &mut Vec<RegistrationFlaw>,
+    ) -> HashMap<String, EventName> {
         let mut results = HashMap::new();
         let regular = A::pairings().iter().map(|pair| (pair, true));
         let irregular = A::irregular_pairings().iter().map(|pair| (pair, false));
         for ((command, event), follows_the_rule) in regular.chain(irregular) {
-            let unknown = |missing| RegistrationFlaw::UnknownInPairing {
+            let missing = [("command", command, command_names), ("event", event, event_names)];
+            let missing = missing.into_iter().filter(|(_, name, known)| !known.contains(*name));
+            flaws.extend(missing.map(|(missing, _, _)| RegistrationFlaw::UnknownInPairing {
                 kind: A::KIND.to_owned(),
                 command: (*command).to_owned(),
                 event: (*event).to_owned(),
                 missing,
+            }));
+            let command_name = commands.iter().find(|name| name.as_str() == *command);
+            let Some((command_name, event_name)) = command_name.zip(events_by_name.get(event)) else {
+                continue;
             };
-            let command_name =
-                commands.iter().find(|name| name.as_str() == *command).ok_or_else(|| unknown("command"))?;
-            let event_name = events_by_name.get(event).ok_or_else(|| unknown("event"))?;
-            if follows_the_rule {
-                Pairing::check(command_name, event_name)
-                    .map_err(|source| RegistrationFlaw::Pairing { kind: A::KIND.to_owned(), source })?;
+            if follows_the_rule && let Err(source) = Pairing::check(command_name, event_name) {
+                flaws.push(RegistrationFlaw::Pairing { kind: A::KIND.to_owned(), source });
             }
             results.insert((*command).to_owned(), event_name.clone());
         }
+        results
+    }
 
-        let machine = A::machine()
-            .map(|machine| machine.check(event_names))
-            .transpose()
-            .map_err(|source| RegistrationFlaw::Machine { kind: A::KIND.to_owned(), source })?;
-        for state in machine.iter().flat_map(CheckedMachine::states) {
-            StateName::new(&state.name)
-                .map_err(|source| RegistrationFlaw::State { kind: A::KIND.to_owned(), source })?;
-            let Some(command) = state.deadline.as_ref().and_then(|deadline| deadline.command.clone()) else {
-                continue;
-            };
-            let unknown = !command_names.contains(&command.as_str());
-            // Nobody is there to fill in a payload when the timer is due.
-            let problem = match from_variant::<A::Command>(&command, &Payload::empty()) {
-                _ if unknown => "which it does not take",
-                Err(_) => "which needs a payload; name a command without one",
-                Ok(_) => continue,
-            };
-            let (kind, state) = (A::KIND.to_owned(), state.name.clone());
-            return Err(RegistrationFlaw::DeadlineCommand { kind, state, command, problem });
-        }
+    /// What keeps a timer from doing what a deadline says. Nobody is there to fill in a payload when it is due.
+    fn flaw_of_deadline(
+        state: &str,
+        deadline: &Deadline,
+        command_names: &[&str],
+    ) -> Option<RegistrationFlaw> {
+        let (kind, state) = (A::KIND.to_owned(), state.to_owned());
+        let Some(command) = deadline.command.clone() else {
+            let event = deadline.event.clone();
+            let readable = from_variant::<A::Event>(&event, &Payload::empty()).is_ok();
+            return (!readable).then_some(RegistrationFlaw::DeadlineEvent { kind, state, event });
+        };
+        let problem = match from_variant::<A::Command>(&command, &Payload::empty()) {
+            _ if !command_names.contains(&command.as_str()) => "which it does not take",
+            Err(_) => "which needs a payload; name a command without one",
+            Ok(_) => return None,
+        };
+        Some(RegistrationFlaw::DeadlineCommand { kind, state, command, problem })
+    }
 
-        Ok(Self { kind, commands, events, events_by_name, results, machine, aggregate: PhantomData })
+    /// The event that a deadline appends, if its name is that of one.
+    fn event_of_deadline(&self, name: &str) -> Option<A::Event> {
+        let mut deadlines =
+            self.machine.iter().flat_map(CheckedMachine::states).filter_map(|state| state.deadline.as_ref());
+        deadlines.find(|deadline| deadline.command.is_none() && deadline.event == name)?;
+        from_variant(name, &Payload::empty()).ok()
     }
 
     fn read_state(&self, snapshot: Option<&Payload>) -> Result<A, DecideError> {
@@ -406,17 +469,20 @@ impl<A: Aggregate> Decider for TypedDecider<A> {
         payload: &Payload,
         context: &Context,
     ) -> Result<Decision, DecideError> {
-        if !self.commands.iter().any(|name| name.as_str() == command) {
-            return Err(DecideError::UnknownCommand { kind: self.kind.clone(), command: command.to_owned() });
-        }
-        let typed_command = from_variant::<A::Command>(command, payload)
-            .map_err(|source| DecideError::InvalidPayload { command: command.to_owned(), source })?;
         let mut state = self.read_state(current.snapshot)?;
-        let decided = state.decide(typed_command, context).map_err(|refusal| DecideError::Refused {
-            code: refusal.code(),
-            class: refusal.class(),
-            message: refusal.to_string(),
-        })?;
+        let decided = if self.commands.iter().any(|name| name.as_str() == command) {
+            let typed_command = from_variant::<A::Command>(command, payload)
+                .map_err(|source| DecideError::InvalidPayload { command: command.to_owned(), source })?;
+            state.decide(typed_command, context).map_err(|refusal| DecideError::Refused {
+                code: refusal.code(),
+                class: refusal.class(),
+                message: refusal.to_string(),
+            })?
+        } else if let Some(event) = self.event_of_deadline(command) {
+            vec![event]
+        } else {
+            return Err(DecideError::UnknownCommand { kind: self.kind.clone(), command: command.to_owned() });
+        };
 
         let mut machine_state = current.state.map(str::to_owned);
         let mut events = Vec::with_capacity(decided.len());
@@ -563,11 +629,51 @@ mod tests {
 
     #[test]
     fn a_deadline_sends_a_command_that_the_aggregate_takes() {
-        assert!(matches!(
-            TypedDecider::<UnknownDeadline>::register(),
-            Err(RegistrationFlaw::DeadlineCommand { .. })
-        ));
+        assert!(matches!(flaws::<UnknownDeadline>().as_slice(), [RegistrationFlaw::DeadlineCommand { .. }]));
         assert!(TypedDecider::<KnownDeadline>::register().is_ok());
+    }
+
+    faulty_lamp!(
+        AllWrong,
+        "It",
+        Some(Machine::named("lamp").starts("It", "dim").state("dim")),
+        &[("lamp.light", "lamp.lit"), ("lamp.dim", "It")]
+    );
+
+    fn flaws<A: Aggregate>() -> Vec<RegistrationFlaw> {
+        TypedDecider::<A>::register().err().unwrap_or_default()
+    }
+
+    #[test]
+    fn all_flaws_of_an_aggregate_are_told_at_once() {
+        let flaws = flaws::<AllWrong>();
+        let has = |is: fn(&RegistrationFlaw) -> bool| flaws.iter().filter(|flaw| is(flaw)).count();
+        assert_eq!(has(|flaw| matches!(flaw, RegistrationFlaw::Name { .. })), 1, "{flaws:?}");
+        assert_eq!(has(|flaw| matches!(flaw, RegistrationFlaw::UnknownInPairing { .. })), 2, "{flaws:?}");
+        assert_eq!(has(|flaw| matches!(flaw, RegistrationFlaw::Machine { .. })), 1, "{flaws:?}");
+        assert_eq!(flaws.len(), 4, "{flaws:?}");
+    }
+
+    faulty_lamp!(EventOfDeadline, "lamp.dimmed", Some(lamp_without_a_command("lamp.dimmed")), &[]);
+
+    fn lamp_without_a_command(event: &str) -> Machine {
+        let deadline = Deadline::after(std::time::Duration::from_secs(1), event);
+        Machine::named("lamp")
+            .starts(event, "dim")
+            .waits("dim", deadline, "the end")
+            .terminal("out")
+            .transition("dim", event, "out")
+    }
+
+    #[test]
+    fn a_deadline_without_a_command_is_decided_by_its_event() {
+        let decider =
+            TypedDecider::<EventOfDeadline>::register().map_err(|flaws| format!("{flaws:?}")).unwrap();
+        let current = Current { snapshot: None, state: Some("dim") };
+        let decision = decider.decide(&current, "lamp.dimmed", &Payload::empty(), &context()).unwrap();
+        assert_eq!(decision.events[0].moves.as_ref().unwrap().to, "out");
+        let unknown = decider.decide(&current, "lamp.lit", &Payload::empty(), &context()).unwrap_err();
+        assert_eq!(unknown.code(), "unknown-command");
     }
 
     fn context() -> Context {
@@ -576,19 +682,16 @@ mod tests {
 
     #[test]
     fn a_name_a_pairing_or_a_machine_that_breaks_its_rule_does_not_register() {
-        assert!(matches!(TypedDecider::<Unrenamed>::register(), Err(RegistrationFlaw::Name { .. })));
-        assert!(matches!(TypedDecider::<Mismatched>::register(), Err(RegistrationFlaw::Pairing { .. })));
-        assert!(matches!(
-            TypedDecider::<Misspelt>::register(),
-            Err(RegistrationFlaw::UnknownInPairing { .. })
-        ));
-        assert!(matches!(TypedDecider::<DeadEnd>::register(), Err(RegistrationFlaw::Machine { .. })));
+        assert!(matches!(flaws::<Unrenamed>().as_slice(), [RegistrationFlaw::Name { .. }]));
+        assert!(matches!(flaws::<Mismatched>().as_slice(), [RegistrationFlaw::Pairing { .. }]));
+        assert!(matches!(flaws::<Misspelt>().as_slice(), [RegistrationFlaw::UnknownInPairing { .. }]));
+        assert!(matches!(flaws::<DeadEnd>().as_slice(), [RegistrationFlaw::Machine { .. }]));
         assert!(TypedDecider::<Lamp>::register().is_ok());
     }
 
     #[test]
     fn deciding_and_folding_agree() {
-        let decider = TypedDecider::<Lamp>::register().unwrap();
+        let decider = TypedDecider::<Lamp>::register().map_err(|flaws| format!("{flaws:?}")).unwrap();
         let decision =
             decider.decide(&Current::default(), "lamp.light", &Payload::empty(), &context()).unwrap();
         assert_eq!(decision.events[0].moves.as_ref().unwrap().to, "on");
@@ -600,7 +703,7 @@ mod tests {
 
     #[test]
     fn a_stored_state_of_another_shape_is_told_and_not_guessed() {
-        let decider = TypedDecider::<Lamp>::register().unwrap();
+        let decider = TypedDecider::<Lamp>::register().map_err(|flaws| format!("{flaws:?}")).unwrap();
         let strange = Payload::from_text(r#"{"colour":"red"}"#).unwrap();
         let current = Current { snapshot: Some(&strange), state: Some("on") };
         let error = decider.decide(&current, "lamp.light", &Payload::empty(), &context()).unwrap_err();

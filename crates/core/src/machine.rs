@@ -68,7 +68,7 @@ pub struct Deadline {
     pub after: Duration,
     /// The event that then leads out of it.
     pub event: String,
-    /// The command whose decision emits that event, when a timer is to send it.
+    /// The command whose decision emits that event. Without one the event is appended as it is, without a payload.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
 }
@@ -221,9 +221,14 @@ impl Machine {
 }
 
 impl Deadline {
-    /// After this long in the state, this event leads out of it.
+    /// After this long in the state, this event leads out of it: a timer appends it, without a payload.
     pub fn after(after: Duration, event: impl Into<String>) -> Self {
         Self { after, event: event.into(), command: None }
+    }
+
+    /// What a timer sends at the deadline: the command, or else the event itself.
+    pub fn sends(&self) -> &str {
+        self.command.as_deref().unwrap_or(&self.event)
     }
 
     /// The command that a timer sends at the deadline, and whose decision emits the event.

@@ -19,12 +19,13 @@ fn server_of_a_test() {
 const EXAMPLES: &str = "12";
 
 /// What the schema cannot say. A command that fits it can still be refused: no such aggregate, no such command. A page's
-/// two numbers must be in order. An id may stand in the body or in a header, and must be the same in both.
+/// two numbers must be in order. A tag that is made up is none that a service has. An id may stand in the body or in a header,
+/// and must be the same in both.
 const CONFIG: &str = r#"
 hooks = "hooks"
 
 [checks.positive_data_acceptance]
-expected-statuses = [200, 201, 204, 304, 404, 409, 422]
+expected-statuses = [200, 201, 204, 304, 404, 409, 412, 422]
 
 [[operations]]
 include-operation-id = ["showLog", "sendCommand"]

@@ -102,6 +102,17 @@ impl SqlStore {
         reading!(self, ops::backlog::look, channels, now, self.floors())
     }
 
+    /// A mark behind all events that wait for a position now; none when no event does. See
+    /// [`waits_for_position`](Self::waits_for_position).
+    pub async fn last_without_position(&self) -> StoreResult<Option<i64>> {
+        reading!(self, ops::log::last_pending)
+    }
+
+    /// Whether an event up to such a mark still waits for its position. However many do, this looks at one.
+    pub async fn waits_for_position(&self, up_to: i64) -> StoreResult<bool> {
+        reading!(self, ops::log::is_pending_up_to, up_to)
+    }
+
     /// Whether all connections are in use at this moment. Who keeps one then, without need, keeps others waiting.
     pub fn is_exhausted(&self) -> bool {
         self.connections().iter().any(|pool| pool.used >= pool.most)

@@ -7,7 +7,7 @@ use towpath_core::ids::{ActorId, EventId, HandlerName, Lane};
 use towpath_core::letters::{Letter, LetterFilter, LetterGroup, NewLetter, SetAside};
 use towpath_core::lifecycle::InboxStatus;
 use towpath_core::ports::store::{
-    Append, Appended, Cleaned, InboxEntry, InboxFailure, LeaseGrant, NewCommand, NewTimer, StoreError,
+    Append, AppendRules, Appended, InboxEntry, InboxFailure, LeaseGrant, NewCommand, NewTimer, StoreError,
     StoreResult,
 };
 use uuid::Uuid;
@@ -47,6 +47,17 @@ impl SqlTransaction {
             #[allow(unreachable_patterns, reason = "reachable when more databases are built in")]
             _ => None,
         }
+    }
+
+    /// Appends facts as the rules of the application have it; answers them as they were written.
+    pub async fn append_by(
+        &mut self,
+        rules: &dyn AppendRules,
+        append: &Append,
+    ) -> StoreResult<(Appended, Append)> {
+        let mut session = self.session();
+        let complete = ops::append::complete(&mut session, append, rules).await?;
+        Ok((ops::append::append_tx(&mut session, &complete).await?, complete))
     }
 
     /// Appends facts: they commit with the rest of this transaction or not at all.
@@ -201,15 +212,14 @@ impl SqlStore {
         transacting!(self, ops::letters::clean, lease, before, limit)
     }
 
-    /// Deletes timers of a page that ended before a moment.
+    /// Deletes timers that ended before a moment, about so many; answers how many.
     pub async fn clean_timers(
         &self,
         lease: &LeaseGrant,
         before: DateTime<Utc>,
-        after: Option<Uuid>,
         limit: u32,
-    ) -> StoreResult<Cleaned<Uuid>> {
-        transacting!(self, ops::cleaning::timers, lease, before, after, limit)
+    ) -> StoreResult<u64> {
+        transacting!(self, ops::cleaning::timers, lease, before, limit)
     }
 
     /// Deletes leases with these prefixes that ended so long ago. Only for leases that name the instance that held them:

@@ -81,6 +81,36 @@ impl Dialect {
         )
     }
 
+    /// The statement that takes so many leases, each given by its name, its holder and for how many microseconds: those
+    /// that nobody has, that have run out, or that are the holder's own.
+    pub(crate) fn take_leases(self, count: usize) -> String {
+        let (now, until) = (self.now(), self.now_plus_parameter());
+        let row = format!("(?, ?, 1, {now}, {now}, {until})");
+        let assigned = ["acquired_at", "renewed_at", "holder_id", "expires_at"];
+        let may_be_taken =
+            format!("leases.expires_at <= {now} OR leases.holder_id = {}", self.inserted("holder_id"));
+        let (assignments, condition) = if say!(self, false, false, true) {
+            // Without a condition for the whole row. Each assignment sees those before it: what the condition is about
+            // comes last, and once the holder is changed it holds all the same.
+            let taken = |column: &str, value: String| {
+                format!("{column} = CASE WHEN {may_be_taken} THEN {value} ELSE leases.{column} END")
+            };
+            let mut all = vec![taken("epoch", "leases.epoch + 1".to_owned())];
+            all.extend(assigned.iter().map(|column| taken(column, self.inserted(column))));
+            (all.join(", "), String::new())
+        } else {
+            let mut all = vec!["epoch = leases.epoch + 1".to_owned()];
+            all.extend(assigned.iter().map(|column| format!("{column} = {}", self.inserted(column))));
+            (all.join(", "), format!(" WHERE {may_be_taken}"))
+        };
+        format!(
+            "INSERT INTO leases (lease_name, holder_id, epoch, acquired_at, renewed_at, expires_at) VALUES {} \
+             {} {assignments}{condition}",
+            vec![row.as_str(); count].join(", "),
+            self.on_conflict("lease_name")
+        )
+    }
+
     /// Locks the rows read. SQLite's write transaction has locked everything already.
     pub(crate) fn for_update(self) -> &'static str {
         say!(self, "", "FOR UPDATE", "FOR UPDATE")

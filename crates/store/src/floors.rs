@@ -15,7 +15,10 @@
 //! Rows can come back: a lane is opened again, or an operator reopens what was given up. That is counted per channel, in
 //! the same transaction (`outbox_returns`). A floor holds only under the count it was found with, and a look reads the
 //! count in the same statement as the rows: whoever would see such rows sees the count too, and looks from the beginning.
-//! The same goes for the server's start: after a restart, or on another server, numbers may be given again.
+//! The same goes for the server's start: after a restart, or on another server, numbers may be given again. And for a crash
+//! that the server recovers from without a restart, as it does when one of its processes is killed: numbers that nobody has
+//! committed are then forgotten, and given again. Nothing says so but that all sessions have ended. So a floor is believed
+//! only in a session that is older than it.
 //!
 //! What somebody changes by hand behind our back is found when the floor is dropped, every few minutes.
 
@@ -51,18 +54,37 @@ pub(crate) enum Place {
     Pending,
 }
 
-/// Under what a floor holds.
+/// How things are when a session looks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Standing {
     returns: i64,
     server_started_at: DateTime<Utc>,
+    /// When the session began that looks; none where the server does not say.
+    session_began_at: Option<DateTime<Utc>>,
 }
 
 /// Nothing waits below this number, under this standing.
 #[derive(Debug, Clone)]
 pub(crate) struct Floor {
     pub(crate) at: i64,
-    pub(crate) under: Standing,
+    under: Standing,
+    /// When the numbers up to it were read as given, by the server's clock.
+    read_at: DateTime<Utc>,
+}
+
+impl Floor {
+    /// Whether it holds for who looks under this standing.
+    pub(crate) fn holds(&self, now: &Standing) -> bool {
+        (self.under.returns, self.under.server_started_at) == (now.returns, now.server_started_at)
+            && now.is_older_than(self.read_at)
+    }
+}
+
+impl Standing {
+    /// Whether the server has not crashed between a moment and now: no session outlives that.
+    fn is_older_than(&self, moment: DateTime<Utc>) -> bool {
+        self.session_began_at.is_some_and(|began_at| began_at <= moment)
+    }
 }
 
 /// The floors that this process knows. Clones share them.
@@ -83,6 +105,7 @@ struct State {
 #[derive(Clone)]
 struct Candidate {
     last_given: i64,
+    read_at: DateTime<Utc>,
     /// Who might still commit a number up to it.
     writers: BTreeSet<String>,
 }
@@ -173,13 +196,17 @@ impl Floors {
         let known = self.of(place);
         let from = known.as_ref().map_or(0, |floor| floor.at);
         let (lowest, under) = lowest(session, place, from).await?;
-        if known.is_some_and(|floor| floor.under != under) {
+        if !under.is_older_than(candidate.read_at) {
+            // Its numbers may have been forgotten since.
+            return Ok((None, None));
+        }
+        if known.is_some_and(|floor| !floor.holds(&under)) {
             self.drop_floor(place);
             return Ok((Some(candidate), None));
         }
         let above = candidate.last_given + 1;
         let at = lowest.map_or(above, |lowest| lowest.min(above)).max(from);
-        Ok((None, Some(Floor { at, under })))
+        Ok((None, Some(Floor { at, under, read_at: candidate.read_at })))
     }
 
     fn states(&self) -> MutexGuard<'_, HashMap<Place, State>> {
@@ -208,10 +235,12 @@ impl Place {
             Self::Outbox(channel) => {
                 keys.extend(values![channel.as_str()]);
                 "(SELECT COALESCE((SELECT return_count FROM outbox_returns WHERE channel = ?), 0) AS return_count, \
-                 pg_postmaster_start_time() AS server_started_at) AS standing"
+                 pg_postmaster_start_time() AS server_started_at, \
+                 (SELECT backend_start FROM pg_stat_get_activity(pg_backend_pid())) AS session_began_at) AS standing"
             }
             Self::Pending => {
-                "(SELECT CAST(0 AS bigint) AS return_count, pg_postmaster_start_time() AS server_started_at) AS standing"
+                "(SELECT CAST(0 AS bigint) AS return_count, pg_postmaster_start_time() AS server_started_at, \
+                 (SELECT backend_start FROM pg_stat_get_activity(pg_backend_pid())) AS session_began_at) AS standing"
             }
         }
     }
@@ -227,7 +256,11 @@ pub(crate) fn guarded<'v>(place: &'v Place, look: &str, keys: &mut Vec<Value<'v>
 /// What a guarded look says its floor must hold under.
 pub(crate) fn standing_of(rows: &[Row]) -> StoreResult<Standing> {
     let row = rows.first().ok_or_else(|| unreadable("standing", "the row is missing"))?;
-    Ok(Standing { returns: row.long("return_count")?, server_started_at: row.time("server_started_at")? })
+    Ok(Standing {
+        returns: row.long("return_count")?,
+        server_started_at: row.time("server_started_at")?,
+        session_began_at: row.time_or_null("session_began_at")?,
+    })
 }
 
 /// Counts that rows of a channel have come back. Runs in the transaction that brings them back, where floors are kept.
@@ -244,13 +277,14 @@ pub(crate) async fn count_return(session: &mut Session<'_>, channel: &ChannelNam
 /// Reads the last number given, then who may still commit one up to it: in this order.
 async fn propose(session: &mut Session<'_>, place: &Place) -> StoreResult<Candidate> {
     let sql = format!(
-        "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END AS last_given FROM {}",
+        "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END AS last_given, \
+         pg_catalog.clock_timestamp() AS read_at FROM {}",
         place.sequence()
     );
     let row = session.row("floor.last_given", &sql, values![]).await?;
-    let last_given =
-        row.ok_or_else(|| unreadable(place.sequence(), "its row is missing"))?.long("last_given")?;
-    Ok(Candidate { last_given, writers: writers(session, place).await? })
+    let row = row.ok_or_else(|| unreadable(place.sequence(), "its row is missing"))?;
+    let (last_given, read_at) = (row.long("last_given")?, row.time("read_at")?);
+    Ok(Candidate { last_given, read_at, writers: writers(session, place).await? })
 }
 
 /// The transactions that have inserted into the table, or are about to, and have not ended.

@@ -16,7 +16,7 @@ use towpath_core::ports::queues::{
     Ending, Layout, Parcel, PutError, QueueDepth, Queues, Receiver, TakenMessage,
 };
 use towpath_core::ports::store::{
-    ChannelRow, Cleaned, CommandRecord, CommandResult, CommandSession, CompletedCommand, Counts, Disabled,
+    ChannelRow, CommandRecord, CommandResult, CommandSession, CompletedCommand, Counts, Disabled,
     FailedCommand, FailedFilter, FailedRow, Flow, Found, InboxEntry, InboxFailure, LeaseGrant, LeaseStanding,
     Loaded, NewCommand, OutboxClaim, OutboxItem, OutboxResult, OutboxRow, Sequenced, StateEvent, Store,
     StoreError, StorePromises, StoreResult, StoreTx, Timer, TimerOutcome, TrackerPlace,
@@ -180,6 +180,15 @@ impl Store for SqlStore {
         transacting!(self, ops::commands::recover, now, most)
     }
 
+    async fn clean_commands(
+        &self,
+        lease: &LeaseGrant,
+        ended_before: DateTime<Utc>,
+        limit: u32,
+    ) -> StoreResult<u64> {
+        transacting!(self, ops::cleaning::commands, lease, ended_before, limit)
+    }
+
     async fn command(&self, command_id: &CommandId) -> StoreResult<Option<CommandRecord>> {
         reading!(self, ops::commands::find, command_id)
     }
@@ -294,10 +303,9 @@ impl Store for SqlStore {
         &self,
         lease: &LeaseGrant,
         sent_before: DateTime<Utc>,
-        after: u64,
         limit: u32,
-    ) -> StoreResult<Cleaned<u64>> {
-        transacting!(self, ops::cleaning::outbox, lease, sent_before, after, limit)
+    ) -> StoreResult<u64> {
+        transacting!(self, ops::cleaning::outbox, lease, sent_before, limit)
     }
 
     async fn outbox_of(&self, event_id: EventId) -> StoreResult<Vec<OutboxRow>> {
@@ -354,10 +362,9 @@ impl Store for SqlStore {
         &self,
         lease: &LeaseGrant,
         handled_before: DateTime<Utc>,
-        after: Option<EventId>,
         limit: u32,
-    ) -> StoreResult<Cleaned<EventId>> {
-        transacting!(self, ops::cleaning::inbox, lease, handled_before, after, limit)
+    ) -> StoreResult<u64> {
+        transacting!(self, ops::cleaning::inbox, lease, handled_before, limit)
     }
 
     async fn inbox_entry(&self, event_id: EventId, handler: &HandlerName) -> StoreResult<Option<InboxEntry>> {

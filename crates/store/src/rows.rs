@@ -17,9 +17,8 @@ use towpath_core::payload::Payload;
 use towpath_core::ports::broker::{DeliveryTag, Destination, Queue, Received};
 use towpath_core::ports::queues::{Parcel, TakenMessage};
 use towpath_core::ports::store::{
-    AggregateRow, Append, ChannelRow, CommandRecord, CommandResult, Disabled, InboxEntry, LeaseGrant,
-    NewCommand, NewEvent, NewTimer, OutboxRow, Snapshot, StateChange, StateEvent, StoreError, StoreResult,
-    Timer,
+    AggregateRow, Append, ChannelRow, Claim, CommandRecord, CommandResult, Disabled, InboxEntry, NewCommand,
+    NewEvent, NewTimer, OutboxRow, Snapshot, StateChange, StateEvent, StoreError, StoreResult, Timer,
 };
 
 use crate::schema::Table;
@@ -104,10 +103,12 @@ pub(crate) fn aggregate_values(append: &Append, version: Version) -> Vec<Value<'
 pub(crate) fn aggregate_changes(append: &Append) -> (Vec<&'static str>, Vec<Value<'_>>) {
     let mut columns = vec!["updated_at"];
     let mut changed = values![append.context.occurred_at];
-    if let Some(snapshot) = &append.snapshot {
-        columns.extend(["snapshot", "snapshot_version"]);
-        changed.extend(values![snapshot.data.as_text(), i64::from(snapshot.version)]);
-    }
+    // What was folded up to an earlier version must not be taken for the state at this one.
+    columns.extend(["snapshot", "snapshot_version"]);
+    changed.extend(values![
+        append.snapshot.as_ref().map(|snapshot| snapshot.data.as_text()),
+        append.snapshot.as_ref().map(|snapshot| i64::from(snapshot.version))
+    ]);
     if let Some(change) = append.state_changes.last() {
         columns.extend(["state", "state_changed_at", "state_reason", "state_message"]);
         changed.extend(values![
@@ -312,7 +313,7 @@ pub(crate) fn read_command(row: &Row, prefix: &str) -> StoreResult<Option<Comman
     let Some(command_id) = row.text_or_null(&name("command_id"))? else { return Ok(None) };
     let claim = match (row.text_or_null(&name("claimed_by_id"))?, row.long_or_null(&name("claimed_epoch"))?) {
         (Some(lease), Some(epoch)) => {
-            Some(LeaseGrant { lease: LeaseName::from_stored(lease), epoch: epoch.cast_unsigned() })
+            Some(Claim { lease: LeaseName::from_stored(lease), epoch: epoch.cast_unsigned() })
         }
         _ => None,
     };

@@ -406,6 +406,20 @@ pub(crate) const EVENT_OUTBOX: Table = Table {
             unique: false,
             only: Only::Where { condition: "status = 'FAILED'", mysql_column: "failed_channel" },
         },
+        // Few among very many that are ready.
+        Index {
+            name: "event_outbox_retrying",
+            columns: &["channel", "outbox_id"],
+            unique: false,
+            only: Only::Where { condition: "status = 'RETRY'", mysql_column: "retrying_channel" },
+        },
+        // For listings, and for the cleaner: the oldest first, and nothing that must stay.
+        Index {
+            name: "event_outbox_sent",
+            columns: &["channel", "outbox_id"],
+            unique: false,
+            only: Only::Where { condition: "status = 'SENT'", mysql_column: "sent_channel" },
+        },
     ],
     foreign_key: None,
     hot: false,
@@ -451,7 +465,13 @@ pub(crate) const INBOX: Table = Table {
         column("retry_count", Int),
     ],
     primary_key: &["event_id", "handler"],
-    indexes: &[],
+    // For the cleaner: others may make ids that do not rise with time.
+    indexes: &[Index {
+        name: "inbox_over",
+        columns: &["status_changed_at"],
+        unique: false,
+        only: Only::Where { condition: "status <> 'DEAD'", mysql_column: "over_changed_at" },
+    }],
     foreign_key: None,
     hot: false,
 };
@@ -581,6 +601,8 @@ pub(crate) const TIMERS: Table = Table {
             unique: false,
             only: Only::FirstNotNull,
         },
+        // For the cleaner: very many may wait.
+        Index { name: "timers_finished", columns: &["finished_at"], unique: false, only: Only::FirstNotNull },
     ],
     foreign_key: None,
     hot: false,
@@ -629,6 +651,7 @@ pub(crate) const OPERATIONS: Table = Table {
         nullable("trace_id", Name(64)),
         column("asked_at", Time),
         column("claim_epoch", Long),
+        column("claim_holder_id", Uuid),
         // Set while it is under way.
         nullable("claim_expires_at", Time),
         nullable("answered_at", Time),

@@ -1,12 +1,14 @@
 //! The store over a pool of connections: which operation runs in which transaction.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{EventId, HandlerName};
 use towpath_core::ports::operations::{OperationAnswer, OperationClaim};
 use towpath_core::ports::probe::Probe;
-use towpath_core::ports::store::{Append, Appended, InboxMark, NewTimer, StoreError, StoreResult};
+use towpath_core::ports::store::{
+    Append, AppendRules, Appended, InboxMark, NewTimer, StoreError, StoreResult,
+};
 use uuid::Uuid;
 
 use crate::dialect::Dialect;
@@ -23,6 +25,7 @@ pub struct SqlStore {
     pool: Pool,
     probe: Arc<dyn Probe>,
     floors: Floors,
+    rules: Arc<OnceLock<Arc<dyn AppendRules>>>,
 }
 
 impl SqlStore {
@@ -34,28 +37,44 @@ impl SqlStore {
     /// Connects. The database must exist, except for SQLite, where the file and its folder are made.
     pub async fn connect_with(url: &StoreUrl, options: StoreOptions) -> StoreResult<Self> {
         let pool = Pool::connect(url, &options).await?;
-        Ok(Self { pool, probe: options.probe, floors: Floors::default() })
+        Ok(Self { pool, probe: options.probe, floors: Floors::default(), rules: Arc::default() })
     }
 
     /// The same connections, with another probe.
     pub fn with_probe(&self, probe: Arc<dyn Probe>) -> Self {
-        Self { pool: self.pool.clone(), probe, floors: self.floors.clone() }
+        Self { pool: self.pool.clone(), probe, floors: self.floors.clone(), rules: self.rules.clone() }
     }
 
     /// Appends facts inside the application's own transaction: they commit with its own changes or not at all.
     ///
     /// # Guarantees
     /// Versions of the aggregate stay unique and gapless; the events get outbox rows and, after the commit,
-    /// positions, exactly as those of commands do.
+    /// positions, exactly as those of commands do. For a kind of aggregate that is registered, its machine is asked, and
+    /// its state, history, deadline and folded state follow: what the append leaves out is filled in, and its row stays
+    /// locked until the transaction ends.
     ///
     /// # Errors
-    /// `VersionConflict` and `DuplicateEvent`: nothing of this append was written; roll the transaction back.
+    /// `VersionConflict`, `DuplicateEvent` and `ForbiddenEvent`: nothing of this append was written; roll the
+    /// transaction back.
     pub async fn append_tx(
         &self,
         transaction: &mut impl JoinTransaction,
         append: &Append,
     ) -> StoreResult<Appended> {
-        ops::append::append_tx(&mut transaction.as_session(self.probe.as_ref()), append).await
+        let mut session = transaction.as_session(self.probe.as_ref());
+        match self.rules.get() {
+            None => ops::append::append_tx(&mut session, append).await,
+            Some(rules) => {
+                let complete = ops::append::complete(&mut session, append, rules.as_ref()).await?;
+                ops::append::append_tx(&mut session, &complete).await
+            }
+        }
+    }
+
+    /// Tells the store what the application has declared about facts that are appended without a command. The first time
+    /// counts, for all clones.
+    pub fn keep_rules(&self, rules: Arc<dyn AppendRules>) {
+        let _ = self.rules.set(rules);
     }
 
     /// Writes the answer of a claimed operation inside the application's own transaction, which has its effect.

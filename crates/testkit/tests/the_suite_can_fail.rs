@@ -41,6 +41,11 @@ broken! {
     a_release_forgets_the_epoch: ReleaseForgetsTheEpoch => leases::a_released_lease_is_free_and_its_epoch_goes_on;
     a_lease_is_given_to_anyone: LeaseIsGivenToAnyone => leases::one_of_eight_contenders_gets_the_lease;
     leases_live_by_the_callers_clock: LeasesLiveByTheCallersClock => commands::only_commands_of_a_gone_holder_are_recovered;
+    old_snapshots_stay: OldSnapshotsStay => appends::a_folded_state_does_not_outlive_its_version;
+    cleaning_walks: CleaningWalks => outbox::cleaning_does_not_walk_over_what_must_stay;
+    cleaning_takes_open_commands: CleaningTakesOpenCommands => commands::commands_that_ended_long_ago_are_cleaned_up;
+    holders_are_not_compared: HoldersAreNotCompared => leases::a_holder_of_the_same_epoch_is_fenced_everywhere;
+    holders_of_operations_are_not_compared: LostOperationsAreNotFenced => operations::an_operation_taken_over_twice_in_one_epoch_has_one_holder;
     every_store_has_its_own_time: EveryStoreHasItsOwnTime => leases::all_stores_of_a_database_have_one_time;
     recovery_takes_from_the_living: RecoveryTakesFromTheLiving => commands::commands_of_a_released_or_expired_lease_are_recovered;
     a_claim_marks_nothing: ClaimMarksNothing => commands::claimers_never_share_a_command;

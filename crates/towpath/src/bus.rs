@@ -19,17 +19,17 @@ use towpath_core::ids::{
 };
 use towpath_core::lifecycle::CommandStatus;
 use towpath_core::machine::IllegalTransition;
-use towpath_core::name::CommandName;
 use towpath_core::payload::{InvalidPayload, Payload};
 use towpath_core::ports::clock::Clock;
 use towpath_core::ports::store::{
-    AggregateRow, Append, CommandRecord, CommandResult, CompletedCommand, DeadlineChange, Expected,
-    FailedCommand, Found, LeaseGrant, NewCommand, NewEvent, NewTimer, Snapshot, StateChange, Store,
-    StoreError,
+    AggregateRow, Append, CommandRecord, CommandResult, CompletedCommand, Expected, FailedCommand, Found,
+    LeaseGrant, NewCommand, NewEvent, Snapshot, StateChange, Store, StoreError,
 };
 use towpath_core::retry::{ErrorClass, RetryDecision, RetryPolicy};
 use tracing::Instrument as _;
 use uuid::Uuid;
+
+pub(crate) use towpath_core::causes::with_causes;
 
 use crate::clock::DatabaseClock;
 use crate::metrics::{CommandMeters, Meters};
@@ -37,7 +37,7 @@ use crate::registry::Registry;
 use crate::relay::RelayWakes;
 use crate::service::Wake;
 use crate::spans;
-use crate::timers::{TimerWake, after};
+use crate::timers::TimerWake;
 use crate::tracker::TrackerWakes;
 
 /// How often a command is decided anew because somebody else was quicker, before it is recorded as failed. Each
@@ -292,7 +292,11 @@ impl Bus {
     pub(crate) async fn run(&self, incoming: Incoming) -> Result<Receipt, SendError> {
         let begun = Instant::now();
         let name = incoming.command.command_type.as_str();
-        let known = self.registry.decider_of_command(name).zip(self.meters.command(name));
+        let mut decider = self.registry.decider_of_command(name);
+        if decider.is_none() && incoming.still_in.is_some() {
+            decider = self.registry.decider_of_deadline(name);
+        }
+        let known = decider.zip(self.meters.command(name));
         let Some((decider, meters)) = known else {
             return Err(self.unknown_command(name));
         };
@@ -474,8 +478,10 @@ impl Bus {
             self.timers.scheduled(timer.due_at);
         }
         let lane = append.aggregate.lane();
-        for channel in append.events.iter().flat_map(|event| &event.channels) {
-            self.relays.wake(channel.as_str(), lane);
+        for event in &append.events {
+            for channel in self.registry.channels_of(event).iter() {
+                self.relays.wake(channel.as_str(), lane);
+            }
         }
     }
 
@@ -495,7 +501,10 @@ impl Bus {
                 Err(Attempt::Answer(SendError::StillProcessing(command_id())))
             }
             CommandStatus::Failed => Ok(Standing::Run(Found::Failed { retry_count: record.retry_count })),
-            CommandStatus::Processing if record.claim.is_some() && incoming.claim == record.claim => {
+            CommandStatus::Processing
+                if record.claim.is_some()
+                    && incoming.claim.as_ref().map(LeaseGrant::claim) == record.claim =>
+            {
                 Ok(Standing::Run(incoming.claim.clone().map_or(Found::Nowhere, Found::Claimed)))
             }
             CommandStatus::Pending | CommandStatus::Processing => {
@@ -594,7 +603,7 @@ impl Bus {
             }
             events.push(NewEvent {
                 event_id: EventId(Uuid::now_v7()),
-                channels: self.registry.routes().channels_for(event.event_type.as_str()),
+                channels: self.registry.routing_of(event.event_type.as_str()),
                 event_type: event.event_type,
                 schema_version: event.schema_version,
                 payload: event.payload,
@@ -609,7 +618,13 @@ impl Bus {
             aggregate: command.aggregate.clone(),
             expected: Expected::after(version),
             snapshot: Some(Snapshot { data: decision.snapshot, version: decider.snapshot_version() }),
-            deadline: deadline_change(decider, &command.aggregate, &events, &state_changes, &context),
+            deadline: crate::registry::deadline_change(
+                decider,
+                &command.aggregate,
+                &events,
+                &state_changes,
+                &context,
+            ),
             events,
             state_changes,
             context,
@@ -667,30 +682,6 @@ impl Bus {
             }
         }
     }
-}
-
-/// What a change means for the machine's deadlines: that of the first state it leaves ends, that of the last state it
-/// enters begins. States in between are left as soon as they are entered.
-fn deadline_change(
-    decider: &dyn Decider,
-    aggregate: &AggregateKey,
-    events: &[NewEvent],
-    changes: &[StateChange],
-    context: &ChangeContext,
-) -> DeadlineChange {
-    let deadline = |state: &str| {
-        let deadline = decider.machine()?.deadline_of(state)?;
-        Some((deadline.after, deadline.command.as_deref()?))
-    };
-    let left = changes.first().and_then(|change| change.from.as_deref());
-    let enters = changes.last().and_then(|change| {
-        let (delay, command) = deadline(&change.to)?;
-        let entered_by = events.get(change.event_index)?.event_id;
-        let due_at = after(context.occurred_at, delay);
-        let command = CommandName::from_stored(command);
-        Some(NewTimer::of_deadline(entered_by, due_at, command, aggregate.clone(), context))
-    });
-    DeadlineChange { leaves: left.and_then(deadline).is_some(), enters }
 }
 
 /// Somebody else has ended the command.
@@ -840,16 +831,4 @@ fn pause(round: u32) -> Duration {
 /// A number in 0..1. UUIDv4 is the source of randomness that is here anyway.
 pub(crate) fn random_unit() -> f64 {
     (Uuid::new_v4().as_u128() >> 75) as f64 / (1_u64 << 53) as f64
-}
-
-/// An error with its causes, on one line, for a record that people read.
-pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        text.push_str(": ");
-        text.push_str(&inner.to_string());
-        cause = inner.source();
-    }
-    text
 }

@@ -1,5 +1,5 @@
-//! The cleaner: deletes outbox rows that were sent, deliveries that were handled, timers that ended, and leases of
-//! instances that are gone, all of them long ago.
+//! The cleaner: deletes outbox rows that were sent, deliveries that were handled, commands and timers that ended, and leases
+//! of instances that are gone, all of them long ago.
 //!
 //! One instance does it at a time, under the cleaner's lease, in small transactions with pauses between them: it is in
 //! nobody's way, and a kill leaves nothing half done.
@@ -29,6 +29,8 @@ pub(crate) struct Keeping {
     pub(crate) sent: Duration,
     /// Deliveries that were handled: the de-duplication horizon.
     pub(crate) handled: Duration,
+    /// Commands that ended: for so long their ids are known.
+    pub(crate) commands: Duration,
     /// How often it is looked for what is older.
     pub(crate) every: Duration,
 }
@@ -55,8 +57,10 @@ async fn run(
         }
         let Some(lease) = held.borrow().cleaner.clone() else { continue };
         match clean(&bus, &store, &lease, keeping, &mut stopping).await {
-            Ok((0, 0)) => {}
-            Ok((sent, handled)) => tracing::info!(sent, handled, "deleted what was delivered long ago"),
+            Ok(deleted) if deleted == Deleted::default() => {}
+            Ok(Deleted { sent, handled, commands }) => {
+                tracing::info!(sent, handled, commands, "deleted what was over long ago");
+            }
             // Somebody else cleans now; the keeper will find out.
             Err(StoreError::Fenced { .. }) => {}
             Err(error) => {
@@ -66,51 +70,54 @@ async fn run(
     }
 }
 
-/// One walk; answers how many outbox rows and deliveries were deleted.
+/// How much was deleted.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Deleted {
+    sent: u64,
+    handled: u64,
+    commands: u64,
+}
+
+/// Deletes a page at a time, with pauses, until nothing is left or until told to stop; counts what was deleted.
+macro_rules! page_by_page {
+    ($stopping:expr, $count:expr, $page:expr) => {
+        while !$stopping.is_asked() {
+            let deleted = $page.await?;
+            if deleted == 0 {
+                break;
+            }
+            $count += deleted;
+            breathe($stopping).await;
+        }
+    };
+}
+
+/// One pass over everything.
 async fn clean(
     bus: &Bus,
     store: &SqlStore,
     lease: &LeaseGrant,
     keeping: Keeping,
     stopping: &mut Stopping,
-) -> StoreResult<(u64, u64)> {
-    let (mut sent, mut handled) = (0, 0);
-    // Asked anew for each walk: what is deleted too early cannot be brought back.
+) -> StoreResult<Deleted> {
+    let (mut deleted, mut others) = (Deleted::default(), 0);
+    // Asked anew for each pass: what is deleted too early cannot be brought back.
     let now = bus.database_time().await?;
     if let Some(before) = before(now, keeping.sent) {
-        let mut after = Some(0);
-        while let Some(from) = after.filter(|_| !stopping.is_asked()) {
-            let cleaned = bus.store.clean_outbox(lease, before, from, PAGE).await?;
-            (sent, after) = (sent + cleaned.deleted, cleaned.next);
-            breathe(stopping).await;
-        }
+        page_by_page!(stopping, deleted.sent, bus.store.clean_outbox(lease, before, PAGE));
     }
     if let Some(before) = before(now, keeping.handled) {
         // Letters that ended are kept as long as the inbox remembers.
-        while !stopping.is_asked() && store.clean_letters(lease, before, PAGE).await? > 0 {
-            breathe(stopping).await;
-        }
-        let mut after = None;
-        while !stopping.is_asked() {
-            let cleaned = bus.store.clean_inbox(lease, before, after, PAGE).await?;
-            (handled, after) = (handled + cleaned.deleted, cleaned.next);
-            if after.is_none() {
-                break;
-            }
-            breathe(stopping).await;
-        }
-        let mut after = None;
-        while !stopping.is_asked() {
-            let cleaned = store.clean_timers(lease, before, after, PAGE).await?;
-            after = cleaned.next;
-            if after.is_none() {
-                break;
-            }
-            breathe(stopping).await;
-        }
-        store.clean_leases(lease, &["instance/", "relaying/"], keeping.handled).await?;
+        page_by_page!(stopping, others, store.clean_letters(lease, before, PAGE));
+        page_by_page!(stopping, deleted.handled, bus.store.clean_inbox(lease, before, PAGE));
+        page_by_page!(stopping, others, store.clean_timers(lease, before, PAGE));
+        others += store.clean_leases(lease, &["instance/", "relaying/"], keeping.handled).await?;
     }
-    Ok((sent, handled))
+    if let Some(before) = before(now, keeping.commands) {
+        page_by_page!(stopping, deleted.commands, bus.store.clean_commands(lease, before, PAGE));
+    }
+    tracing::debug!(others, "cleaned up");
+    Ok(deleted)
 }
 
 /// The moment so long ago; none if that is before time began, and then everything is kept.

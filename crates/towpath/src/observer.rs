@@ -268,12 +268,19 @@ pub struct ObserveError {
     pub message: String,
     /// Whether there was no answer at all. It may be this resource or all of them, so the platform is asked.
     pub unanswered: bool,
+    /// For how long the platform has asked to be left alone, at the least. It has answered, and what it said will pass.
+    pub retry_after: Option<Duration>,
 }
 
 impl ObserveError {
     /// This resource could not be looked at: the platform has said so.
     pub fn of_resource(code: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { code: code.into(), message: message.into(), unanswered: false }
+        Self { code: code.into(), message: message.into(), unanswered: false, retry_after: None }
+    }
+
+    /// The platform has said when to come back.
+    pub fn later(code: impl Into<String>, message: impl Into<String>, retry_after: Duration) -> Self {
+        Self { retry_after: Some(retry_after), ..Self::of_resource(code, message) }
     }
 
     /// No answer in time.
@@ -283,7 +290,7 @@ impl ObserveError {
 
     /// No answer.
     pub fn unanswered(code: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { code: code.into(), message: message.into(), unanswered: true }
+        Self { unanswered: true, ..Self::of_resource(code, message) }
     }
 }
 

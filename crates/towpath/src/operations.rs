@@ -148,7 +148,7 @@ impl Operations<'_> {
             self.bus.committed.wake();
             self.bus.told.wake();
             let lane = fact.aggregate.lane();
-            for channel in fact.events.iter().flat_map(|event| &event.channels) {
+            for channel in fact.events.iter().flat_map(|event| event.channels.channels()) {
                 self.bus.relays.wake(channel.as_str(), lane);
             }
         }
@@ -264,7 +264,7 @@ fn fact(
             event_type: EventName::from_stored(OPERATION_PERFORMED),
             schema_version: 1,
             payload: payload.clone(),
-            channels: bus.registry.routes().channels_for(OPERATION_PERFORMED),
+            channels: bus.registry.routing_of(OPERATION_PERFORMED),
         }],
         snapshot: Some(Snapshot { data: payload, version: 1 }),
         state_changes: Vec::new(),

@@ -1,41 +1,70 @@
 //! The registry: which aggregates there are, who decides which command, and where events go.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use towpath_core::aggregate::Aggregate;
 use towpath_core::decider::{Decider, RegistrationFlaw, TypedDecider};
+use towpath_core::envelope::ChangeContext;
+use towpath_core::ids::{AggregateKey, AggregateKind, ChannelName};
+use towpath_core::machine::Step;
+use towpath_core::name::CommandName;
+use towpath_core::payload::Payload;
+use towpath_core::ports::store::{
+    AggregateRow, Append, AppendRules, DeadlineChange, NewEvent, NewTimer, Routing, Snapshot, StateChange,
+    StoreError, StoreResult,
+};
 use towpath_core::route::{Route, Routes};
+
+use crate::timers::after;
 
 /// Everything that was registered. Complete before the first command, and never changed after.
 #[derive(Default)]
 pub struct Registry {
     by_kind: HashMap<String, Arc<dyn Decider>>,
     by_command: HashMap<String, Arc<dyn Decider>>,
+    /// By the events that deadlines append.
+    by_deadline: HashMap<String, Arc<dyn Decider>>,
     events: HashSet<String>,
     routes: Routes,
 }
 
 impl Registry {
     /// Registers an aggregate: its names, pairings and machine are checked here.
-    pub fn register<A: Aggregate>(&mut self) -> Result<(), RegistrationFlaw> {
+    ///
+    /// # Errors
+    /// All that is wrong with it, at once. Nothing of it is registered then.
+    pub fn register<A: Aggregate>(&mut self) -> Result<(), Vec<RegistrationFlaw>> {
         let decider: Arc<dyn Decider> = Arc::new(TypedDecider::<A>::register()?);
         let kind = decider.kind().as_str().to_owned();
+        let twice = |what, name: &str| RegistrationFlaw::Twice { what, name: name.to_owned() };
+        let mut flaws = Vec::new();
         if self.by_kind.contains_key(&kind) {
-            return Err(RegistrationFlaw::Twice { what: "aggregate", name: kind });
+            flaws.push(twice("aggregate", &kind));
+        }
+        // A command name alone must say who decides it: that is all an HTTP client sends.
+        let commands = decider.commands().iter().map(|command| command.as_str());
+        let known = commands.filter(|name| self.by_command.contains_key(*name));
+        flaws.extend(known.map(|name| twice("command", name)));
+        // An event's name says how to read it, so it has one owner.
+        let events = decider.events().iter().map(|event| event.as_str());
+        let known = events.filter(|name| self.events.contains(*name));
+        flaws.extend(known.map(|name| twice("event", name)));
+        if !flaws.is_empty() {
+            return Err(flaws);
         }
         for command in decider.commands() {
-            // A command name alone must say who decides it: that is all an HTTP client sends.
-            if self.by_command.insert(command.as_str().to_owned(), decider.clone()).is_some() {
-                return Err(RegistrationFlaw::Twice { what: "command", name: command.to_string() });
+            self.by_command.insert(command.as_str().to_owned(), decider.clone());
+        }
+        let states = decider.machine().map(|machine| machine.states()).unwrap_or_default();
+        for deadline in states.iter().filter_map(|state| state.deadline.as_ref()) {
+            if deadline.command.is_none() {
+                self.by_deadline.insert(deadline.event.clone(), decider.clone());
             }
         }
-        for event in decider.events() {
-            // An event's name says how to read it, so it has one owner.
-            if !self.events.insert(event.as_str().to_owned()) {
-                return Err(RegistrationFlaw::Twice { what: "event", name: event.to_string() });
-            }
-        }
+        self.events.extend(decider.events().iter().map(|event| event.as_str().to_owned()));
         self.by_kind.insert(kind, decider);
         Ok(())
     }
@@ -50,9 +79,28 @@ impl Registry {
         self.by_command.get(command)
     }
 
-    /// The commands that can be decided here.
+    /// The decider whose machine has a deadline that appends this event. Only a timer asks for that.
+    pub(crate) fn decider_of_deadline(&self, event: &str) -> Option<&Arc<dyn Decider>> {
+        self.by_deadline.get(event)
+    }
+
+    /// What can be decided here: the commands, and the events of deadlines.
     pub fn command_types(&self) -> Vec<&str> {
-        self.by_command.keys().map(String::as_str).collect()
+        self.by_command.keys().chain(self.by_deadline.keys()).map(String::as_str).collect()
+    }
+
+    /// Where an event goes.
+    pub(crate) fn routing_of(&self, event_type: &str) -> Routing {
+        let channels = self.routes.channels_for(event_type);
+        if channels.is_empty() { Routing::Nowhere } else { Routing::To(channels) }
+    }
+
+    /// The channels that an event goes to.
+    pub(crate) fn channels_of<'e>(&self, event: &'e NewEvent) -> Cow<'e, [ChannelName]> {
+        match &event.channels {
+            Routing::ByType => Cow::Owned(self.routes.channels_for(event.event_type.as_str())),
+            named => Cow::Borrowed(named.channels()),
+        }
     }
 
     /// The decider of a kind of aggregate.
@@ -71,4 +119,146 @@ impl Registry {
     pub fn routes(&self) -> &Routes {
         &self.routes
     }
+}
+
+impl AppendRules for Registry {
+    fn concern(&self, kind: &AggregateKind) -> bool {
+        self.by_kind.contains_key(kind.as_str())
+    }
+
+    fn complete(&self, append: &Append, current: Option<&AggregateRow>) -> StoreResult<Append> {
+        let mut complete = append.clone();
+        for event in &mut complete.events {
+            if event.channels == Routing::ByType {
+                event.channels = self.routing_of(event.event_type.as_str());
+            }
+        }
+        let Some(decider) = self.by_kind.get(append.aggregate.kind.as_str()) else { return Ok(complete) };
+        let decider = decider.as_ref();
+        check_events(decider, &complete)?;
+        // A row that was written without its state cannot be asked; what is appended to it is folded when it is next read.
+        let is_whole = current.is_none_or(|row| row.state.is_some() || decider.machine().is_none());
+        if is_whole {
+            let state = current.and_then(|row| row.state.clone());
+            complete.state_changes = state_changes(decider, &complete, state)?;
+            complete.deadline = deadline_change(
+                decider,
+                &complete.aggregate,
+                &complete.events,
+                &complete.state_changes,
+                &complete.context,
+            );
+        }
+        if complete.snapshot.is_none() {
+            complete.snapshot = folded(decider, &complete, current)?;
+        }
+        Ok(complete)
+    }
+}
+
+fn forbidden(
+    append: &Append,
+    event: &NewEvent,
+    code: &'static str,
+    source: impl Into<towpath_core::ports::store::BoxError>,
+) -> StoreError {
+    StoreError::ForbiddenEvent {
+        aggregate: append.aggregate.clone(),
+        event: event.event_type.to_string(),
+        code,
+        source: source.into(),
+    }
+}
+
+/// Refuses events that the aggregate does not have.
+fn check_events(decider: &dyn Decider, append: &Append) -> StoreResult<()> {
+    let unknown = append.events.iter().find(|event| !decider.events().contains(&event.event_type));
+    match unknown {
+        None => Ok(()),
+        Some(event) => {
+            let why = format!("{} has no such event", decider.kind());
+            Err(forbidden(append, event, "unknown-event", why))
+        }
+    }
+}
+
+/// The steps of the machine that the events are, from a state on. Reasons that the append gives are kept.
+fn state_changes(
+    decider: &dyn Decider,
+    append: &Append,
+    mut state: Option<String>,
+) -> StoreResult<Vec<StateChange>> {
+    let Some(machine) = decider.machine() else { return Ok(append.state_changes.clone()) };
+    let mut changes = Vec::new();
+    for (event_index, event) in append.events.iter().enumerate() {
+        let name = event.event_type.as_str();
+        let step = machine.step(state.as_deref(), name);
+        match step.map_err(|illegal| forbidden(append, event, "illegal-transition", illegal))? {
+            Step::Stays => {}
+            Step::Moves { to } => {
+                let given = append.state_changes.iter().find(|change| change.event_index == event_index);
+                let from = state.replace(to.to_owned());
+                changes.push(StateChange {
+                    from,
+                    to: to.to_owned(),
+                    reason: given.map_or(Some(name.to_owned()), |change| change.reason.clone()),
+                    message: given.and_then(|change| change.message.clone()),
+                    event_index,
+                });
+            }
+        }
+    }
+    Ok(changes)
+}
+
+/// The folded state after the events, if the one before them is there in the form of this build.
+fn folded(
+    decider: &dyn Decider,
+    append: &Append,
+    current: Option<&AggregateRow>,
+) -> StoreResult<Option<Snapshot>> {
+    let version = decider.snapshot_version();
+    let before = match current {
+        None => None,
+        Some(row) => match &row.snapshot {
+            Some(snapshot) if snapshot.version == version => Some(&snapshot.data),
+            _ => return Ok(None),
+        },
+    };
+    let events: Vec<(&str, &Payload)> =
+        append.events.iter().map(|event| (event.event_type.as_str(), &event.payload)).collect();
+    let folding = catch_unwind(AssertUnwindSafe(|| decider.fold(before, &events)));
+    let refused = |why: towpath_core::ports::store::BoxError| match append.events.first() {
+        Some(event) => Err(forbidden(append, event, "invalid-payload", why)),
+        None => Ok(None),
+    };
+    match folding {
+        Ok(Ok(data)) => Ok(Some(Snapshot { data, version })),
+        Ok(Err(error)) => refused(error.into()),
+        Err(_) => refused("folding it panicked".into()),
+    }
+}
+
+/// What a change means for the machine's deadlines: that of the first state it leaves ends, that of the last state it
+/// enters begins. States in between are left as soon as they are entered.
+pub(crate) fn deadline_change(
+    decider: &dyn Decider,
+    aggregate: &AggregateKey,
+    events: &[NewEvent],
+    changes: &[StateChange],
+    context: &ChangeContext,
+) -> DeadlineChange {
+    let deadline = |state: &str| {
+        let deadline = decider.machine()?.deadline_of(state)?;
+        Some((deadline.after, deadline.sends()))
+    };
+    let left = changes.first().and_then(|change| change.from.as_deref());
+    let enters = changes.last().and_then(|change| {
+        let (delay, command) = deadline(&change.to)?;
+        let entered_by = events.get(change.event_index)?.event_id;
+        let due_at = after(context.occurred_at, delay);
+        let command = CommandName::from_stored(command);
+        Some(NewTimer::of_deadline(entered_by, due_at, command, aggregate.clone(), context))
+    });
+    DeadlineChange { leaves: left.and_then(deadline).is_some(), enters }
 }

@@ -5,7 +5,6 @@
 
 use std::time::Duration;
 
-use chrono::Utc;
 use tokio::sync::watch;
 use towpath_core::ids::{InstanceId, LeaseName, Position};
 use towpath_core::ports::store::{Sequenced, Store as _, StoreError, StoreResult};
@@ -40,12 +39,10 @@ pub async fn complete_head(store: &SqlStore) -> StoreResult<Position> {
     let give_up_at = tokio::time::Instant::now() + PATIENCE;
     let name = LeaseName::from_stored(SEQUENCER);
     let ourselves = InstanceId::from_stored(format!("reader-{}", Uuid::now_v7()));
-    let at_first = store.backlog(&[], Utc::now()).await?.log;
-    let complete = at_first.head + at_first.pending;
+    let Some(last) = store.last_without_position().await? else { return store.head().await };
     loop {
-        let log = store.backlog(&[], Utc::now()).await?.log;
-        if log.pending == 0 || log.head >= complete {
-            return Ok(log.head);
+        if !store.waits_for_position(last).await? {
+            return store.head().await;
         }
         if let Some(grant) = store.acquire_lease(&name, &ourselves, TURN).await? {
             let mut given = store.sequence(&grant, BATCH).await;
@@ -60,8 +57,7 @@ pub async fn complete_head(store: &SqlStore) -> StoreResult<Position> {
             }
         }
         if tokio::time::Instant::now() >= give_up_at {
-            let what = format!("{} events have no position yet", log.pending);
-            return Err(StoreError::Unavailable(what.into()));
+            return Err(StoreError::Unavailable("events have had no position for a minute".into()));
         }
         tokio::time::sleep(TICK).await;
     }

@@ -58,6 +58,7 @@ const DEFAULT_BROKER: &str = "local:";
 const DEFAULT_KEEPING: Keeping = Keeping {
     sent: Duration::from_secs(7 * 86_400),
     handled: Duration::from_secs(7 * 86_400),
+    commands: Duration::from_secs(90 * 86_400),
     every: Duration::from_secs(600),
 };
 
@@ -124,8 +125,8 @@ pub struct Builder {
 /// Why Towpath did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// Aggregates that cannot be registered.
-    #[error("{} cannot be registered", if .0.len() == 1 { "an aggregate" } else { "several aggregates" })]
+    /// Aggregates that cannot be registered: all that is wrong with them.
+    #[error("aggregates cannot be registered:{}", listed(.0))]
     Registration(Vec<RegistrationFlaw>),
     /// A name that is not valid.
     #[error("a configured name is invalid")]
@@ -179,15 +180,15 @@ impl StartError {
         }
     }
 
-    /// Everything that is wrong, a line each, with causes.
+    /// Everything that is wrong, with causes.
     pub fn report(&self) -> String {
-        match self {
-            Self::Registration(flaws) => {
-                flaws.iter().map(|flaw| crate::bus::with_causes(flaw)).collect::<Vec<_>>().join("\n")
-            }
-            other => crate::bus::with_causes(other),
-        }
+        crate::bus::with_causes(self)
     }
+}
+
+/// A line for each flaw, with its causes.
+fn listed(flaws: &[RegistrationFlaw]) -> String {
+    flaws.iter().map(|flaw| format!("\n- {}", crate::bus::with_causes(flaw))).collect()
 }
 
 /// An aggregate as it is now.
@@ -347,6 +348,8 @@ impl Towpath {
     /// they are published at once and not at the next look. Not telling loses nothing.
     pub fn committed(&self, append: &Append) {
         self.bus.woken_by(append);
+        // The deadline that the store has filled in is not known here.
+        self.wake_timers();
     }
 
     /// The dead letters of all consumers, and what the broker gave up.
@@ -486,8 +489,8 @@ impl Builder {
 
     /// Registers an aggregate.
     pub fn aggregate<A: Aggregate>(mut self) -> Self {
-        if let Err(flaw) = self.registry.register::<A>() {
-            self.flaws.push(flaw);
+        if let Err(flaws) = self.registry.register::<A>() {
+            self.flaws.extend(flaws);
         }
         self
     }
@@ -621,6 +624,13 @@ impl Builder {
         self
     }
 
+    /// For how long commands are kept after they ended. Until then a command that is sent again under its id is answered as it
+    /// was; after that the id is forgotten, and sending it again runs it again. Default: 90 days.
+    pub fn keep_commands(mut self, duration: Duration) -> Self {
+        self.keeping.commands = duration;
+        self
+    }
+
     /// For how long the answer to an operation is kept for who asks again. Default: 1 day.
     pub fn keep_operations(mut self, duration: Duration) -> Self {
         self.keep_operations = duration;
@@ -717,10 +727,12 @@ impl Builder {
                 (Arc::new(clock.clone()), Some(clock))
             }
         };
+        let registry = Arc::new(self.registry);
+        store.keep_rules(registry.clone());
         let bus = Bus {
             store: Arc::new(store.clone()),
-            meters: Arc::new(Meters::of(&self.registry)),
-            registry: Arc::new(self.registry),
+            meters: Arc::new(Meters::of(&registry)),
+            registry: registry.clone(),
             clock,
             database_clock,
             retries: self.retries,

@@ -11,7 +11,7 @@ use std::time::Duration;
 use support::probe::ProbeAt;
 use support::{Fresh, Order, OrderCommand, eventually};
 use towpath::StoreOptions;
-use towpath::ids::CommandId;
+use towpath::ids::{CommandId, LeaseName};
 use towpath::lifecycle::CommandStatus;
 use towpath::ports::store::Store;
 
@@ -130,4 +130,41 @@ async fn another_process_is_told_of_a_commit() {
     eventually("positions", || async { (working.store().head().await.ok()? == 10).then_some(()) }).await;
     writing.stop().await;
     working.stop().await;
+}
+
+/// So many events wait for a position that counting them ends before: whoever makes something anew waits for all of them.
+async fn the_complete_head_is_behind_all(fresh: &Fresh, plant: &'static str) {
+    let app = fresh.builder().without_workers().start().await.unwrap();
+    support::delivery::execute(&app, plant).await;
+    let lease = LeaseName::new("sequencer").unwrap();
+    let store = app.store().clone();
+    let grant = store.acquire_lease(&lease, app.instance(), Duration::from_secs(600)).await.unwrap().unwrap();
+    let mut complete = tokio::spawn({
+        let store = store.clone();
+        async move { towpath::complete_head(&store).await.unwrap() }
+    });
+    // It must have looked before the first position is given.
+    let looked = tokio::time::timeout(Duration::from_millis(300), &mut complete).await;
+    assert!(looked.is_err(), "it waits: {looked:?}");
+    while store.sequence(&grant, 1000).await.unwrap().count == 1000 {
+        if complete.is_finished() {
+            break;
+        }
+    }
+    assert_eq!(complete.await.unwrap(), 100_500);
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_complete_head_is_behind_all_that_waits_on_sqlite() {
+    let plant = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100500) \
+         INSERT INTO event_pending (event_id) SELECT randomblob(16) FROM n";
+    the_complete_head_is_behind_all(&Fresh::on("sqlite").await, plant).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_complete_head_is_behind_all_that_waits_on_postgres() {
+    let plant =
+        "INSERT INTO event_pending (event_id) SELECT gen_random_uuid() FROM generate_series(1, 100500)";
+    the_complete_head_is_behind_all(&Fresh::on("postgres").await, plant).await;
 }

@@ -11,7 +11,9 @@ use support::{Fresh, Order, OrderCommand, eventually};
 use towpath::ids::{AggregateKey, CommandId, CorrelationId, EventId, InstanceId, LeaseName};
 use towpath::lifecycle::CommandStatus;
 use towpath::name::EventName;
-use towpath::ports::store::{Append, CommandRecord, Expected, NewEvent, Snapshot, StateChange, Store};
+use towpath::ports::store::{
+    Append, CommandRecord, Expected, NewEvent, Routing, Snapshot, StateChange, Store,
+};
 use towpath::{ChangeContext, Payload, SendError, Towpath};
 
 on_every_database!(
@@ -480,7 +482,7 @@ fn event(event_type: &str, payload: &str) -> NewEvent {
         event_type: EventName::from_stored(event_type),
         schema_version: 1,
         payload: Payload::from_text(payload).unwrap(),
-        channels: vec![],
+        channels: Routing::Nowhere,
     }
 }
 

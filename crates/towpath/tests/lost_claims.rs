@@ -14,7 +14,7 @@ use support::probe::{Action, ProbeAt};
 use support::{Fresh, Order, OrderCommand, eventually};
 use towpath::ids::CommandId;
 use towpath::lifecycle::{CommandStatus, TaskState};
-use towpath::ports::store::{LeaseGrant, Store};
+use towpath::ports::store::{LeaseGrant, LeaseStanding, Store};
 use towpath::{StoreOptions, Towpath};
 use towpath_testkit::VirtualClock;
 
@@ -51,7 +51,8 @@ async fn started(
 /// What the services of an instance claim under.
 async fn grant_of(app: &Towpath) -> LeaseGrant {
     let leases = app.store().leases(&format!("instance/{}", app.instance())).await.unwrap();
-    LeaseGrant { lease: leases[0].lease.clone(), epoch: leases[0].epoch }
+    let LeaseStanding { lease, holder, epoch, .. } = leases[0].clone();
+    LeaseGrant { lease, holder, epoch }
 }
 
 async fn commands_are_put_back_when_the_runner_has_panicked(fresh: &Fresh) {

@@ -29,6 +29,8 @@ enum Answer {
     Panic,
     /// No answer, about this one.
     Away,
+    /// An answer: not before an hour.
+    Busy,
     /// An answer, when somebody lets it through: one look for a permit.
     Held,
 }
@@ -134,6 +136,7 @@ impl ExternalResources for Shelf {
                 self.gate.acquire().await.unwrap().forget();
                 Ok(())
             }
+            Some(Answer::Busy) => Err(ObserveError::later("busy", "not now", Duration::from_secs(3600))),
             Some(Answer::Away) | None => Err(ObserveError::unanswered("away", "nobody is there")),
         }
     }
@@ -273,6 +276,27 @@ async fn one_that_does_not_answer_is_its_own_affair(fresh: &Fresh) {
     for name in &away {
         was_seen(&app, name).await;
     }
+    app.stop().await;
+}
+
+/// Who says when to come back is there, and is left alone until then, unless something new is wanted.
+async fn one_that_is_busy_is_left_alone_for_as_long_as_it_says(fresh: &Fresh) {
+    let shelf = Shelf::default();
+    shelf.put("busy", Answer::Busy);
+    shelf.put("steady", Answer::There);
+    shelf.always.lock().unwrap().insert("steady".to_owned());
+    let (app, _) = start(fresh, &shelf, policy()).await;
+    eventually("it is asked", || async { (shelf.looked("busy") == 1).then_some(()) }).await;
+    // Without that it is asked again after half a second, and the next one after a second.
+    let later = shelf.looked("steady") + 60;
+    eventually("some time", || async { (shelf.looked("steady") >= later).then_some(()) }).await;
+    assert_eq!(shelf.looked("busy"), 1);
+    let standing = app.observers().remove(0);
+    assert_eq!((standing.platform, standing.failing), (Platform::Up, 1));
+    assert_eq!(*shelf.told.lock().unwrap(), [Platform::Up], "it is no outage");
+    shelf.anew.store(true, Ordering::SeqCst);
+    shelf.put("busy", Answer::There);
+    was_seen(&app, "busy").await;
     app.stop().await;
 }
 
@@ -531,6 +555,7 @@ on_every_database!(
     what_is_due_is_looked_at_and_what_follows_is_sent,
     one_that_hangs_or_panics_holds_up_nobody,
     one_that_does_not_answer_is_its_own_affair,
+    one_that_is_busy_is_left_alone_for_as_long_as_it_says,
     a_platform_that_is_away_is_told_once_and_comes_back,
     what_is_seen_after_the_lease_was_lost_has_no_effect,
     what_is_found_of_the_platform_after_the_lease_was_lost_is_not_told,

@@ -5,10 +5,10 @@
 #[macro_use]
 mod support;
 
-use support::Fresh;
+use support::{Fresh, Order, OrderCommand};
 use towpath::ids::{AggregateKey, CorrelationId, EventId};
 use towpath::name::EventName;
-use towpath::ports::store::{Append, Expected, NewEvent, Store, StoreError};
+use towpath::ports::store::{Append, Expected, NewEvent, Routing, Store, StoreError};
 use towpath::sqlx::{self, Executor, Row};
 use towpath::{ChangeContext, Payload, Towpath};
 
@@ -16,6 +16,8 @@ on_every_database!(
     the_applications_change_and_the_facts_commit_together,
     a_rollback_takes_both_back,
     a_refused_append_leaves_the_application_free_to_roll_back,
+    facts_without_a_command_are_routed_and_folded_as_those_of_commands,
+    what_the_machine_forbids_is_refused_without_a_command_too,
 );
 
 fn sold(product: &str) -> Append {
@@ -27,7 +29,7 @@ fn sold(product: &str) -> Append {
             event_type: EventName::from_stored("product.sold"),
             schema_version: 1,
             payload: Payload::from_text(r#"{"price":88.50}"#).unwrap(),
-            channels: vec![],
+            channels: Routing::ByType,
         }],
         snapshot: None,
         state_changes: vec![],
@@ -109,5 +111,85 @@ async fn a_refused_append_leaves_the_application_free_to_roll_back(fresh: &Fresh
     assert!(matches!(refused, Err(StoreError::VersionConflict { .. })), "{refused:?}");
     assert_eq!((status(&app).await.as_str(), versions(&app).await), ("on_sale", (0, 0)));
     assert_eq!(app.store().head().await.unwrap(), 0);
+    app.stop().await;
+}
+
+/// Facts about an order, which is registered, as an application would append them.
+fn about(order: &str, event_types: &[&str]) -> Append {
+    let event = |event_type: &&str| NewEvent {
+        event_id: EventId(uuid::Uuid::now_v7()),
+        event_type: EventName::from_stored(*event_type),
+        schema_version: 1,
+        payload: Payload::empty(),
+        channels: Routing::ByType,
+    };
+    let aggregate = AggregateKey::new("order", order).unwrap();
+    Append { aggregate, events: event_types.iter().map(event).collect(), ..sold("p") }
+}
+
+/// Appends in a transaction of its own.
+macro_rules! append {
+    ($app:expr, $append:expr) => {
+        on_its_pool!($app, pool => {
+            let mut transaction = pool.begin().await.unwrap();
+            let appended = $app.store().append_tx(&mut transaction, $append).await;
+            match &appended {
+                Ok(_) => transaction.commit().await.unwrap(),
+                Err(_) => transaction.rollback().await.unwrap(),
+            }
+            appended
+        })
+    };
+}
+
+async fn facts_without_a_command_are_routed_and_folded_as_those_of_commands(fresh: &Fresh) {
+    let app = fresh.builder().without_workers().start().await.unwrap();
+    app.send::<Order>("o-1", OrderCommand::Place { sku: "book".to_owned() }).await.unwrap();
+    let noted = about("o-1", &["order.noted", "order.shipped"]);
+    assert_eq!(append!(app, &noted).unwrap().version, 3);
+    let view = app.load::<Order>("o-1").await.unwrap().unwrap();
+    assert_eq!((view.version, view.value.notes, view.state.as_deref()), (3, 1, Some("shipped")));
+    let row = app.aggregate(&noted.aggregate).await.unwrap().unwrap();
+    assert_eq!(row.snapshot.unwrap().data.as_text(), r#"{"sku":"book","notes":1}"#);
+    assert_eq!(row.state.as_deref(), Some("shipped"));
+    let history = app.history_of(&noted.aggregate, 0, 10).await.unwrap();
+    assert_eq!(history.last().unwrap().to_state, "shipped");
+    let rows = app.store().outbox_of(noted.events[1].event_id).await.unwrap();
+    assert_eq!(rows.len(), 1, "the channel takes all events of orders");
+    // The next command is decided on what is so now.
+    let refused = app.send::<Order>("o-1", OrderCommand::Jump).await.unwrap_err();
+    assert_eq!(refused.code(), "illegal-transition");
+    app.send::<Order>("o-1", OrderCommand::Note).await.unwrap();
+    assert_eq!(app.load::<Order>("o-1").await.unwrap().unwrap().value.notes, 2);
+    // Of a new one, too.
+    let placed = NewEvent {
+        payload: Payload::from_text(r#"{"sku":"pen"}"#).unwrap(),
+        ..about("o-2", &["order.placed"]).events.remove(0)
+    };
+    let placed = Append { events: vec![placed], ..about("o-2", &[]) };
+    append!(app, &placed).unwrap();
+    assert_eq!(app.load::<Order>("o-2").await.unwrap().unwrap().value.sku.as_deref(), Some("pen"));
+    app.stop().await;
+}
+
+async fn what_the_machine_forbids_is_refused_without_a_command_too(fresh: &Fresh) {
+    let app = fresh.builder().without_workers().start().await.unwrap();
+    app.send::<Order>("o-1", OrderCommand::Place { sku: "book".to_owned() }).await.unwrap();
+    let placed_again = || about("o-1", &["order.placed"]);
+    for (append, code) in [
+        (about("o-1", &["order.shipped", "order.shipped"]), "illegal-transition"),
+        (placed_again(), "illegal-transition"),
+        (about("o-9", &["order.shipped"]), "illegal-transition"),
+        (about("o-1", &["order.vanished"]), "unknown-event"),
+        (about("o-9", &["order.placed"]), "invalid-payload"),
+        (Append { expected: Expected::Exactly(7), ..about("o-1", &["order.noted"]) }, "version-conflict"),
+        (Append { expected: Expected::New, ..about("o-1", &["order.noted"]) }, "version-conflict"),
+    ] {
+        let refused = append!(app, &append).unwrap_err();
+        assert_eq!(refused.code(), code, "{refused}");
+    }
+    let view = app.load::<Order>("o-1").await.unwrap().unwrap();
+    assert_eq!((view.version, view.state.as_deref()), (1, Some("placed")));
+    assert!(app.load::<Order>("o-9").await.unwrap().is_none());
     app.stop().await;
 }

@@ -52,3 +52,57 @@ async fn topology_in_code_is_declared_beside_that_of_a_file() {
     broker.close().await;
     app.stop().await;
 }
+
+/// An aggregate with a name that breaks its rule, a pair that does not fit and a machine with two flaws.
+#[derive(Debug, Default, serde::Serialize, serde::Deserialize)]
+struct Faulty;
+
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
+enum Ask {
+    #[serde(rename = "faulty.open")]
+    Open,
+}
+
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
+enum Happened {
+    #[serde(rename = "faulty.opened")]
+    Opened,
+    It,
+}
+
+impl towpath::Aggregate for Faulty {
+    const KIND: &'static str = "faulty";
+    type Command = Ask;
+    type Event = Happened;
+    type Refusal = std::convert::Infallible;
+
+    fn decide(&self, _: Ask, _: &towpath::Context) -> Result<Vec<Happened>, Self::Refusal> {
+        Ok(vec![Happened::Opened, Happened::It])
+    }
+
+    fn evolve(self, _: &Happened) -> Self {
+        self
+    }
+
+    fn machine() -> Option<towpath::Machine> {
+        Some(towpath::Machine::named("faulty").starts("faulty.opened", "open").state("open").state("nowhere"))
+    }
+
+    fn pairings() -> &'static [(&'static str, &'static str)] {
+        &[("faulty.open", "faulty.shut")]
+    }
+}
+
+#[tokio::test]
+async fn everything_that_is_wrong_with_aggregates_is_told_at_once_and_once() {
+    let fresh = Fresh::on("sqlite").await;
+    let refused = fresh.builder().aggregate::<Faulty>().aggregate::<support::Order>().start().await;
+    let refused = refused.err().expect("nothing of this can be registered");
+    let text = refused.to_string();
+    for told in ["It", "faulty.shut", "nowhere", "open has no way out", "aggregate order is registered twice"]
+    {
+        assert!(text.contains(told), "{told} is missing: {text}");
+    }
+    assert_eq!(text.matches("cannot be reached").count(), 1, "causes are told once: {text}");
+    assert_eq!(refused.report(), text, "and all of it is in the message itself");
+}

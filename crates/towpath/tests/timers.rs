@@ -32,7 +32,98 @@ on_every_database!(
     two_instances_fire_each_timer_once,
     a_slow_command_keeps_no_other_timer_waiting,
     a_timer_named_after_its_cause_is_no_deadline,
+    a_deadline_without_a_command_appends_its_event,
 );
+
+/// An offer that lapses by itself: no command is needed for that.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Offer {
+    lapsed: u32,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+enum OfferCommand {
+    #[serde(rename = "offer.make")]
+    Make,
+    #[serde(rename = "offer.accept")]
+    Accept,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum OfferEvent {
+    #[serde(rename = "offer.made")]
+    Made,
+    #[serde(rename = "offer.accepted")]
+    Accepted,
+    #[serde(rename = "offer.lapsed")]
+    Lapsed,
+}
+
+impl Aggregate for Offer {
+    const KIND: &'static str = "offer";
+    type Command = OfferCommand;
+    type Event = OfferEvent;
+    type Refusal = std::convert::Infallible;
+
+    fn decide(&self, command: OfferCommand, _: &Context) -> Result<Vec<OfferEvent>, Self::Refusal> {
+        Ok(vec![match command {
+            OfferCommand::Make => OfferEvent::Made,
+            OfferCommand::Accept => OfferEvent::Accepted,
+        }])
+    }
+
+    fn evolve(self, event: &OfferEvent) -> Self {
+        match event {
+            OfferEvent::Lapsed => Self { lapsed: self.lapsed + 1 },
+            OfferEvent::Made | OfferEvent::Accepted => self,
+        }
+    }
+
+    fn machine() -> Option<Machine> {
+        Some(
+            Machine::named("offer")
+                .starts("offer.made", "open")
+                .waits("open", Deadline::after(HELD_FOR, "offer.lapsed"), "an answer")
+                .terminal("accepted")
+                .terminal("lapsed")
+                .transition("open", "offer.accepted", "accepted")
+                .transition("open", "offer.lapsed", "lapsed"),
+        )
+    }
+
+    fn pairings() -> &'static [(&'static str, &'static str)] {
+        &[("offer.make", "offer.made"), ("offer.accept", "offer.accepted")]
+    }
+}
+
+async fn a_deadline_without_a_command_appends_its_event(fresh: &Fresh) {
+    let clock = Arc::new(VirtualClock::new());
+    let app = builder(fresh, &clock).aggregate::<Offer>().start().await.unwrap();
+    for id in ["lapses", "is-accepted"] {
+        app.send::<Offer>(id, OfferCommand::Make).await.unwrap();
+    }
+    app.send::<Offer>("is-accepted", OfferCommand::Accept).await.unwrap();
+    let waiting = app.waiting_timers(10).await.unwrap();
+    assert_eq!(waiting.len(), 1, "the other one's state was left: {waiting:?}");
+    let timer_id = waiting[0].timer.timer_id;
+    clock.advance(HELD_FOR - Duration::from_micros(1));
+    after_another_look(&app).await;
+    assert_eq!(state_of(&app, timer_id).await, TaskState::Pending, "a microsecond too early");
+    clock.advance(Duration::from_micros(1));
+    ended(&app, timer_id, TaskState::Succeeded).await;
+    let view = app.load::<Offer>("lapses").await.unwrap().unwrap();
+    assert_eq!((view.value.lapsed, view.version, view.state.as_deref()), (1, 2, Some("lapsed")));
+    let key = AggregateKey::new("offer", "lapses").unwrap();
+    let events = app.events_of(&key, 0, 10).await.unwrap();
+    let lapsed = &events[1].envelope;
+    assert_eq!(lapsed.event_type.as_str(), "offer.lapsed");
+    let (_, report) = app.flow(&lapsed.correlation_id, &[]).await.unwrap();
+    assert!(report.whole, "{report:?}");
+    // Nobody else can have it happen.
+    let refused = app.send_named("offer.lapsed", "is-accepted", "{}").await.unwrap_err();
+    assert_eq!(refused.code(), "unknown-command");
+    app.stop().await;
+}
 
 /// A booking that is held for fifteen minutes.
 #[derive(Debug, Default, Serialize, Deserialize)]

@@ -229,6 +229,12 @@ pub enum GatewayError {
         /// What was noticed.
         message: String,
     },
+    /// The platform has answered that it takes no more for a while. That says nothing about the resource, and is no outage.
+    #[error("the platform takes no more requests for {retry_after:?}")]
+    Busy {
+        /// For how long it is to be left alone.
+        retry_after: Duration,
+    },
     /// No answer in time. It may have been done.
     #[error("the platform has not answered within {after:?}")]
     Timeout {
@@ -245,6 +251,7 @@ impl GatewayError {
             Self::Conflict { .. } => "gateway-conflict",
             Self::Refused { .. } => "gateway-refused",
             Self::Unavailable { .. } => "gateway-unavailable",
+            Self::Busy { .. } => "gateway-busy",
             Self::Timeout { .. } => "gateway-timeout",
         }
     }
@@ -253,7 +260,7 @@ impl GatewayError {
     pub fn class(&self) -> ErrorClass {
         match self {
             Self::NotFound { .. } | Self::Conflict { .. } | Self::Refused { .. } => ErrorClass::Unrecoverable,
-            Self::Unavailable { .. } | Self::Timeout { .. } => ErrorClass::Transient,
+            Self::Unavailable { .. } | Self::Busy { .. } | Self::Timeout { .. } => ErrorClass::Transient,
         }
     }
 

@@ -5,7 +5,19 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::spec::{ResourceName, ServiceSpec};
+use crate::spec::{EnvValue, ResourceName, SecretKey, ServiceSpec, ValueFrom};
+
+/// How many variables an environment has at most.
+const MOST_VARIABLES: usize = 256;
+/// How many characters the name of a variable has at most.
+const LONGEST_NAME: usize = 256;
+/// How many bytes a value has at most.
+const LONGEST_VALUE: usize = 32 << 10;
+/// How many bytes all names and values have together at most. A specification is in several facts and rows, and on a
+/// cluster in every revision.
+const LARGEST_ENVIRONMENT: usize = 256 << 10;
+/// The longest name of a secret, and of a key in it.
+const LONGEST_SECRET: usize = 253;
 
 /// The body of a create.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
@@ -19,7 +31,7 @@ pub struct ServiceAsked {
     pub image: String,
     /// The container's environment.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub env: BTreeMap<String, String>,
+    pub env: BTreeMap<String, EnvValue>,
     /// The fewest instances.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_scale: Option<u32>,
@@ -51,7 +63,7 @@ pub struct UpdateAsked {
     pub image: String,
     /// The container's environment.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub env: BTreeMap<String, String>,
+    pub env: BTreeMap<String, EnvValue>,
     /// The fewest instances.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_scale: Option<u32>,
@@ -67,6 +79,18 @@ pub struct UpdateAsked {
     /// Answer when the outcome is known, or when that takes too long.
     #[serde(default)]
     pub wait: bool,
+    /// Only if this is the specification that it has now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub if_spec_version: Option<u64>,
+}
+
+/// The body of a delete.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DeleteAsked {
+    /// Only if this is the specification that it has now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub if_spec_version: Option<u64>,
 }
 
 /// What is wrong with what was asked for.
@@ -102,6 +126,30 @@ pub enum SpecFlaw {
         /// What was given.
         given: String,
     },
+    /// A secret whose name cannot be one.
+    #[error(
+        "{given:?} is no name of a secret: write a-z, 0-9, - and ., beginning and ending with a letter or digit"
+    )]
+    NotASecret {
+        /// What was given.
+        given: String,
+    },
+    /// A key of a secret that cannot be one.
+    #[error("{given:?} is no key of a secret: write letters, digits, -, _ and .")]
+    NotAKey {
+        /// What was given.
+        given: String,
+    },
+    /// More than is taken.
+    #[error("{what}: {is}, and at most {at_most} are taken")]
+    TooLarge {
+        /// What there is too much of.
+        what: String,
+        /// How much.
+        is: usize,
+        /// How much may be.
+        at_most: usize,
+    },
     /// More at the least than at the most.
     #[error("minScale {min} is more than maxScale {max}")]
     Scale {
@@ -110,6 +158,16 @@ pub enum SpecFlaw {
         /// The most.
         max: u32,
     },
+}
+
+impl SpecFlaw {
+    /// A stable code.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::TooLarge { .. } => "service-spec-too-large",
+            _ => "invalid-service-spec",
+        }
+    }
 }
 
 impl ServiceAsked {
@@ -157,14 +215,48 @@ fn checked(spec: ServiceSpec) -> Result<ServiceSpec, SpecFlaw> {
     if image.is_empty() || image.len() > 1024 || !image.chars().all(|one| one.is_ascii_graphic()) {
         return Err(SpecFlaw::NotAnImage { given: image.clone() });
     }
-    if let Some(given) = spec.env.keys().find(|name| !is_variable(name)) {
-        return Err(SpecFlaw::NotAVariable { given: given.clone() });
-    }
+    check_environment(&spec.env)?;
     match (spec.min_scale, spec.max_scale) {
         // To Knative, at most 0 is no limit.
         (Some(min), Some(max)) if min > max && max > 0 => Err(SpecFlaw::Scale { min, max }),
         _ => Ok(spec),
     }
+}
+
+fn check_environment(env: &BTreeMap<String, EnvValue>) -> Result<(), SpecFlaw> {
+    let within = |what: &dyn Fn() -> String, is: usize, at_most: usize| match is > at_most {
+        true => Err(SpecFlaw::TooLarge { what: what(), is, at_most }),
+        false => Ok(()),
+    };
+    within(&|| "variables in env".to_owned(), env.len(), MOST_VARIABLES)?;
+    for (name, value) in env {
+        let begins = || name.chars().take(64).collect::<String>();
+        within(&|| format!("characters of the variable {}…", begins()), name.len(), LONGEST_NAME)?;
+        if !is_variable(name) {
+            return Err(SpecFlaw::NotAVariable { given: name.clone() });
+        }
+        match value {
+            EnvValue::Plain(value) => {
+                within(&|| format!("bytes in the value of {}", begins()), value.len(), LONGEST_VALUE)?;
+            }
+            EnvValue::From(ValueFrom { value_from: SecretKey { secret, key } }) => check_secret(secret, key)?,
+        }
+    }
+    let size = env.iter().map(|(name, value)| name.len() + value.size()).sum();
+    within(&|| "bytes in env".to_owned(), size, LARGEST_ENVIRONMENT)
+}
+
+fn check_secret(secret: &str, key: &str) -> Result<(), SpecFlaw> {
+    let shown = |text: &str| text.chars().take(LONGEST_SECRET).collect::<String>();
+    // A DNS subdomain: labels with dots between them.
+    if secret.len() > LONGEST_SECRET || !secret.split('.').all(is_label) {
+        return Err(SpecFlaw::NotASecret { given: shown(secret) });
+    }
+    let fits = |one: u8| one.is_ascii_alphanumeric() || b"-_.".contains(&one);
+    if !(1..=LONGEST_SECRET).contains(&key.len()) || !key.bytes().all(fits) {
+        return Err(SpecFlaw::NotAKey { given: shown(key) });
+    }
+    Ok(())
 }
 
 fn is_label(text: &str) -> bool {
@@ -214,9 +306,19 @@ mod tests {
         for image in ["", "a b", "a\u{7}", "ä"] {
             assert!(ServiceAsked { image: image.to_owned(), ..asked() }.spec().is_err(), "{image:?}");
         }
-        let env = |name: &str| [(name.to_owned(), String::new())].into();
+        let env = |name: &str| [(name.to_owned(), "".into())].into();
         for name in ["", "1A", "A-B", "Ä"] {
             assert!(ServiceAsked { env: env(name), ..asked() }.spec().is_err(), "{name:?}");
+        }
+        let of_secret = |secret: &str, key: &str| {
+            let env = [("TOKEN".to_owned(), EnvValue::from_secret(secret, key))].into();
+            ServiceAsked { env, ..asked() }.spec()
+        };
+        assert!(of_secret("tokens.of-cart", "API_token.1").is_ok());
+        for (secret, key) in
+            [("", "k"), ("A", "k"), ("a_b", "k"), ("a..b", "k"), ("a", ""), ("a", "k/k"), ("a", "ä")]
+        {
+            assert!(of_secret(secret, key).is_err(), "{secret:?} {key:?}");
         }
         let scale = |min, max| ServiceAsked { min_scale: Some(min), max_scale: Some(max), ..asked() }.spec();
         assert!(scale(2, 1).is_err() && scale(2, 0).is_ok() && scale(1, 1).is_ok());

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use towpath::retry::ErrorClass;
 use towpath::{Aggregate, Context, Machine, Reason, Refusal};
 
-pub use asked::{ServiceAsked, SpecFlaw, UpdateAsked};
+pub use asked::{DeleteAsked, ServiceAsked, SpecFlaw, UpdateAsked};
 pub use events::*;
 
 use crate::spec::{ResourceName, ServiceSpec, SpecHash};
@@ -93,7 +93,7 @@ pub enum ServiceCommand {
     Update(UpdateAsked),
     /// Make an end of it.
     #[serde(rename = "Command.Hive.Service.Delete")]
-    Delete {},
+    Delete(DeleteAsked),
     /// Say what is known, and look again.
     #[serde(rename = "Command.Hive.Service.Refresh")]
     Refresh {},
@@ -103,12 +103,25 @@ pub enum ServiceCommand {
     /// The platform was looked at.
     #[serde(rename = "Command.Hive.Service.Observation.Take")]
     TakeObservation(TakeObservation),
+    /// What was asked for has not come about in time.
+    #[serde(rename = "Command.Hive.Service.Convergence.Expire")]
+    ExpireConvergence(ConvergenceExpired),
     /// The platform was seen without it.
     #[serde(rename = "Command.Hive.Service.Deletion.Confirm")]
     ConfirmDeletion {
         /// What was seen.
         snapshot: Snapshot,
     },
+}
+
+/// What was waited for in vain.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ConvergenceExpired {
+    /// Which specification.
+    pub spec_version: u64,
+    /// For how long it was waited for, and what is known of it.
+    pub message: String,
 }
 
 /// How an apply ended.
@@ -160,6 +173,9 @@ pub struct TakeObservation {
     pub failure_threshold: u32,
 }
 
+/// The reason of a service that is FAILED because what was asked for has not come about in time.
+pub const CONVERGENCE_DEADLINE: &str = "convergence-deadline";
+
 /// A service's "no" where its machine is not asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ServiceRefusal {
@@ -169,6 +185,14 @@ pub enum ServiceRefusal {
     /// What was asked for cannot be.
     #[error("the specification cannot be: {0}")]
     InvalidSpec(#[from] SpecFlaw),
+    /// It has another specification than the asker believes.
+    #[error("the service has specification {is} by now, not {expected}")]
+    OtherSpec {
+        /// The one that it has.
+        is: u64,
+        /// The one that the asker has seen.
+        expected: u64,
+    },
     /// An update that names another place.
     #[error("the service is {is}, and a service does not move: delete it and create {asked}")]
     Moves {
@@ -179,11 +203,15 @@ pub enum ServiceRefusal {
     },
 }
 
+/// The code of a request that was made of another specification than the one that is there.
+pub const SPEC_VERSION_MISMATCH: &str = "spec-version-mismatch";
+
 impl Refusal for ServiceRefusal {
     fn code(&self) -> &'static str {
         match self {
             Self::NotFound => "service-not-found",
-            Self::InvalidSpec(_) => "invalid-service-spec",
+            Self::InvalidSpec(flaw) => flaw.code(),
+            Self::OtherSpec { .. } => SPEC_VERSION_MISMATCH,
             Self::Moves { .. } => "service-does-not-move",
         }
     }
@@ -192,7 +220,7 @@ impl Refusal for ServiceRefusal {
         match self {
             Self::NotFound => ErrorClass::NotFound,
             Self::InvalidSpec(_) => ErrorClass::InvalidPayload,
-            Self::Moves { .. } => ErrorClass::Validation,
+            Self::Moves { .. } | Self::OtherSpec { .. } => ErrorClass::Validation,
         }
     }
 }
@@ -241,10 +269,13 @@ impl Aggregate for Service {
         Ok(match command {
             ServiceCommand::Create(_) => Vec::new(),
             ServiceCommand::Update(asked) => self.update(asked, requested_by)?,
-            ServiceCommand::Delete {} => vec![
-                ServiceEvent::DeletionRequested(DeletionRequested { requested_by }),
-                ServiceEvent::DeletionMarked(DeletionMarked { resource: self.resource.clone() }),
-            ],
+            ServiceCommand::Delete(asked) => {
+                self.check_version(asked.if_spec_version)?;
+                vec![
+                    ServiceEvent::DeletionRequested(DeletionRequested { requested_by }),
+                    ServiceEvent::DeletionMarked(DeletionMarked { resource: self.resource.clone() }),
+                ]
+            }
             ServiceCommand::Refresh {} => vec![ServiceEvent::SnapshotUpdated(SnapshotUpdated {
                 snapshot: self.snapshot.clone(),
                 observation: None,
@@ -252,6 +283,7 @@ impl Aggregate for Service {
             })],
             ServiceCommand::RecordApply(outcome) => self.record_apply(status, outcome),
             ServiceCommand::TakeObservation(taken) => self.take_observation(status, taken),
+            ServiceCommand::ExpireConvergence(expired) => self.expire(status, expired),
             ServiceCommand::ConfirmDeletion { snapshot } => {
                 let observed_at = snapshot.observed_at;
                 vec![seen(snapshot, None), ServiceEvent::Deleted(Deleted { observed_at })]
@@ -355,10 +387,12 @@ impl Aggregate for Service {
         &[
             "Command.Hive.Service.Apply.Record",
             "Command.Hive.Service.Observation.Take",
+            "Command.Hive.Service.Convergence.Expire",
             "Command.Hive.Service.Deletion.Confirm",
         ]
     }
 
+    /// Those that always have a result. What hive's own parts report may be of no interest any more, and then has none.
     fn irregular_pairings() -> &'static [(&'static str, &'static str)] {
         &[
             ("Command.Hive.Service.Create", "service.creation.requested"),
@@ -405,11 +439,21 @@ impl Service {
         if named != *is {
             return Err(ServiceRefusal::Moves { is: is.clone(), asked: named });
         }
+        self.check_version(asked.if_spec_version)?;
         let previous_spec_hash = self.desired_spec_hash.clone();
         let mut events =
             vec![ServiceEvent::UpdateRequested(UpdateRequested { previous_spec_hash, requested_by })];
         events.extend(self.accept(asked.spec()?, is.clone(), asked.force_replace, asked.wait));
         Ok(events)
+    }
+
+    /// Whether the asker has seen what there is.
+    fn check_version(&self, expected: Option<u64>) -> Result<(), ServiceRefusal> {
+        let is = self.spec_version;
+        match expected {
+            Some(expected) if expected != is => Err(ServiceRefusal::OtherSpec { is, expected }),
+            _ => Ok(()),
+        }
     }
 
     fn accept(
@@ -461,6 +505,25 @@ impl Service {
                 ServiceEvent::Failed(NotConverged { spec_hash, spec_version, reason, message }),
             ],
         }
+    }
+
+    /// Nothing more is waited for (H6): what is known of it is all that will be.
+    fn expire(&self, status: ServiceStatus, expired: ConvergenceExpired) -> Vec<ServiceEvent> {
+        let ConvergenceExpired { spec_version, message } = expired;
+        if !status.is_converging() || spec_version != self.spec_version {
+            return Vec::new();
+        }
+        let (spec_hash, reason) = (self.desired_spec_hash.clone(), CONVERGENCE_DEADLINE.to_owned());
+        let not_converged = NotConverged { spec_hash, spec_version, reason, message };
+        vec![
+            ServiceEvent::SnapshotUpdated(SnapshotUpdated {
+                snapshot: self.snapshot.clone(),
+                observation: None,
+                refresh_requested: false,
+            }),
+            ServiceEvent::ConvergenceFailed(not_converged.clone()),
+            ServiceEvent::Failed(not_converged),
+        ]
     }
 
     fn take_observation(&self, status: ServiceStatus, taken: TakeObservation) -> Vec<ServiceEvent> {

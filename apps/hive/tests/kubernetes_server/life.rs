@@ -8,7 +8,7 @@ use serde_json::json;
 use towpath::Towpath;
 use towpath::retry::RetryPolicy;
 use towpath_hive::Hive;
-use towpath_hive::service::{Service, ServiceAsked, ServiceCommand, ServiceStatus, UpdateAsked};
+use towpath_hive::service::{DeleteAsked, Service, ServiceAsked, ServiceCommand, ServiceStatus, UpdateAsked};
 
 use crate::cluster::Cluster;
 use crate::support::{Fresh, eventually, settings, update};
@@ -126,7 +126,7 @@ async fn a_whole_life_on_kubernetes() {
     })
     .await;
 
-    life.send(ServiceCommand::Delete {}).await;
+    life.send(ServiceCommand::Delete(DeleteAsked::default())).await;
     let deleted = life.reaches(ServiceStatus::Deleted).await;
     assert!(!deleted.snapshot.unwrap().present);
     assert!(cluster.services().get_opt("cart").await.unwrap().is_none());
@@ -142,7 +142,7 @@ async fn a_service_that_lost_its_label_is_deleted_all_the_same() {
     let life = Life::begin(&cluster, Duration::from_millis(200)).await;
     life.reaches(ServiceStatus::Ready).await;
     cluster.edit("cart", json!({ "metadata": { "labels": { "towpath.dev/service-id": null } } })).await;
-    life.send(ServiceCommand::Delete {}).await;
+    life.send(ServiceCommand::Delete(DeleteAsked::default())).await;
     let deleted = life.reaches(ServiceStatus::Deleted).await;
     assert!(!deleted.snapshot.unwrap().present);
     assert!(cluster.services().get_opt("cart").await.unwrap().is_none(), "it still runs");

@@ -21,7 +21,7 @@ use towpath_hive::spec::{ResourceName, ServiceSpec};
 fn wanted(resource: &ResourceName, image: &str) -> Apply {
     let spec = ServiceSpec {
         image: format!("registry.example/{image}"),
-        env: [("COLOUR".to_owned(), "blue".to_owned()), ("EMPTY".to_owned(), String::new())].into(),
+        env: [("COLOUR".to_owned(), "blue".into()), ("EMPTY".to_owned(), "".into())].into(),
         min_scale: Some(0),
         max_scale: Some(3),
         concurrency: Some(50),

@@ -12,7 +12,7 @@ use towpath_hive::gateway::kubernetes::{ConnectError, Credentials, KubernetesGat
 use towpath_hive::gateway::{
     Applied, Apply, ConditionStatus, Deletion, GatewayError, Observed, ServingGateway,
 };
-use towpath_hive::spec::{ResourceName, ServiceSpec};
+use towpath_hive::spec::{EnvValue, ResourceName, ServiceSpec};
 
 const SERVICE: &str = "/apis/serving.knative.dev/v1/namespaces/shop/services/cart";
 const SERVICES: &str = "/apis/serving.knative.dev/v1/services";
@@ -25,7 +25,7 @@ fn cart() -> ResourceName {
 fn wanted() -> Apply {
     let spec = ServiceSpec {
         image: "registry.example/shop:1".to_owned(),
-        env: [("COLOUR".to_owned(), "blue".to_owned())].into(),
+        env: [("COLOUR".to_owned(), "blue".into())].into(),
         min_scale: Some(1),
         max_scale: Some(3),
         concurrency: Some(50),
@@ -414,7 +414,6 @@ async fn refusals_are_told_from_what_passes_by_the_status_code() {
         (422, false),
         (401, true),
         (408, true),
-        (429, true),
         (500, true),
         (502, true),
         (503, true),
@@ -440,6 +439,97 @@ async fn refusals_are_told_from_what_passes_by_the_status_code() {
     let refused =
         GatewayError::Refused { reason: "Invalid".to_owned(), message: "played Invalid".to_owned() };
     assert_eq!(gateway.apply(&wanted()).await.unwrap_err(), refused);
+}
+
+/// A server that takes no more requests is there: it is left alone for as long as it says, by all calls.
+#[tokio::test]
+async fn a_busy_server_is_left_alone_for_as_long_as_it_says() {
+    let details = json!({ "retryAfterSeconds": 7 });
+    let seconds = std::time::Duration::from_secs;
+    for (play, rest) in [
+        (no(429, "TooManyRequests", details.clone()), 7),
+        (Play::Busy("120"), 120),
+        (Play::Busy("100000"), 300),
+        (Play::Busy("soon"), 1),
+        (Play::Text(429, "<html>a proxy</html>"), 1),
+    ] {
+        let (server, gateway) = PlayedServer::with([play]).await;
+        let error = gateway.observe(&cart()).await.unwrap_err();
+        assert_eq!(error, GatewayError::Busy { retry_after: seconds(rest) });
+        assert_eq!((error.code(), error.is_passing()), ("gateway-busy", true));
+        // Nobody asks before that, and it counts as there.
+        let again = gateway.apply(&wanted()).await.unwrap_err();
+        assert!(
+            matches!(again, GatewayError::Busy { retry_after } if retry_after <= seconds(rest)),
+            "{again:?}"
+        );
+        assert!(matches!(gateway.delete("shop.cart", &cart()).await, Err(GatewayError::Busy { .. })));
+        assert_eq!(gateway.reachable().await, Ok(()));
+        assert_eq!(server.methods(), ["GET"], "one request");
+    }
+    let (server, gateway) = PlayedServer::with([Play::Busy("1"), no_service()]).await;
+    assert!(gateway.observe(&cart()).await.is_err());
+    let observed = eventually_not_busy(&gateway).await;
+    assert_eq!(observed, Ok(Observed::NotFound));
+    assert_eq!(server.methods(), ["GET", "GET"]);
+}
+
+async fn eventually_not_busy(gateway: &KubernetesGateway) -> Result<Observed, GatewayError> {
+    loop {
+        match gateway.observe(&cart()).await {
+            Err(GatewayError::Busy { retry_after }) => tokio::time::sleep(retry_after).await,
+            answer => return answer,
+        }
+    }
+}
+
+/// What a secret keeps is referred to, and never read.
+#[tokio::test]
+async fn a_variable_may_refer_to_a_secret() {
+    let mut apply = wanted();
+    apply.spec.env.insert("TOKEN".to_owned(), EnvValue::from_secret("tokens", "cart"));
+    apply.spec_hash = apply.spec.hash();
+    let reference =
+        json!({ "name": "TOKEN", "valueFrom": { "secretKeyRef": { "name": "tokens", "key": "cart" } } });
+    let with_token = |change: &dyn Fn(&mut Value)| {
+        let (reference, hash) = (reference.clone(), apply.spec_hash.clone());
+        let mut token = reference;
+        change(&mut token);
+        shown(|shown| {
+            let env = &mut shown["spec"]["template"]["spec"]["containers"][0]["env"];
+            *env = json!([{ "name": "COLOUR", "value": "blue" }, token]);
+            for place in ["/metadata/annotations", "/spec/template/metadata/annotations"] {
+                shown.pointer_mut(place).unwrap()["towpath.dev/spec-hash"] = json!(hash.as_str());
+            }
+        })
+    };
+    let (server, gateway) = PlayedServer::with([no_service(), with_token(&|_| {})]).await;
+    gateway.apply(&apply).await.unwrap();
+    let sent = &server.asked()[1].body["spec"]["template"]["spec"]["containers"][0]["env"];
+    assert_eq!(*sent, json!([{ "name": "COLOUR", "value": "blue" }, reference]));
+
+    let hash_of = async |change: &dyn Fn(&mut Value)| {
+        let revisions = Play::Json(200, json!({ "items": [] }));
+        let (_server, gateway) = PlayedServer::with([with_token(change), revisions]).await;
+        let Observed::Found(found) = gateway.observe(&cart()).await.unwrap() else { panic!("not found") };
+        found.spec_hash
+    };
+    assert_eq!(hash_of(&|_| {}).await.as_ref(), Some(&apply.spec_hash));
+    assert_eq!(
+        hash_of(&|token| token["valueFrom"]["secretKeyRef"]["optional"] = json!(false)).await.as_ref(),
+        Some(&apply.spec_hash)
+    );
+    let edits: [fn(&mut Value); 6] = [
+        |token| token["valueFrom"]["secretKeyRef"]["key"] = json!("other"),
+        |token| token["valueFrom"]["secretKeyRef"]["optional"] = json!(true),
+        |token| token["valueFrom"] = json!({ "configMapKeyRef": { "name": "tokens", "key": "cart" } }),
+        |token| token["valueFrom"]["fieldRef"] = json!({ "fieldPath": "metadata.name" }),
+        |token| token["value"] = json!("written out"),
+        |token| *token = json!({ "name": "TOKEN", "value": "tokens" }),
+    ];
+    for (number, edit) in edits.iter().enumerate() {
+        assert_ne!(hash_of(edit).await.as_ref(), Some(&apply.spec_hash), "edit {number}");
+    }
 }
 
 #[tokio::test]

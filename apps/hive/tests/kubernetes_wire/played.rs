@@ -22,6 +22,8 @@ pub(crate) enum Play {
     Json(u16, Value),
     /// An answer with another body.
     Text(u16, &'static str),
+    /// It takes no more requests for so long.
+    Busy(&'static str),
     /// Lines of a watch, and how it ends.
     Watch(Vec<Value>, End),
     /// The connection ends without an answer.
@@ -147,7 +149,12 @@ async fn play(mut stream: TcpStream, asked: Arc<Mutex<Vec<Asked>>>, plays: Arc<M
     asked.lock().unwrap().push(request);
     let next = plays.lock().unwrap().pop_front();
     let play = next.unwrap_or(Play::Text(500, "nothing is left to be played"));
+    let retry_after = match play {
+        Play::Busy(retry_after) => format!("retry-after: {retry_after}\r\n"),
+        _ => String::new(),
+    };
     let (code, kind, body) = match play {
+        Play::Busy(_) => (429, "text/plain", "not now".to_owned()),
         Play::Json(code, value) => (code, "application/json", value.to_string()),
         Play::Text(code, text) => (code, "text/plain", text.to_owned()),
         Play::Slow(after, value) => {
@@ -160,7 +167,7 @@ async fn play(mut stream: TcpStream, asked: Arc<Mutex<Vec<Asked>>>, plays: Arc<M
     };
     let length = body.len();
     let answer = format!(
-        "HTTP/1.1 {code} Played\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
+        "HTTP/1.1 {code} Played\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n{retry_after}connection: close\r\n\r\n{body}"
     );
     let _ = stream.write_all(answer.as_bytes()).await;
     let _ = stream.shutdown().await;

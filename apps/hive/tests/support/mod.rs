@@ -9,7 +9,7 @@ use std::time::Duration;
 use towpath::ids::AggregateKey;
 use towpath::ports::store::Store as _;
 use towpath::retry::RetryPolicy;
-use towpath::{Aggregate, Builder, RecordedEvent, Scratch, SendError, Towpath};
+use towpath::{Aggregate, Builder, RecordedEvent, Scratch, SendError, SqlStore, Towpath, sqlx};
 use towpath_hive::gateway::simulated::{Fates, SimulatedCluster, SimulatedSettings};
 use towpath_hive::service::{Service, ServiceAsked, ServiceCommand, ServiceStatus, UpdateAsked};
 use towpath_hive::spec::ResourceName;
@@ -37,6 +37,23 @@ impl Fresh {
         );
         let scratch = Scratch::make(&server).await.expect("a scratch database");
         Self { url: scratch.url().to_owned(), scratch: Some(scratch) }
+    }
+
+    /// A PostgreSQL whose clock is ten days behind that of this host: it finds functions of the test's own schema first.
+    pub async fn ten_days_behind() -> Self {
+        let mut fresh = Self::on("postgres").await;
+        let (server, name) = fresh.url.split_once("options[search_path]=").unwrap();
+        let store = SqlStore::connect(server.trim_end_matches(['?', '&'])).await.unwrap();
+        for function in ["clock_timestamp", "statement_timestamp"] {
+            let sql = format!(
+                "CREATE FUNCTION {name}.{function}() RETURNS timestamptz LANGUAGE sql STABLE AS \
+                 'SELECT pg_catalog.{function}() - interval ''10 days'''"
+            );
+            sqlx::query(sqlx::AssertSqlSafe(sql)).execute(store.postgres_pool().unwrap()).await.unwrap();
+        }
+        store.close().await;
+        fresh.url = format!("{},pg_catalog", fresh.url);
+        fresh
     }
 
     pub fn url(&self) -> &str {
@@ -96,7 +113,10 @@ impl Running {
         if let Ok(filter) = std::env::var("TOWPATH_LOG") {
             let _ = tracing_subscriber::fmt().with_env_filter(filter).with_test_writer().try_init();
         }
-        let fresh = Fresh::on(database).await;
+        let fresh = match database {
+            "postgres, ten days behind" => Fresh::ten_days_behind().await,
+            database => Fresh::on(database).await,
+        };
         let cluster = SimulatedCluster::new(cluster).unwrap();
         let hive = Hive::new(settings, Arc::new(cluster.clone()));
         let broker = match broker {

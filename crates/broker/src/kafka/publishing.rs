@@ -14,6 +14,7 @@ use rdkafka::producer::{BaseRecord, DeliveryResult, Producer as _, ProducerConte
 use rdkafka::types::RDKafkaErrorCode;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout_at};
+use towpath_core::causes::with_causes;
 use towpath_core::ports::broker::{BrokerError, BrokerResult, Message, Published};
 
 use super::Address;
@@ -98,7 +99,7 @@ impl Publisher {
         let mut outcomes: Vec<Option<Published>> = vec![None; messages.len()];
         let live = match self.live() {
             Ok(live) => live,
-            Err(error) => return not_sent(outcomes, &words(&error)),
+            Err(error) => return not_sent(outcomes, &with_causes(&error)),
         };
         let mut records = Vec::with_capacity(messages.len());
         for (place, message) in messages.iter().enumerate() {
@@ -112,7 +113,7 @@ impl Publisher {
             records.iter().map(|(_, message, _)| message.destination.exchange.as_str()).collect();
         let closed = match live.closed_topics(control, topics, deadline).await {
             Ok(closed) => closed,
-            Err(error) => return not_sent(outcomes, &words(&error)),
+            Err(error) => return not_sent(outcomes, &with_causes(&error)),
         };
         for (place, message, _) in &records {
             if let Some(reason) = closed.get(&message.destination.exchange) {
@@ -268,25 +269,13 @@ fn why_closed(topic: &str, answer: BrokerResult<TopicState>) -> BrokerResult<Opt
         Ok(TopicState::Missing) => Ok(Some(format!("there is no topic {topic} on the broker"))),
         Err(error @ BrokerError::Unavailable(_)) => Err(error),
         // A clear no. To try for ever would hold up everything behind these messages, and nobody would be told.
-        Err(error) => Ok(Some(words(&error))),
+        Err(error) => Ok(Some(with_causes(&error))),
     }
 }
 
 fn not_sent(outcomes: Vec<Option<Published>>, reason: &str) -> Vec<Published> {
     let not_sent = Published::NotSent { reason: reason.to_owned() };
     outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(|| not_sent.clone())).collect()
-}
-
-/// An error with its causes, on one line.
-fn words(error: &BrokerError) -> String {
-    let mut words = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(error) = cause {
-        words.push_str(": ");
-        words.push_str(&error.to_string());
-        cause = error.source();
-    }
-    words
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
+pub(crate) use towpath_core::causes::with_causes;
 use towpath_core::ports::broker::{
     Broker, BrokerError, BrokerPromises, BrokerResult, Deliveries, Message, Published, QueueStanding,
     Subscription, Topology,
@@ -232,16 +233,4 @@ fn told(error: StoreError, operation: &'static str) -> BrokerError {
         }
         error => BrokerError::Refused { operation, source: error.into() },
     }
-}
-
-/// An error with its causes, in one line.
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }

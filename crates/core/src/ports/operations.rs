@@ -54,6 +54,9 @@ pub struct OperationClaim {
     pub key: OperationKey,
     /// The identity that the first who asked gave it.
     pub operation_id: Uuid,
+    /// The identity that this one gave it when asking: tells two apart that were given one number, as a database does
+    /// that comes back from an older copy.
+    pub holder_id: Uuid,
     /// How often it was begun. Whoever holds a lower number has lost it.
     pub epoch: u64,
 }

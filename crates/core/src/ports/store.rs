@@ -13,8 +13,8 @@ use uuid::Uuid;
 use super::operations::{OperationAnswer, OperationClaim};
 use crate::envelope::{ChangeContext, EventEnvelope, RecordedEvent};
 use crate::ids::{
-    ActorId, AggregateKey, CausationId, ChannelName, CommandId, CorrelationId, EventId, HandlerName,
-    InstanceId, Lane, LeaseName, Position, RequestId, TenantId, TraceId, Version,
+    ActorId, AggregateKey, AggregateKind, CausationId, ChannelName, CommandId, CorrelationId, EventId,
+    HandlerName, InstanceId, Lane, LeaseName, Position, RequestId, TenantId, TraceId, Version,
 };
 use crate::lifecycle::{CommandStatus, InboxStatus, OutboxStatus, TaskState};
 use crate::name::{CommandName, EventName};
@@ -63,7 +63,7 @@ pub enum StoreError {
     /// The command is not in the status that this write was based on: someone else has taken it.
     #[error("command {0} has been taken over by another instance")]
     CommandTaken(CommandId),
-    /// The lease has been taken over since; the effect was refused and nothing was written.
+    /// The lease has been taken over since, or was never this holder's; the effect was refused and nothing was written.
     #[error("lease {lease} is no longer held in epoch {epoch}")]
     Fenced {
         /// Which lease.
@@ -80,6 +80,19 @@ pub enum StoreError {
         values: usize,
         /// How many are accepted.
         limit: usize,
+    },
+    /// An event that was to be appended without a command is not one that the aggregate can have now. Nothing was written.
+    #[error("{event} cannot be appended to {aggregate}")]
+    ForbiddenEvent {
+        /// Which aggregate.
+        aggregate: AggregateKey,
+        /// The event's type.
+        event: String,
+        /// Stable code of why.
+        code: &'static str,
+        /// Why.
+        #[source]
+        source: BoxError,
     },
     /// A living thing of that name exists.
     #[error("{what} {name} exists already")]
@@ -186,9 +199,10 @@ impl StoreError {
             Self::Contention(_) | Self::Unavailable(_) | Self::Full(_) => ErrorClass::Transient,
             Self::Missing { .. } => ErrorClass::NotFound,
             Self::Unstorable(_) => ErrorClass::InvalidPayload,
-            Self::NameTaken { .. } | Self::UnknownStatus { .. } | Self::AppendTooLarge { .. } => {
-                ErrorClass::Validation
-            }
+            Self::NameTaken { .. }
+            | Self::UnknownStatus { .. }
+            | Self::AppendTooLarge { .. }
+            | Self::ForbiddenEvent { .. } => ErrorClass::Validation,
             Self::DuplicateEvent(_)
             | Self::Fenced { .. }
             | Self::BadUrl(_)
@@ -210,6 +224,7 @@ impl StoreError {
             Self::CommandTaken(_) => "command-taken",
             Self::Fenced { .. } => "fenced",
             Self::AppendTooLarge { .. } => "append-too-large",
+            Self::ForbiddenEvent { code, .. } => code,
             Self::NameTaken { .. } => "name-taken",
             Self::Missing { .. } => "missing",
             Self::UnknownStatus { .. } => "unknown-status",
@@ -243,6 +258,9 @@ impl StoreError {
             }
             Self::AppendTooLarge { .. } => {
                 "Decide fewer events per command: several commands, or one event with a list."
+            }
+            Self::ForbiddenEvent { .. } => {
+                "Append only events that the aggregate declares and that its machine allows in its state."
             }
             Self::NameTaken { .. } => "Choose another name, or remove the living one first.",
             Self::Missing { .. } => "Check the name; listings show what exists.",
@@ -312,7 +330,8 @@ pub struct Append {
     pub expected: Expected,
     /// The facts, in order. At least one.
     pub events: Vec<NewEvent>,
-    /// The folded state after them. `None` for an application that keeps the state in tables of its own.
+    /// The folded state after them. `None` for an application that keeps the state in tables of its own: a folded state
+    /// that is there is then out of date, and is removed.
     pub snapshot: Option<Snapshot>,
     /// Changes of the machine's state, in order.
     pub state_changes: Vec<StateChange>,
@@ -342,8 +361,45 @@ pub struct NewEvent {
     pub schema_version: u16,
     /// The fact.
     pub payload: Payload,
-    /// The channels that route it: one outbox row each.
-    pub channels: Vec<ChannelName>,
+    /// The channels that get it: one outbox row each.
+    pub channels: Routing,
+}
+
+/// Which channels get a fact.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Routing {
+    /// Those whose patterns fit its type, as the application has declared them.
+    #[default]
+    ByType,
+    /// These, whatever their patterns say.
+    To(Vec<ChannelName>),
+    /// None: it stands in the log, and is never published.
+    Nowhere,
+}
+
+impl Routing {
+    /// The channels that are named. None as long as it is not known which [`ByType`](Self::ByType) means.
+    pub fn channels(&self) -> &[ChannelName] {
+        match self {
+            Self::To(channels) => channels,
+            Self::ByType | Self::Nowhere => &[],
+        }
+    }
+}
+
+/// What an application has declared about facts that are appended without a command. The store asks it, so that such facts
+/// are checked, routed and folded as those of commands are.
+pub trait AppendRules: Send + Sync {
+    /// Whether aggregates of this kind have rules: then the store locks the row and shows it.
+    fn concern(&self, kind: &AggregateKind) -> bool;
+
+    /// The append as it is to be written on what is there now: with its channels, and, if the kind has rules, with the
+    /// changes of state, the deadline and the folded state that follow.
+    ///
+    /// # Errors
+    /// `ForbiddenEvent`: an event that the aggregate does not have, whose payload it cannot read, or that its machine does
+    /// not allow.
+    fn complete(&self, append: &Append, current: Option<&AggregateRow>) -> StoreResult<Append>;
 }
 
 /// The folded state of an aggregate.
@@ -476,7 +532,7 @@ pub struct CommandRecord {
     /// When the next retry is due.
     pub next_retry_at: Option<DateTime<Utc>>,
     /// Who works on it.
-    pub claim: Option<LeaseGrant>,
+    pub claim: Option<Claim>,
     /// When work on it began.
     pub started_at: Option<DateTime<Utc>>,
     /// When it ended.
@@ -699,21 +755,31 @@ pub struct FailedRow {
     pub event: EventEnvelope,
 }
 
-/// What became of one page of a clean-up.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cleaned<K> {
-    /// How many rows were deleted.
-    pub deleted: u64,
-    /// Behind which key the next page begins; none at the end.
-    pub next: Option<K>,
-}
-
-/// A lease that was granted: the right to do one thing, until somebody else holds a higher epoch.
+/// A lease that was granted: the right to do one thing, until somebody else holds it. Holder and epoch are checked in the
+/// transaction of every effect.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LeaseGrant {
     /// What is held.
     pub lease: LeaseName,
-    /// Rises each time the lease changes hands. Checked in the transaction of every effect.
+    /// By whom. A database that comes back from an older copy may give an epoch twice.
+    pub holder: InstanceId,
+    /// Rises each time the lease changes hands.
+    pub epoch: u64,
+}
+
+impl LeaseGrant {
+    /// How a row says that it was claimed under this grant.
+    pub fn claim(&self) -> Claim {
+        Claim { lease: self.lease.clone(), epoch: self.epoch }
+    }
+}
+
+/// Under which lease a row was claimed, as the row says it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Claim {
+    /// The lease.
+    pub lease: LeaseName,
+    /// In which epoch.
     pub epoch: u64,
 }
 
@@ -999,6 +1065,16 @@ pub trait Store: super::operations::Operations {
     /// counted: a command that has lost its holder `most` times before ends FAILED instead.
     async fn recover_commands(&self, now: DateTime<Utc>, most: u32) -> StoreResult<u64>;
 
+    /// Deletes some of the commands that were received and ended (COMPLETED, or FAILED for good) before a moment, no more
+    /// than `limit`; fenced by the lease. Answers how many: none when there are no more. Whoever sends one of them again
+    /// under its id has it run again.
+    async fn clean_commands(
+        &self,
+        lease: &LeaseGrant,
+        ended_before: DateTime<Utc>,
+        limit: u32,
+    ) -> StoreResult<u64>;
+
     /// One command.
     async fn command(&self, command_id: &CommandId) -> StoreResult<Option<CommandRecord>>;
 
@@ -1086,14 +1162,14 @@ pub trait Store: super::operations::Operations {
     /// As [`reopen_outbox`](Self::reopen_outbox), for the first `limit` rows that fit a filter.
     async fn reopen_failed(&self, filter: &FailedFilter, limit: u32, now: DateTime<Utc>) -> StoreResult<u64>;
 
-    /// Deletes SENT rows among the next `limit` behind `after` that were sent before a moment; fenced by the lease.
+    /// Deletes some of the SENT rows that were sent before a moment, no more than about `limit`; fenced by the lease.
+    /// Answers how many: none when there are no more.
     async fn clean_outbox(
         &self,
         lease: &LeaseGrant,
         sent_before: DateTime<Utc>,
-        after: u64,
         limit: u32,
-    ) -> StoreResult<Cleaned<u64>>;
+    ) -> StoreResult<u64>;
 
     /// Outbox rows of one event.
     async fn outbox_of(&self, event_id: EventId) -> StoreResult<Vec<OutboxRow>>;
@@ -1141,15 +1217,15 @@ pub trait Store: super::operations::Operations {
     /// Records a failed delivery and answers the number of failures so far.
     async fn fail_delivery(&self, failure: &InboxFailure<'_>) -> StoreResult<u32>;
 
-    /// Deletes HANDLED deliveries among the next `limit` behind `after` that were handled before a moment; fenced by the
-    /// lease. A delivery of such an event is first again: receivers refuse what is older than this horizon.
+    /// Deletes some of the deliveries that were HANDLED before a moment, no more than about `limit`; fenced by the lease.
+    /// Answers how many: none when there are no more. A delivery of such an event is first again: receivers refuse what
+    /// is older than this horizon.
     async fn clean_inbox(
         &self,
         lease: &LeaseGrant,
         handled_before: DateTime<Utc>,
-        after: Option<EventId>,
         limit: u32,
-    ) -> StoreResult<Cleaned<EventId>>;
+    ) -> StoreResult<u64>;
 
     /// Where a delivery is.
     async fn inbox_entry(&self, event_id: EventId, handler: &HandlerName) -> StoreResult<Option<InboxEntry>>;

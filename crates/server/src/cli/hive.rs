@@ -15,7 +15,7 @@ use towpath_hive::gateway::simulated::{Fates, SimulatedCluster, SimulatedSetting
 use towpath_hive::{Hive, HiveSettings};
 
 use self::kubernetes::KubernetesSection;
-use super::client::HiveAlerts;
+use super::client::{HiveAlerts, HiveAudit, HiveNamespaces, HiveOutbox, HiveSpecs};
 use super::config::ServeFlags;
 use super::migrate::failure;
 use super::{Failure, output};
@@ -25,8 +25,16 @@ use super::{Failure, output};
 pub(crate) enum HiveCommand {
     /// Make the read models anew from the log; the server may run meanwhile
     Rebuild(ServeFlags),
-    /// What an operator should know of the platform: its outages, the last one first
+    /// What an operator should know of: outages of the platform and deletions that take too long, the last one first
     Alerts(HiveAlerts),
+    /// The specifications that a service has had
+    Specs(HiveSpecs),
+    /// Who asked for what, the last request first
+    Audit(HiveAudit),
+    /// The namespaces that services were asked for in
+    Namespaces(HiveNamespaces),
+    /// Facts on their way to hive's channels; what was given up is DEAD
+    Outbox(HiveOutbox),
 }
 
 /// How much of a request's time is kept, at most, for what is done before and after a wait: recording what was asked for,
@@ -75,9 +83,17 @@ enum Gateway {
     Kubernetes,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 struct ServiceSection {
+    /// How long a service may be CREATING or UPDATING.
+    #[serde(with = "duration_text")]
+    converges_within: Duration,
+    /// How long a service may be DELETING before that is told.
+    #[serde(with = "duration_text")]
+    deleted_within: Duration,
+    /// Whether a READY service is brought back to what was asked for.
+    correct_drift: bool,
     observation: ObservationSection,
 }
 
@@ -159,6 +175,13 @@ impl Default for HiveConfig {
             simulated: SimulatedSection::default(),
             kubernetes: KubernetesSection::default(),
         }
+    }
+}
+
+impl Default for ServiceSection {
+    fn default() -> Self {
+        let HiveSettings { converges_within, deleted_within, correct_drift, .. } = HiveSettings::default();
+        Self { converges_within, deleted_within, correct_drift, observation: ObservationSection::default() }
     }
 }
 
@@ -265,6 +288,9 @@ impl HiveConfig {
             interval: Duration::from_millis(self.service.observation.interval_ms),
             ready_stale: self.service.observation.ready_stale_duration,
             failure_threshold: self.service.observation.failure_threshold,
+            converges_within: self.service.converges_within,
+            deleted_within: self.service.deleted_within,
+            correct_drift: self.service.correct_drift,
             concurrency: self.concurrency,
             poll: self.poll,
             timeout: self.timeout,
@@ -354,6 +380,10 @@ pub(crate) async fn run(command: HiveCommand) -> Result<(), Failure> {
     let flags = match command {
         HiveCommand::Rebuild(flags) => flags,
         HiveCommand::Alerts(alerts) => return alerts.run().await,
+        HiveCommand::Specs(specs) => return specs.run().await,
+        HiveCommand::Audit(audit) => return audit.run().await,
+        HiveCommand::Namespaces(namespaces) => return namespaces.run().await,
+        HiveCommand::Outbox(outbox) => return outbox.run().await,
     };
     let config = flags.config()?;
     let stale = config.hive.service.observation.ready_stale_duration;

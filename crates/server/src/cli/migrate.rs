@@ -27,10 +27,8 @@ pub(crate) async fn migrate(flags: ServeFlags) -> Result<(), Failure> {
 /// A store's error as a command line failure: what, why, and what to do.
 pub(crate) fn failure(error: &StoreError) -> Failure {
     let mut message = format!("{error} [{}]", error.code());
-    let mut cause = std::error::Error::source(error);
-    while let Some(inner) = cause {
-        message.push_str(&format!("\n  because: {inner}"));
-        cause = inner.source();
+    for cause in towpath::causes(error) {
+        message.push_str(&format!("\n  because: {cause}"));
     }
     message.push_str(&format!("\n{}", error.next_step()));
     match error {

@@ -38,6 +38,38 @@ pub(super) fn is_known(asked: &HeaderMap, tag: &str) -> bool {
     })
 }
 
+/// What `If-Match` names.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Tags<'t> {
+    /// Whatever there is.
+    Any,
+    /// What has one of these, without their quotes. Weak tags are not among them: for a change only the very same will do.
+    These(Vec<&'t str>),
+}
+
+/// Reads an `If-Match`; `None` if it is none. A list of weak tags alone has one that nothing has.
+pub(super) fn strong_tags(list: &str) -> Option<Tags<'_>> {
+    let list = list.trim();
+    if list == "*" {
+        return Some(Tags::Any);
+    }
+    let mut found = Vec::new();
+    let mut rest = list;
+    loop {
+        let (weak, quoted) = match rest.strip_prefix("W/") {
+            Some(quoted) => (true, quoted),
+            None => (false, rest),
+        };
+        let (tag, behind) = quoted.strip_prefix('"')?.split_once('"')?;
+        found.push(if weak { "" } else { tag });
+        let behind = behind.trim_start();
+        if behind.is_empty() {
+            return Some(Tags::These(found));
+        }
+        rest = behind.strip_prefix(',')?.trim_start();
+    }
+}
+
 /// The tags of a list, each with its quotes and without `W/`. Tags may hold commas, so the list is not split at them.
 fn tags(list: &str) -> impl Iterator<Item = &str> {
     let mut rest = list;
@@ -79,6 +111,22 @@ mod tests {
         for lists in [&[][..], &["\"b\""], &["a"], &["\"ab\""], &["\"a"], &["\""], &["W/"], &["\"x\"a\"y\""]]
         {
             assert!(!knows(lists, "\"a\""), "{lists:?}");
+        }
+    }
+
+    #[test]
+    fn a_change_names_strong_tags() {
+        for (list, tags) in [
+            ("\"1\"", vec!["1"]),
+            (" \"1\" ,\"a,b\" ", vec!["1", "a,b"]),
+            ("W/\"1\", \"2\"", vec!["", "2"]),
+            ("\"\"", vec![""]),
+        ] {
+            assert_eq!(strong_tags(list), Some(Tags::These(tags)), "{list}");
+        }
+        assert_eq!(strong_tags(" * "), Some(Tags::Any));
+        for list in ["", "1", "\"1", "\"1\" \"2\"", "\"1\",", "*, \"1\"", "w/\"1\""] {
+            assert_eq!(strong_tags(list), None, "{list}");
         }
     }
 

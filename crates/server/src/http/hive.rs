@@ -1,10 +1,13 @@
 //! Hive over HTTP: services that are asked for, and what has become of them.
 
+mod kept;
+mod shown;
+
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
 use serde::de::DeserializeOwned;
@@ -12,13 +15,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use towpath::observer::{ObserverStanding, Platform};
 use towpath::retry::ErrorClass;
-use towpath::{HandlerError, Receipt, Towpath};
+use towpath::{HandlerError, Receipt, SendError, Towpath};
 use towpath_hive::alerts::Alert;
-use towpath_hive::failures::LookFailure;
 use towpath_hive::schemas::{EventType, event_types};
-use towpath_hive::service::{Service, ServiceAsked, ServiceCommand, ServiceStatus, UpdateAsked};
-use towpath_hive::views::ServiceRow;
-use towpath_hive::{Hive, OBSERVER, ServiceView};
+use towpath_hive::service::{
+    DeleteAsked, SPEC_VERSION_MISMATCH, Service, ServiceAsked, ServiceCommand, ServiceStatus, UpdateAsked,
+};
+use towpath_hive::spec::EnvValue;
+use towpath_hive::{Hive, OBSERVER};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -26,10 +30,12 @@ use utoipa_axum::routes;
 use super::App;
 use super::access::Caller;
 use super::command_ids::{idempotency_key, send_under_key, sent_under_key};
+use super::conditional;
 use super::facts::History;
 use super::memory::{Memory, PAGE_BYTES};
 use super::problem::{AfterDone as _, Problem};
 use super::wire::{StateChange, one_of};
+use shown::{Shown, env_asked};
 
 /// The paths of this part.
 pub(super) fn routes() -> OpenApiRouter<App> {
@@ -43,6 +49,10 @@ pub(super) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(events))
         .routes(routes!(observer))
         .routes(routes!(alerts))
+        .routes(routes!(kept::specs))
+        .routes(routes!(kept::audit))
+        .routes(routes!(kept::namespaces))
+        .routes(routes!(kept::outbox))
 }
 
 /// The largest page of a listing.
@@ -71,10 +81,10 @@ struct Asked {
     /// A DNS label of RFC 1123: it may begin with a digit.
     #[schema(min_length = 1, max_length = 63, pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", example = "shop")]
     namespace: String,
-    #[schema(min_length = 1, example = "registry.example/cart:1")]
+    #[schema(min_length = 1, max_length = 1024, example = "registry.example/cart:1")]
     image: String,
-    #[schema(required = false)]
-    env: std::collections::BTreeMap<String, String>,
+    #[schema(required = false, schema_with = env_asked)]
+    env: std::collections::BTreeMap<String, EnvValue>,
     #[schema(maximum = 4294967295_i64)]
     min_scale: Option<u32>,
     #[schema(maximum = 4294967295_i64)]
@@ -100,10 +110,10 @@ struct Changed {
     name: Option<String>,
     #[schema(min_length = 1, max_length = 63, example = "shop")]
     namespace: Option<String>,
-    #[schema(min_length = 1, example = "registry.example/cart:2")]
+    #[schema(min_length = 1, max_length = 1024, example = "registry.example/cart:2")]
     image: String,
-    #[schema(required = false)]
-    env: std::collections::BTreeMap<String, String>,
+    #[schema(required = false, schema_with = env_asked)]
+    env: std::collections::BTreeMap<String, EnvValue>,
     #[schema(maximum = 4294967295_i64)]
     min_scale: Option<u32>,
     #[schema(maximum = 4294967295_i64)]
@@ -116,77 +126,9 @@ struct Changed {
     /// Answer when the outcome is known (READY or FAILED), or when that takes too long.
     #[schema(required = false)]
     wait: bool,
-}
-
-/// A service as it is. `image`, `env`, `minScale`, `maxScale` and `concurrency` are what is asked for: what an update
-/// replaces.
-#[derive(Serialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-#[schema(as = HiveService)]
-struct Shown {
-    id: String,
-    name: String,
-    namespace: String,
-    status: Option<&'static str>,
-    /// Why it is FAILED: a code.
-    status_reason: Option<String>,
-    /// Why it is FAILED: a text for people.
-    status_message: Option<String>,
-    desired_spec_hash: String,
-    observed_spec_hash: Option<String>,
-    /// Whether what was last seen on the platform is ready.
-    ready: bool,
-    /// Whether the resource was there when it was last looked for; null before the first look.
-    present: Option<bool>,
-    /// Whether it runs something else than what was asked for, although it is READY.
-    drifted: bool,
-    version: u64,
-    spec_version: u64,
-    image: String,
-    env: std::collections::BTreeMap<String, String>,
-    min_scale: Option<u32>,
-    max_scale: Option<u32>,
-    concurrency: Option<u32>,
-    url: Option<String>,
-    latest_ready_revision: Option<String>,
-    observed_at: Option<DateTime<Utc>>,
-    /// The last specification that was seen to run; 0 for none.
-    converged_spec_version: u64,
-    /// The last specification that was seen not to run; 0 for none.
-    failed_spec_version: u64,
-    /// When the resource was seen to be gone although nobody had asked for that; null when it was there since.
-    purged_at: Option<DateTime<Utc>>,
-    /// When it was last looked at, whether or not anything was new. Not in lists.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    looked_at: Option<DateTime<Utc>>,
-    /// Why it could not be looked at since, or why something could not be done to it; not there when all is well, and not
-    /// in lists.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    last_failure: Option<FailureShown>,
-    /// The command that was just carried out.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    command_id: Option<String>,
-}
-
-/// Why something could not be done.
-#[derive(Serialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-#[schema(as = HiveLookFailure)]
-struct FailureShown {
-    /// A stable code.
-    code: String,
-    /// A text for people.
-    message: String,
-    /// Since when it fails.
-    since: DateTime<Utc>,
-    /// When it failed last.
-    failed_at: DateTime<Utc>,
-}
-
-impl From<LookFailure> for FailureShown {
-    fn from(LookFailure { code, message, since, failed_at }: LookFailure) -> Self {
-        Self { code, message, since, failed_at }
-    }
+    /// Only if this is the specification that it has now. `If-Match` says the same.
+    #[schema(minimum = 0, maximum = 9007199254740991_i64)]
+    if_spec_version: Option<u64>,
 }
 
 /// Services, by id.
@@ -268,13 +210,13 @@ async fn create(
     let command = || towpath.send::<Service>(&id, ServiceCommand::Create(asked.clone()));
     let receipt = send_under_key(towpath, &caller.name, key, command).await?;
     let status = if receipt.replayed { StatusCode::OK } else { StatusCode::CREATED };
-    answer(hive, towpath, &id, status, asked.wait, Some((&receipt, key))).await
+    answer(&app, &caller, &id, status, asked.wait, Some((&receipt, key))).await
 }
 
 /// Lists services
 ///
 /// From the status view, which is a moment behind. There may be fewer than were asked for where they are large: `next`
-/// tells, not their number.
+/// tells, not their number. A viewer sees the names of variables that are written out, and not their values.
 #[utoipa::path(
     get, path = "/api/hive/services", tag = "hive", operation_id = "listServices",
     params(Listing),
@@ -283,6 +225,7 @@ async fn create(
 async fn list(
     State(app): State<App>,
     State(memory): State<Memory>,
+    caller: Caller,
     listing: Result<Query<Listing>, QueryRejection>,
 ) -> Result<Response, Problem> {
     let hive = hive_of(&app)?;
@@ -294,34 +237,39 @@ async fn list(
     let (rows, may_go_on) = services.await.map_err(broken)?;
     let next = rows.last().filter(|_| may_go_on).map(|row| row.service_id.clone());
     // A row is let go when it is shown: there is room for a page twice, and it is yet to be written.
-    let services = rows.into_iter().map(Shown::of_row).collect();
+    let services = rows.into_iter().map(|row| Shown::of_row(row, &caller)).collect();
     room.json(&Services { services, next })
 }
 
 /// Shows a service
+///
+/// Its `ETag` is the version of its specification: what `If-Match` of an update or a delete names. A viewer sees the names of
+/// variables that are written out, and not their values.
 #[utoipa::path(
     get, path = "/api/hive/services/{id}", tag = "hive", operation_id = "showService",
     params(("id" = String, Path, description = "The service's id.")),
     responses((status = 200, description = "As it is now.", body = Shown), (status = 404, description = "There is none."))
 )]
-async fn show(State(app): State<App>, id: Id) -> Result<Response, Problem> {
-    let (hive, id) = (hive_of(&app)?, path(id)?);
-    answer(hive, &app.towpath, &id, StatusCode::OK, false, None).await
+async fn show(State(app): State<App>, caller: Caller, id: Id) -> Result<Response, Problem> {
+    answer(&app, &caller, &path(id)?, StatusCode::OK, false, None).await
 }
 
 /// Updates a service
 ///
 /// Only one that is READY or FAILED. The body replaces the whole specification: `env`, `minScale`, `maxScale` and
-/// `concurrency` that are left out are not kept, but unset. To change one thing, send the others as the service shows them.
+/// `concurrency` that are left out are not kept, but unset. To change one thing, send the others as the service shows them,
+/// with its `ETag` as `If-Match`: if somebody was quicker, nothing is changed.
 #[utoipa::path(
     put, path = "/api/hive/services/{id}", tag = "hive", operation_id = "updateService",
     params(("id" = String, Path, description = "The service's id."),
+        ("If-Match" = Option<String>, Header, description = "Only if it has this specification: its `ETag`.", pattern = r#"^(\*|(W/)?"[!#-~]*"(, ?(W/)?"[!#-~]*")*)$"#),
         ("Idempotency-Key" = Option<String>, Header, description = "The command's id.")),
     request_body = Changed,
     responses(
         (status = 200, description = "It was accepted.", body = Shown),
         (status = 404, description = "There is none."),
         (status = 409, description = "Not in this state; the answer says what is possible."),
+        (status = 412, description = "It has another specification by now."),
         (status = 422, description = "The specification cannot be."),
     )
 )]
@@ -333,12 +281,15 @@ async fn update(
     body: Body,
 ) -> Result<Response, Problem> {
     let (hive, towpath, id) = (hive_of(&app)?, &app.towpath, path(id)?);
-    let asked: UpdateAsked = read(body)?;
+    let mut asked: UpdateAsked = read(body)?;
     asked.spec().map_err(cannot_be)?;
+    if let Some(version) = spec_version_of(hive, towpath, &id, &headers).await? {
+        asked.if_spec_version = Some(version);
+    }
     let key = idempotency_key(&headers)?;
     let command = || towpath.send::<Service>(&id, ServiceCommand::Update(asked.clone()));
-    let receipt = send_under_key(towpath, &caller.name, key, command).await?;
-    answer(hive, towpath, &id, StatusCode::OK, asked.wait, Some((&receipt, key))).await
+    let receipt = send_under_key(towpath, &caller.name, key, command).await.map_err(refused)?;
+    answer(&app, &caller, &id, StatusCode::OK, asked.wait, Some((&receipt, key))).await
 }
 
 /// Deletes a service
@@ -347,11 +298,13 @@ async fn update(
 #[utoipa::path(
     delete, path = "/api/hive/services/{id}", tag = "hive", operation_id = "deleteService",
     params(("id" = String, Path, description = "The service's id."),
+        ("If-Match" = Option<String>, Header, description = "Only if it has this specification: its `ETag`.", pattern = r#"^(\*|(W/)?"[!#-~]*"(, ?(W/)?"[!#-~]*")*)$"#),
         ("Idempotency-Key" = Option<String>, Header, description = "The command's id.")),
     responses(
         (status = 200, description = "It was accepted.", body = Shown),
         (status = 404, description = "There is none."),
         (status = 409, description = "Not in this state; the answer says what is possible."),
+        (status = 412, description = "It has another specification by now."),
     )
 )]
 async fn delete(
@@ -360,7 +313,9 @@ async fn delete(
     id: Id,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    plain(&app, &caller, path(id)?, &headers, || ServiceCommand::Delete {}).await
+    let id = path(id)?;
+    let if_spec_version = spec_version_of(hive_of(&app)?, &app.towpath, &id, &headers).await?;
+    plain(&app, &caller, id, &headers, || ServiceCommand::Delete(DeleteAsked { if_spec_version })).await
 }
 
 /// Refreshes a service
@@ -588,8 +543,10 @@ async fn observer(State(app): State<App>) -> Result<Response, Problem> {
 #[serde(rename_all = "camelCase")]
 #[schema(as = HiveAlert)]
 struct ShownAlert {
-    /// Which one: `gateway-down`.
+    /// Which one: `gateway-down` or `deletion-stuck`.
     alert: String,
+    /// Of which service; null when it is the platform's.
+    service_id: Option<String>,
     /// A stable code: what was noticed.
     code: String,
     /// A text for people.
@@ -608,8 +565,8 @@ struct Alerts {
 
 /// Lists hive's alerts
 ///
-/// The last raised first; one that lasts has no `clearedAt`. The same on every instance: each outage of the platform is
-/// raised once and cleared once.
+/// The last raised first; one that lasts has no `clearedAt`. The same on every instance: each outage of the platform, and each
+/// deletion that takes too long, is raised once and cleared once.
 #[utoipa::path(
     get, path = "/api/hive/alerts", tag = "hive", operation_id = "hiveAlerts",
     responses((status = 200, description = "The last 100.", body = Alerts))
@@ -617,57 +574,10 @@ struct Alerts {
 async fn alerts(State(app): State<App>) -> Result<Response, Problem> {
     let alerts = hive_of(&app)?.alerts(app.towpath.store(), MOST_ALERTS).await?;
     let alerts = alerts.into_iter().map(|alert| {
-        let Alert { alert, code, message, raised_at, cleared_at } = alert;
-        ShownAlert { alert, code, message, raised_at, cleared_at }
+        let Alert { alert, service_id, code, message, raised_at, cleared_at } = alert;
+        ShownAlert { alert, service_id, code, message, raised_at, cleared_at }
     });
     Ok(Json(Alerts { alerts: alerts.collect() }).into_response())
-}
-
-impl Shown {
-    fn of(view: &ServiceView) -> Self {
-        let service = &view.service;
-        let snapshot = service.snapshot.as_ref();
-        let ready_status = service.status == Some(ServiceStatus::Ready);
-        Self {
-            id: view.service_id.clone(),
-            name: service.resource.name.clone(),
-            namespace: service.resource.namespace.clone(),
-            status: service.status.map(|status| status.as_str()),
-            status_reason: service.failure.as_ref().map(|failure| failure.reason.clone()),
-            status_message: service.failure.as_ref().map(|failure| failure.message.clone()),
-            desired_spec_hash: service.desired_spec_hash.to_string(),
-            observed_spec_hash: snapshot
-                .and_then(|snapshot| snapshot.observed_spec_hash.as_ref())
-                .map(ToString::to_string),
-            ready: snapshot.and_then(|snapshot| snapshot.ready).unwrap_or(false),
-            present: snapshot.map(|snapshot| snapshot.present),
-            drifted: ready_status
-                && snapshot.is_some_and(|snapshot| {
-                    snapshot.observed_spec_hash.as_ref() != Some(&service.desired_spec_hash)
-                }),
-            version: view.version,
-            spec_version: service.spec_version,
-            image: service.spec.image.clone(),
-            env: service.spec.env.clone(),
-            min_scale: service.spec.min_scale,
-            max_scale: service.spec.max_scale,
-            concurrency: service.spec.concurrency,
-            url: snapshot.and_then(|snapshot| snapshot.url.clone()),
-            latest_ready_revision: snapshot.and_then(|snapshot| snapshot.latest_ready_revision.clone()),
-            observed_at: snapshot.map(|snapshot| snapshot.observed_at),
-            converged_spec_version: service.converged_spec_version,
-            failed_spec_version: service.failed_spec_version,
-            purged_at: service.purged_at,
-            looked_at: None,
-            last_failure: None,
-            command_id: None,
-        }
-    }
-
-    fn of_row(row: ServiceRow) -> Self {
-        let ServiceRow { service_id, version, service, .. } = row;
-        Self::of(&ServiceView { service_id, version, service })
-    }
 }
 
 /// A command without a body.
@@ -678,21 +588,72 @@ async fn plain(
     headers: &HeaderMap,
     command: impl Fn() -> ServiceCommand,
 ) -> Result<Response, Problem> {
-    let (hive, towpath, key) = (hive_of(app)?, &app.towpath, idempotency_key(headers)?);
+    hive_of(app)?;
+    let (towpath, key) = (&app.towpath, idempotency_key(headers)?);
     let command = || towpath.send::<Service>(&id, command());
-    let receipt = send_under_key(towpath, &caller.name, key, command).await?;
-    answer(hive, towpath, &id, StatusCode::OK, false, Some((&receipt, key))).await
+    let receipt = send_under_key(towpath, &caller.name, key, command).await.map_err(refused)?;
+    answer(app, caller, &id, StatusCode::OK, false, Some((&receipt, key))).await
+}
+
+/// The version of the specification that `If-Match` names. Of several it is the one that the service has, or the last of
+/// them, which is then refused where it is decided.
+async fn spec_version_of(
+    hive: &Hive,
+    towpath: &Towpath,
+    id: &str,
+    headers: &HeaderMap,
+) -> Result<Option<u64>, Problem> {
+    let mut versions = Vec::new();
+    for list in headers.get_all(header::IF_MATCH) {
+        let tags = list.to_str().ok().and_then(conditional::strong_tags);
+        let tags = tags.ok_or_else(|| {
+            Problem::malformed("If-Match is no list of tags", "Send the ETag of the service as it was shown.")
+        })?;
+        match tags {
+            conditional::Tags::Any => return Ok(None),
+            conditional::Tags::These(tags) => {
+                versions.extend(tags.into_iter().map(|tag| tag.parse::<u64>().ok()))
+            }
+        }
+    }
+    if versions.is_empty() {
+        return Ok(None);
+    }
+    let versions: Vec<u64> = versions.into_iter().flatten().collect();
+    let Some(last) = versions.iter().max().copied() else {
+        return Err(other_spec("no specification has the tag that If-Match names".to_owned()));
+    };
+    if versions.len() == 1 {
+        return Ok(Some(last));
+    }
+    let is = hive.service(towpath, id).await?.map(|view| view.service.spec_version);
+    Ok(is.filter(|is| versions.contains(is)).or(Some(last)))
+}
+
+/// A no of the service to a request.
+fn refused(error: SendError) -> Problem {
+    match error.code() == SPEC_VERSION_MISMATCH {
+        true => other_spec(error.to_string()),
+        false => error.into(),
+    }
+}
+
+fn other_spec(title: String) -> Problem {
+    let detail =
+        "Nothing was changed. Read the service again, look at what has changed, and send its new ETag.";
+    Problem::new(StatusCode::PRECONDITION_FAILED, SPEC_VERSION_MISMATCH, title, detail)
 }
 
 /// What is now, or what is when the service has settled.
 async fn answer(
-    hive: &Hive,
-    towpath: &Towpath,
+    app: &App,
+    caller: &Caller,
     id: &str,
     status: StatusCode,
     wait: bool,
     done: Option<(&Receipt, Option<&str>)>,
 ) -> Result<Response, Problem> {
+    let (hive, towpath) = (hive_of(app)?, &app.towpath);
     let view = if wait { hive.settled(towpath, id).await } else { hive.service(towpath, id).await };
     let view = match done {
         // Who has no key cannot ask again. With one, asking again tells.
@@ -706,13 +667,9 @@ async fn answer(
         Some((_, None)) => looks.after_it_was_done()?,
         _ => looks?,
     };
-    let shown = Shown {
-        looked_at: looks.looked_at,
-        last_failure: looks.failure.map(FailureShown::from),
-        command_id,
-        ..Shown::of(&view)
-    };
-    Ok((status, Json(shown)).into_response())
+    let shown = Shown::of(view, caller).with(looks, command_id);
+    let tag = format!("\"{}\"", shown.spec_version);
+    Ok((status, [(header::ETAG, tag)], Json(shown)).into_response())
 }
 
 async fn exists(hive: &Hive, towpath: &Towpath, id: &str) -> Result<(), Problem> {
@@ -757,7 +714,7 @@ fn read<T: DeserializeOwned>(body: Body) -> Result<T, Problem> {
 fn cannot_be(flaw: towpath_hive::service::SpecFlaw) -> Problem {
     Problem::new(
         StatusCode::UNPROCESSABLE_ENTITY,
-        "invalid-service-spec",
+        flaw.code(),
         flaw.to_string(),
         "Correct what the title names.",
     )

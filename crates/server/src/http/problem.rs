@@ -6,7 +6,7 @@ use serde::Serialize;
 use towpath::ids::InvalidId;
 use towpath::ports::store::StoreError;
 use towpath::retry::ErrorClass;
-use towpath::{ChannelError, LettersError, OutboxError, SendError};
+use towpath::{ChannelError, LettersError, OutboxError, SendError, with_causes};
 use utoipa::ToSchema;
 
 use super::request;
@@ -190,14 +190,8 @@ impl From<SendError> for Problem {
                 _ => StatusCode::UNPROCESSABLE_ENTITY,
             },
         };
-        let mut title = error.to_string();
-        let mut cause = std::error::Error::source(&error);
         // What the database says is for the log; what is wrong with the request is for who sent it.
-        while let Some(inner) = cause.filter(|_| status.is_client_error()) {
-            title.push_str(": ");
-            title.push_str(&inner.to_string());
-            cause = inner.source();
-        }
+        let title = if status.is_client_error() { with_causes(&error) } else { error.to_string() };
         let passing = matches!(
             error,
             SendError::StillProcessing(_)

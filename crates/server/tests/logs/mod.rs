@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use towpath::ids::{AggregateKey, CorrelationId, EventId};
 use towpath::name::EventName;
-use towpath::ports::store::{Append, DeadlineChange, Expected, NewEvent, Store, StoreError, StoreTx};
+use towpath::ports::store::{
+    Append, DeadlineChange, Expected, NewEvent, Routing, Store, StoreError, StoreTx,
+};
 use towpath::{ChangeContext, Payload, RecordedEvent, Scratch, SqlStore, StoreOptions, StoreUrl};
 use uuid::Uuid;
 
@@ -241,7 +243,7 @@ fn append_of(aggregate: AggregateKey, version: u64, count: u64) -> Append {
         event_type: EventName::from_stored("order.noted"),
         schema_version: 1,
         payload: Payload::from_text(format!("{{\"n\": {number}, \"amount\": 1.50}}")).unwrap(),
-        channels: Vec::new(),
+        channels: Routing::Nowhere,
     });
     Append {
         expected: if version == 0 { Expected::New } else { Expected::Exactly(version) },

@@ -5,7 +5,9 @@
 //! of one aggregate rise with its versions. Everything else is gated on it.
 
 use towpath_core::ids::{CommandId, Version};
-use towpath_core::ports::store::{Append, Appended, CommandRecord, Expected, StoreError, StoreResult};
+use towpath_core::ports::store::{
+    Append, AppendRules, Appended, CommandRecord, Expected, Routing, StoreError, StoreResult,
+};
 
 use crate::dialect::Dialect;
 use crate::rows::{
@@ -37,6 +39,26 @@ pub(crate) async fn append_tx(session: &mut Session<'_>, append: &Append) -> Sto
             Err(error)
         }
     }
+}
+
+/// Completes an append by what the application has declared, on the row as it is now, which is then locked. An append at
+/// any version becomes one at the version that was found.
+pub(crate) async fn complete(
+    session: &mut Session<'_>,
+    append: &Append,
+    rules: &dyn AppendRules,
+) -> StoreResult<Append> {
+    if !rules.concern(&append.aggregate.kind) {
+        return rules.complete(append, None);
+    }
+    let row = crate::ops::reads::lock_aggregate(session, append).await?;
+    let version = row.as_ref().map_or(0, |row| row.version);
+    let expected = match append.expected {
+        Expected::Any => Expected::after(version),
+        expected if expected == Expected::after(version) => expected,
+        _ => return Err(conflict(append)),
+    };
+    Ok(Append { expected, ..rules.complete(append, row.as_ref())? })
 }
 
 /// Appends inside a transaction that is rolled back when this is refused.
@@ -174,10 +196,10 @@ fn parts<'a>(append: &'a Append, record: Option<&'a CommandRecord>, base: Versio
             values: values.collect(),
         });
     }
-    let routed: usize = append.events.iter().map(|event| event.channels.len()).sum();
+    let routed: usize = append.events.iter().map(|event| event.channels.channels().len()).sum();
     if routed > 0 {
         let values = append.events.iter().flat_map(|event| {
-            event.channels.iter().flat_map(move |channel| outbox_values(append, event, channel))
+            event.channels.channels().iter().flat_map(move |channel| outbox_values(append, event, channel))
         });
         parts.push(Part {
             name: "append.event_outbox",
@@ -287,11 +309,16 @@ fn check(append: &Append) -> StoreResult<()> {
     if append.events.is_empty() {
         return refuse(format!("{} was given no events to append", append.aggregate));
     }
+    if append.events.iter().any(|event| event.channels == Routing::ByType) {
+        return refuse(
+            "nobody has said which channels take the events; name them, or Routing::Nowhere".to_owned(),
+        );
+    }
     if append.state_changes.iter().any(|change| change.event_index >= append.events.len()) {
         return refuse("a state change names an event that is not in the append".to_owned());
     }
     let columns = |table: &Table| table.written_columns().count();
-    let routed: usize = append.events.iter().map(|event| event.channels.len()).sum();
+    let routed: usize = append.events.iter().map(|event| event.channels.channels().len()).sum();
     let values = append.events.len() * (columns(&DOMAIN_EVENTS) + columns(&EVENT_PENDING))
         + append.state_changes.len() * columns(&STATE_EVENTS)
         + routed * columns(&EVENT_OUTBOX)

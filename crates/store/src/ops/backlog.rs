@@ -84,7 +84,7 @@ async fn outbox(
     if channels.is_empty() {
         return Ok(Vec::new());
     }
-    let [_, ready, parked, failed] = EVENT_OUTBOX.indexes else {
+    let [_, ready, parked, failed, ..] = EVENT_OUTBOX.indexes else {
         return Err(unreadable("event_outbox", "its indexes are not those of this build"));
     };
     let mut keys = values![];

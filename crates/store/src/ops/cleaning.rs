@@ -1,124 +1,145 @@
-//! Clean-up: deletes what was delivered long ago, a page at a time.
-//!
-//! There is no index by status and time: every append and every delivery would pay for it. Numbers of outbox rows rise
-//! with time, and so do our event ids (UUIDv7), so a walk by the primary key from the beginning meets the oldest first, and
-//! a page with nothing old in it is the end of them. What stands there for longer (given up, parked) is walked over.
+//! Clean-up: deletes what was over long ago, a page at a time, by indexes that hold nothing else. What must stay (given up,
+//! dead, waiting), however much of it there is, is not looked at.
 
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use towpath_core::ids::EventId;
-use towpath_core::lifecycle::{InboxStatus, OutboxStatus, TaskState};
-use towpath_core::ports::store::{Cleaned, LeaseGrant, StoreResult};
-use uuid::Uuid;
+use towpath_core::ports::store::{LeaseGrant, StoreResult};
 
 use crate::ops::leases::fence;
-use crate::sql::{Session, values};
+use crate::schema::{EVENT_OUTBOX, INBOX, Index};
+use crate::sql::{Session, Value, unreadable, values};
 
-/// Deletes rows of one page that were sent before a moment. Runs in a transaction.
+/// Deletes rows that were sent before a moment, at most so many. Runs in a transaction.
+///
+/// Of each channel the oldest rows are looked at, and a page with nothing old in it is the end of them: numbers rise with
+/// time. What was sent much later than it was written is in nobody's way for longer than until it is old, too.
 pub(crate) async fn outbox(
     session: &mut Session<'_>,
     lease: &LeaseGrant,
     before: DateTime<Utc>,
-    after: u64,
     limit: u32,
-) -> StoreResult<Cleaned<u64>> {
-    let sql = format!(
-        "SELECT outbox_id, status, status_changed_at FROM event_outbox WHERE outbox_id > ? \
-         ORDER BY outbox_id LIMIT {limit}"
+) -> StoreResult<u64> {
+    let (channel, sent) = session.dialect().partial(sent_rows()?, "o.");
+    let (pinned, first) = session.dialect().pinned(&channel);
+    let next_channel =
+        format!("SELECT o.channel FROM event_outbox o WHERE {channel} > ?{sent} ORDER BY {channel} LIMIT 1");
+    let page = format!(
+        "SELECT o.outbox_id, o.status_changed_at FROM event_outbox o WHERE {pinned}{sent} \
+         ORDER BY {first}o.outbox_id LIMIT {limit}"
     );
-    let rows = session.rows("clean.outbox_page", &sql, values![after]).await?;
-    let (mut page, mut old) = (Page::default(), Vec::new());
-    for row in &rows {
-        let id = row.count("outbox_id")?;
-        let is_old = row.time("status_changed_at")? < before;
-        page.see(id, is_old);
-        if is_old && row.text("status")? == OutboxStatus::Sent.as_str() {
-            old.push(id.cast_signed());
+    let (mut deleted, mut behind) = (0, String::new());
+    while deleted < u64::from(limit) {
+        let found = session.row("clean.outbox_channel", &next_channel, values![behind.as_str()]).await?;
+        let Some(row) = found else { break };
+        behind = row.text("channel")?;
+        let keys = pinned.matches('?').map(|_| Value::from(behind.as_str())).collect();
+        let mut old = Vec::new();
+        for row in session.rows("clean.outbox_page", &page, keys).await? {
+            if row.time("status_changed_at")? < before {
+                old.push(row.long("outbox_id")?);
+            }
         }
-    }
-    let mut deleted = 0;
-    if !old.is_empty() {
+        if old.is_empty() {
+            continue;
+        }
         let mut keys = values![];
         let chosen = session.choose_from("event_outbox", "outbox_id", old, &mut keys);
         let sql = format!("{} WHERE {} AND status = 'SENT'", chosen.delete, chosen.condition);
-        deleted = session.execute("clean.outbox", &sql, keys).await?;
+        deleted += session.execute("clean.outbox", &sql, keys).await?;
     }
     fence(session, std::slice::from_ref(lease)).await?;
-    Ok(Cleaned { deleted, next: page.next(rows.len(), limit) })
+    Ok(deleted)
 }
 
-/// Deletes deliveries of one page that were handled before a moment, and failures that nothing has followed since: they
-/// were given up to the broker, or their letter was discarded. Runs in a transaction.
+/// Deletes deliveries that were handled before a moment, and failures that nothing has followed since: they were given up
+/// to the broker, or their letter was discarded. Runs in a transaction.
 pub(crate) async fn inbox(
     session: &mut Session<'_>,
     lease: &LeaseGrant,
     before: DateTime<Utc>,
-    after: Option<EventId>,
     limit: u32,
-) -> StoreResult<Cleaned<EventId>> {
-    let from = after.map_or(uuid::Uuid::nil(), |id| id.0);
-    let sql = format!(
-        "SELECT event_id, status, status_changed_at FROM inbox WHERE event_id > ? \
-         ORDER BY event_id, handler LIMIT {limit}"
-    );
-    let rows = session.rows("clean.inbox_page", &sql, values![from]).await?;
-    let (mut page, mut over) = (Page::default(), false);
-    for row in &rows {
-        let is_old = row.time("status_changed_at")? < before;
-        page.see(EventId(row.uuid("event_id")?), is_old);
-        over |= is_old && row.text("status")? != InboxStatus::Dead.as_str();
-    }
-    let mut deleted = 0;
-    if let (Some(last), true) = (page.last, over) {
-        let sql = "DELETE FROM inbox WHERE event_id > ? AND event_id <= ? AND status <> 'DEAD' \
-             AND status_changed_at < ?";
-        deleted = session.execute("clean.inbox", sql, values![from, last.0, before]).await?;
-    }
-    fence(session, std::slice::from_ref(lease)).await?;
-    // Ids that others made need not rise with time. Most of them lie behind all of ours, so the walk goes on there, and
-    // there it goes to the end.
-    let ours_until = EventId(uuid::Uuid::now_v7());
-    let next = match (page.last, rows.len() >= limit as usize) {
-        (Some(last), true) if last.0 > ours_until.0 || page.some_old => Some(last),
-        (Some(_), true) => Some(ours_until),
-        _ => None,
-    };
-    Ok(Cleaned { deleted, next })
+) -> StoreResult<u64> {
+    let (changed_at, over) = session.dialect().partial(&INBOX.indexes[0], "");
+    let what = What { table: "inbox", over: &over, ended_at: &changed_at };
+    delete_oldest(session, lease, &what, before, limit).await
 }
 
-/// Deletes timers of one page that ended before a moment. Runs in a transaction.
+/// Deletes timers that ended before a moment. Runs in a transaction.
 pub(crate) async fn timers(
     session: &mut Session<'_>,
     lease: &LeaseGrant,
     before: DateTime<Utc>,
-    after: Option<Uuid>,
     limit: u32,
-) -> StoreResult<Cleaned<Uuid>> {
-    let from = after.unwrap_or(Uuid::nil());
+) -> StoreResult<u64> {
+    // One that failed and is tried again has not finished.
+    let what = What { table: "timers", over: "", ended_at: "finished_at" };
+    delete_oldest(session, lease, &what, before, limit).await
+}
+
+/// Deletes commands that were received and ended before a moment: COMPLETED, or FAILED for good. Runs in a transaction.
+pub(crate) async fn commands(
+    session: &mut Session<'_>,
+    lease: &LeaseGrant,
+    before: DateTime<Utc>,
+    limit: u32,
+) -> StoreResult<u64> {
     let sql = format!(
-        "SELECT timer_id, state, state_changed_at FROM timers WHERE timer_id > ? ORDER BY timer_id LIMIT {limit}"
+        "SELECT command_id FROM command_box WHERE received_at < ? AND status IN ('COMPLETED', 'FAILED') \
+         AND next_retry_at IS NULL AND status_changed_at < ? ORDER BY received_at LIMIT {limit}"
     );
-    let rows = session.rows("clean.timers_page", &sql, values![from]).await?;
-    let (mut page, mut ended) = (Page::default(), false);
-    for row in &rows {
-        let is_old = row.time("state_changed_at")? < before;
-        page.see(row.uuid("timer_id")?, is_old);
-        ended |= is_old && row.text("state")?.parse::<TaskState>().is_ok_and(TaskState::is_terminal);
-    }
+    let old = session.rows("clean.commands_page", &sql, values![before, before]).await?;
     let mut deleted = 0;
-    if let (Some(last), true) = (page.last, ended) {
-        let over = TaskState::ALL.iter().filter(|state| state.is_terminal());
-        let over: Vec<String> = over.map(|state| format!("'{}'", state.as_str())).collect();
+    if !old.is_empty() {
         let sql = format!(
-            "DELETE FROM timers WHERE timer_id > ? AND timer_id <= ? AND state_changed_at < ? AND state IN ({})",
-            over.join(", ")
+            "DELETE FROM command_box WHERE command_id IN ({}) AND status IN ('COMPLETED', 'FAILED') \
+             AND next_retry_at IS NULL",
+            vec!["?"; old.len()].join(", ")
         );
-        deleted = session.execute("clean.timers", &sql, values![from, last, before]).await?;
+        let ids = old.iter().map(|row| Ok(Value::from(row.text("command_id")?)));
+        deleted = session.execute("clean.commands", &sql, ids.collect::<StoreResult<_>>()?).await?;
     }
     fence(session, std::slice::from_ref(lease)).await?;
-    // An application may give ids of its own, which need not rise with time: the walk goes to the end.
-    Ok(Cleaned { deleted, next: page.last.filter(|_| rows.len() >= limit as usize) })
+    Ok(deleted)
+}
+
+/// Rows that can be deleted, by an index on when they ended.
+struct What<'a> {
+    table: &'static str,
+    over: &'a str,
+    ended_at: &'a str,
+}
+
+/// Deletes those that ended first: a page is found by its last one, so that no database has to be told how to limit a
+/// DELETE.
+async fn delete_oldest(
+    session: &mut Session<'_>,
+    lease: &LeaseGrant,
+    what: &What<'_>,
+    before: DateTime<Utc>,
+    limit: u32,
+) -> StoreResult<u64> {
+    let What { table, over, ended_at } = what;
+    let sql = format!(
+        "SELECT {ended_at} AS ended_at FROM {table} WHERE {ended_at} < ?{over} ORDER BY {ended_at} LIMIT {limit}"
+    );
+    let page = session.rows("clean.page", &sql, values![before]).await?;
+    let mut deleted = 0;
+    if let Some(last) = page.last() {
+        let sql = format!("DELETE FROM {table} WHERE {ended_at} <= ?{over}");
+        deleted = session.execute("clean.delete", &sql, values![last.time("ended_at")?]).await?;
+    }
+    fence(session, std::slice::from_ref(lease)).await?;
+    Ok(deleted)
+}
+
+fn sent_rows() -> StoreResult<&'static Index> {
+    let by_name = |index: &&Index| index.name == "event_outbox_sent";
+    EVENT_OUTBOX
+        .indexes
+        .iter()
+        .find(by_name)
+        .ok_or_else(|| unreadable("event_outbox", "it has no such index"))
 }
 
 /// Deletes leases that belonged to one instance each and ended long ago. The names of those hold the instance's id, which
@@ -143,28 +164,4 @@ pub(crate) async fn leases(
     }
     fence(session, std::slice::from_ref(lease)).await?;
     Ok(deleted)
-}
-
-/// What a walk has seen of a page.
-struct Page<K> {
-    last: Option<K>,
-    some_old: bool,
-}
-
-impl<K> Default for Page<K> {
-    fn default() -> Self {
-        Self { last: None, some_old: false }
-    }
-}
-
-impl<K> Page<K> {
-    fn see(&mut self, key: K, is_old: bool) {
-        self.last = Some(key);
-        self.some_old |= is_old;
-    }
-
-    /// Where the walk goes on, unless this was the last page or everything behind it is newer.
-    fn next(self, rows: usize, limit: u32) -> Option<K> {
-        self.last.filter(|_| self.some_old && rows >= limit as usize)
-    }
 }

@@ -9,7 +9,7 @@ use towpath_core::ports::store::{
 };
 
 use crate::ops::append::{append, append_with_command};
-use crate::ops::leases::{fence, holder_is_gone, none_of};
+use crate::ops::leases::{HELD, fence, held_by, holder_is_gone, none_of};
 use crate::rows::{command_values, insert_sql, read_command, select_list, stored};
 use crate::schema::COMMAND_BOX;
 use crate::sql::{Session, SqlFault, code, readable, unreadable, values};
@@ -156,7 +156,7 @@ pub(crate) async fn claim(
             record.status = step(record.status, CommandStep::Claim)?;
             record.status_changed_at = now;
             record.next_retry_at = None;
-            record.claim = Some(grant.clone());
+            record.claim = Some(grant.claim());
             record.started_at = Some(now);
             taken.push(record);
         }
@@ -191,12 +191,13 @@ pub(crate) async fn give_back(
     let sql = format!(
         "UPDATE command_box SET status = ?, status_changed_at = ?, status_reason = 'given-back', next_retry_at = ?, \
          claimed_by_id = NULL, claimed_epoch = NULL \
-         WHERE status = 'PROCESSING' AND claimed_by_id = ? AND claimed_epoch = ? AND command_id IN ({})",
+         WHERE status = 'PROCESSING' AND claimed_by_id = ? AND claimed_epoch = ? AND {HELD} AND command_id IN ({})",
         vec!["?"; command_ids.len()].join(", ")
     );
     // Not at once: whatever kept it from being ended may still be there.
     let due_at = now + chrono::Duration::seconds(5);
     let mut changed = values![pending.as_str(), now, due_at, grant.lease.as_str(), grant.epoch];
+    changed.extend(held_by(grant));
     changed.extend(command_ids.iter().flat_map(|id| values![id.as_str()]));
     Ok(session.execute("commands.give_back", &sql, changed).await?)
 }
@@ -212,10 +213,11 @@ pub(crate) async fn give_back_unseen(
     let sql = format!(
         "UPDATE command_box SET status = ?, status_changed_at = ?, status_reason = 'claim-lost', next_retry_at = ?, \
          claimed_by_id = NULL, claimed_epoch = NULL \
-         WHERE status = 'PROCESSING' AND claimed_by_id = ? AND claimed_epoch = ?{}",
+         WHERE status = 'PROCESSING' AND claimed_by_id = ? AND claimed_epoch = ? AND {HELD}{}",
         none_of("command_id", seen.len())
     );
     let mut changed = values![pending.as_str(), now, now, grant.lease.as_str(), grant.epoch];
+    changed.extend(held_by(grant));
     changed.extend(seen.iter().flat_map(|id| values![id.as_str()]));
     Ok(session.execute("commands.give_back_unseen", &sql, changed).await?)
 }

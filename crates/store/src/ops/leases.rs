@@ -1,12 +1,13 @@
 //! Leases with epochs, by the database's own clock.
 
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{InstanceId, LeaseName};
 use towpath_core::ports::store::{LeaseGrant, LeaseStanding, StoreError, StoreResult};
 
-use crate::sql::{Session, SqlFault, values};
+use crate::sql::{Row, Session, Value, values};
 
 /// The time that leases live by.
 pub(crate) async fn now(session: &mut Session<'_>) -> StoreResult<DateTime<Utc>> {
@@ -16,58 +17,50 @@ pub(crate) async fn now(session: &mut Session<'_>) -> StoreResult<DateTime<Utc>>
     row.ok_or_else(nothing)?.time("time_now")
 }
 
-/// Runs in a transaction of its own.
+/// Takes a lease that is free. Runs in a transaction of its own.
 pub(crate) async fn acquire(
     session: &mut Session<'_>,
     lease: &LeaseName,
     holder: &InstanceId,
     duration: Duration,
 ) -> StoreResult<Option<LeaseGrant>> {
-    let (now, until) = (session.dialect().now(), session.dialect().now_plus_parameter());
-    let micros = micros(duration);
-    let sql = format!(
-        "SELECT epoch, holder_id, CASE WHEN expires_at <= {now} THEN 1 ELSE 0 END AS expired \
-         FROM leases WHERE lease_name = ? {}",
-        session.dialect().for_update()
-    );
-    let Some(row) = session.row("lease.read", &sql, values![lease.as_str()]).await? else {
-        let sql = format!(
-            "INSERT INTO leases (lease_name, holder_id, epoch, acquired_at, renewed_at, expires_at) \
-             VALUES (?, ?, 1, {now}, {now}, {until}) {}",
-            session.dialect().ignoring_duplicates()
-        );
-        let inserted = values![lease.as_str(), holder.as_str(), micros];
-        return match session.execute("lease.insert", &sql, inserted).await {
-            // Somebody was quicker by a moment: the lease is theirs.
-            Ok(0) | Err(SqlFault::Unique { .. }) => Ok(None),
-            Ok(_) => Ok(Some(LeaseGrant { lease: lease.clone(), epoch: 1 })),
-            Err(fault) => Err(fault.into()),
-        };
-    };
-    if row.long("expired")? == 0 && row.text("holder_id")? != holder.as_str() {
-        return Ok(None);
-    }
-    let epoch = row.count("epoch")? + 1;
-    let sql = format!(
-        "UPDATE leases SET holder_id = ?, epoch = ?, acquired_at = {now}, renewed_at = {now}, expires_at = {until} \
-         WHERE lease_name = ?"
-    );
-    session.execute("lease.take", &sql, values![holder.as_str(), epoch, micros, lease.as_str()]).await?;
-    Ok(Some(LeaseGrant { lease: lease.clone(), epoch }))
+    Ok(acquire_all(session, std::slice::from_ref(lease), holder, duration).await?.pop())
 }
 
 /// Takes what can be had of many. Runs in a transaction of its own.
+///
+/// One statement takes them all, in the order of their names: whoever takes, renews or gives back several at once locks
+/// them in this order, so that nobody waits for somebody who waits for him.
 pub(crate) async fn acquire_all(
     session: &mut Session<'_>,
     leases: &[LeaseName],
     holder: &InstanceId,
     duration: Duration,
 ) -> StoreResult<Vec<LeaseGrant>> {
-    let mut granted = Vec::new();
-    for lease in leases {
-        granted.extend(acquire(session, lease, holder, duration).await?);
+    if leases.is_empty() {
+        return Ok(Vec::new());
     }
-    Ok(granted)
+    let names: BTreeSet<&str> = leases.iter().map(LeaseName::as_str).collect();
+    let sql = session.dialect().take_leases(names.len());
+    let mut taken = values![];
+    for name in &names {
+        taken.extend(values![*name, holder.as_str(), micros(duration)]);
+    }
+    session.execute("lease.take", &sql, taken).await?;
+    // What is ours now was taken just now: what was ours before was taken anew.
+    let marks = vec!["?"; names.len()].join(", ");
+    let sql = format!("SELECT lease_name, epoch FROM leases WHERE holder_id = ? AND lease_name IN ({marks})");
+    let mut wanted = values![holder.as_str()];
+    wanted.extend(names.iter().flat_map(|name| values![*name]));
+    let mut epochs = HashMap::new();
+    for row in session.rows("lease.taken", &sql, wanted).await? {
+        epochs.insert(row.text("lease_name")?, row.count("epoch")?);
+    }
+    let granted = leases.iter().filter_map(|lease| {
+        let epoch = epochs.remove(lease.as_str())?;
+        Some(LeaseGrant { lease: lease.clone(), holder: holder.clone(), epoch })
+    });
+    Ok(granted.collect())
 }
 
 pub(crate) async fn renew(
@@ -77,9 +70,11 @@ pub(crate) async fn renew(
 ) -> StoreResult<()> {
     let (now, until) = (session.dialect().now(), session.dialect().now_plus_parameter());
     let sql = format!(
-        "UPDATE leases SET renewed_at = {now}, expires_at = {until} WHERE lease_name = ? AND epoch = ?"
+        "UPDATE leases SET renewed_at = {now}, expires_at = {until} \
+         WHERE lease_name = ? AND holder_id = ? AND epoch = ?"
     );
-    let renewed = values![micros(duration), grant.lease.as_str(), grant.epoch];
+    let mut renewed = values![micros(duration)];
+    renewed.extend(held_by(grant));
     match session.execute("lease.renew", &sql, renewed).await? {
         0 => Err(fenced(grant)),
         _ => Ok(()),
@@ -94,15 +89,13 @@ async fn lock_held(session: &mut Session<'_>, grants: &[LeaseGrant]) -> StoreRes
     let marks = vec!["?"; grants.len()].join(", ");
     let names = || grants.iter().flat_map(|grant| values![grant.lease.as_str()]);
     let sql = format!(
-        "SELECT lease_name, epoch FROM leases WHERE lease_name IN ({marks}) ORDER BY lease_name {}",
+        "SELECT lease_name, holder_id, epoch FROM leases WHERE lease_name IN ({marks}) ORDER BY lease_name {}",
         session.dialect().for_update()
     );
     let mut held = Vec::new();
     for row in session.rows("lease.held", &sql, names().collect()).await? {
-        let (name, epoch) = (row.text("lease_name")?, row.count("epoch")?);
-        held.extend(
-            grants.iter().filter(|grant| grant.lease.as_str() == name && grant.epoch == epoch).cloned(),
-        );
+        let current = read_grant(&row)?;
+        held.extend(grants.iter().filter(|grant| **grant == current).cloned());
     }
     Ok(held)
 }
@@ -150,10 +143,10 @@ pub(crate) async fn list(session: &mut Session<'_>, prefix: &str) -> StoreResult
 
 pub(crate) async fn release(session: &mut Session<'_>, grant: &LeaseGrant) -> StoreResult<()> {
     let sql = format!(
-        "UPDATE leases SET expires_at = {} WHERE lease_name = ? AND epoch = ?",
+        "UPDATE leases SET expires_at = {} WHERE lease_name = ? AND holder_id = ? AND epoch = ?",
         session.dialect().now()
     );
-    session.execute("lease.release", &sql, values![grant.lease.as_str(), grant.epoch]).await?;
+    session.execute("lease.release", &sql, held_by(grant)).await?;
     Ok(())
 }
 
@@ -171,6 +164,23 @@ pub(crate) async fn release_all(session: &mut Session<'_>, grants: &[LeaseGrant]
     Ok(())
 }
 
+/// The condition that a lease is held under this grant, whether or not it has run out.
+pub(crate) const HELD: &str =
+    "EXISTS (SELECT 1 FROM leases WHERE lease_name = ? AND holder_id = ? AND epoch = ?)";
+
+/// What identifies a grant: its lease, its holder and its epoch.
+pub(crate) fn held_by(grant: &LeaseGrant) -> Vec<Value<'_>> {
+    values![grant.lease.as_str(), grant.holder.as_str(), grant.epoch]
+}
+
+fn read_grant(row: &Row) -> StoreResult<LeaseGrant> {
+    Ok(LeaseGrant {
+        lease: LeaseName::from_stored(row.text("lease_name")?),
+        holder: InstanceId::from_stored(row.text("holder_id")?),
+        epoch: row.count("epoch")?,
+    })
+}
+
 /// Refuses the transaction unless every grant is still the newest of its lease, and keeps it so until the
 /// transaction ends: a taker has to wait for the lock.
 pub(crate) async fn fence(session: &mut Session<'_>, grants: &[LeaseGrant]) -> StoreResult<()> {
@@ -179,15 +189,13 @@ pub(crate) async fn fence(session: &mut Session<'_>, grants: &[LeaseGrant]) -> S
     }
     let marks = vec!["?"; grants.len()].join(", ");
     let sql = format!(
-        "SELECT lease_name, epoch FROM leases WHERE lease_name IN ({marks}) ORDER BY lease_name {}",
+        "SELECT lease_name, holder_id, epoch FROM leases WHERE lease_name IN ({marks}) ORDER BY lease_name {}",
         session.dialect().for_share()
     );
     let names = grants.iter().flat_map(|grant| values![grant.lease.as_str()]).collect();
-    let mut current = std::collections::HashMap::new();
-    for row in session.rows("lease.fence", &sql, names).await? {
-        current.insert(row.text("lease_name")?, row.count("epoch")?);
-    }
-    match grants.iter().find(|grant| current.get(grant.lease.as_str()) != Some(&grant.epoch)) {
+    let rows = session.rows("lease.fence", &sql, names).await?;
+    let current = rows.iter().map(read_grant).collect::<StoreResult<HashSet<_>>>()?;
+    match grants.iter().find(|grant| !current.contains(grant)) {
         Some(stale) => Err(fenced(stale)),
         None => Ok(()),
     }

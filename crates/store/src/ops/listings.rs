@@ -72,35 +72,49 @@ pub(crate) async fn outbox(
             let filter = FailedFilter { channel: filter.channel.clone(), ..FailedFilter::default() };
             return failed::list_with(session, &filter, after, limit, &of_facts).await;
         }
-        // Each index holds a part of those that wait.
-        Some(status @ (OutboxStatus::New | OutboxStatus::Retry)) => {
-            let [_, ready, parked, _] = EVENT_OUTBOX.indexes else {
+        // Each index holds a part of them.
+        status
+            if status == Some(OutboxStatus::New)
+                || status == Some(OutboxStatus::Retry)
+                || filter.channel.is_some() =>
+        {
+            let [_, ready, parked, failed, retrying, sent] = EVENT_OUTBOX.indexes else {
                 return Err(unreadable("event_outbox", "its indexes are not those of this build"));
             };
-            let parts = [("ready", ready), ("parked", parked)].map(|(name, index)| {
+            let indexes = match status {
+                Some(OutboxStatus::New) => vec![ready, parked],
+                Some(OutboxStatus::Retry) => vec![retrying],
+                Some(OutboxStatus::Sent) => vec![sent],
+                Some(OutboxStatus::Failed) => vec![failed],
+                None => vec![ready, parked, failed, sent],
+            };
+            let mut parts = Vec::with_capacity(indexes.len());
+            for index in indexes {
                 let within = in_index(session, index, filter, &mut keys);
-                keys.extend(values![after, status.as_str()]);
-                format!(
+                keys.extend(values![after]);
+                let mut more = String::new();
+                if let Some(status) = status {
+                    keys.extend(values![status.as_str()]);
+                    more.push_str(" AND o.status = ?");
+                }
+                let name = index.name;
+                parts.push(format!(
                     "SELECT {name}.outbox_id FROM (SELECT o.outbox_id FROM event_outbox o WHERE {within} \
-                     AND o.outbox_id > ? AND o.status = ? ORDER BY o.outbox_id LIMIT {limit}) AS {name}"
-                )
-            });
+                     AND o.outbox_id > ?{more} ORDER BY o.outbox_id LIMIT {limit}) AS {name}"
+                ));
+            }
             format!(
                 "({}) AS chosen JOIN event_outbox o ON o.outbox_id = chosen.outbox_id \
                  JOIN domain_events e ON e.event_id = o.event_id",
-                parts.join(" UNION ALL ")
+                parts.join(" UNION ")
             )
         }
-        Some(OutboxStatus::Sent) | None => {
+        status => {
             let mut condition = "o.outbox_id > ?".to_owned();
             keys.extend(values![after]);
-            let status = filter.status.map(OutboxStatus::as_str);
-            let channel = filter.channel.as_ref().map(|channel| channel.as_str());
-            for (column, text) in [("o.status", status), ("o.channel", channel)] {
-                if let Some(text) = text {
-                    keys.extend(values![text]);
-                    condition.push_str(&format!(" AND {column} = ?"));
-                }
+            if let Some(status) = status {
+                keys.extend(values![status.as_str()]);
+                condition.push_str(" AND o.status = ?");
             }
             format!("event_outbox o JOIN domain_events e ON e.event_id = o.event_id WHERE {condition}")
         }

@@ -69,7 +69,7 @@ async fn pending(session: &mut Session<'_>, limit: u32, floors: &Floors) -> Stor
         let sql = guarded(&Place::Pending, &look(" WHERE pending_id >= ?"), &mut keys);
         keys.extend(values![floor.at]);
         let rows = session.rows("log.pending", &sql, keys).await?;
-        if standing_of(&rows)? == floor.under {
+        if floor.holds(&standing_of(&rows)?) {
             let ids = rows.iter().map(|row| row.long_or_null("pending_id"));
             return ids.filter_map(Result::transpose).collect();
         }
@@ -77,6 +77,18 @@ async fn pending(session: &mut Session<'_>, limit: u32, floors: &Floors) -> Stor
     }
     let rows = session.rows("log.pending", &look(""), values![]).await?;
     rows.iter().map(|row| row.long("pending_id")).collect()
+}
+
+/// The last of the events that wait for a position, by its number.
+pub(crate) async fn last_pending(session: &mut Session<'_>) -> StoreResult<Option<i64>> {
+    let sql = "SELECT pending_id FROM event_pending ORDER BY pending_id DESC LIMIT 1";
+    session.row("log.last_pending", sql, values![]).await?.map(|row| row.long("pending_id")).transpose()
+}
+
+/// Whether an event up to a number waits for a position.
+pub(crate) async fn is_pending_up_to(session: &mut Session<'_>, last: i64) -> StoreResult<bool> {
+    let sql = "SELECT pending_id FROM event_pending WHERE pending_id <= ? ORDER BY pending_id LIMIT 1";
+    Ok(session.row("log.first_pending", sql, values![last]).await?.is_some())
 }
 
 pub(crate) async fn head(session: &mut Session<'_>) -> StoreResult<Position> {

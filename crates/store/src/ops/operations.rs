@@ -24,7 +24,7 @@ pub(crate) async fn begin_new(
 ) -> StoreResult<Option<OperationClaim>> {
     let (names, _) = names_and_marks(&OPERATIONS);
     let sql = format!(
-        "INSERT INTO operations ({names}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, {}, NULL, NULL, NULL, ?) {}",
+        "INSERT INTO operations ({names}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, ?, {}, NULL, NULL, NULL, ?) {}",
         session.dialect().now_plus_parameter(),
         session.dialect().ignoring_duplicates()
     );
@@ -40,6 +40,7 @@ pub(crate) async fn begin_new(
         operation.request_id.as_ref().map(|id| id.as_str()),
         operation.trace_id.as_ref().map(|id| id.as_str()),
         operation.asked_at,
+        operation.operation_id,
         micros(for_),
         nothing,
     ];
@@ -48,6 +49,7 @@ pub(crate) async fn begin_new(
         Ok(_) => Ok(Some(OperationClaim {
             key: operation.key.clone(),
             operation_id: operation.operation_id,
+            holder_id: operation.operation_id,
             epoch: 1,
         })),
         Err(fault) => Err(fault.into()),
@@ -83,15 +85,17 @@ pub(crate) async fn stand(
     let claim = OperationClaim {
         key: key.clone(),
         operation_id: row.uuid("operation_id")?,
+        holder_id: operation.operation_id,
         epoch: row.count("claim_epoch")? + 1,
     };
     let sql = format!(
-        "UPDATE operations SET claim_epoch = ?, claim_expires_at = {}, request_id = ?, trace_id = ? \
+        "UPDATE operations SET claim_epoch = ?, claim_holder_id = ?, claim_expires_at = {}, request_id = ?, trace_id = ? \
          WHERE actor_id = ? AND operation_name = ?",
         session.dialect().now_plus_parameter()
     );
     let taken = values![
         claim.epoch,
+        claim.holder_id,
         micros(for_),
         operation.request_id.as_ref().map(|id| id.as_str()),
         operation.trace_id.as_ref().map(|id| id.as_str()),
@@ -102,9 +106,10 @@ pub(crate) async fn stand(
     Ok(OperationStanding::Begun(claim))
 }
 
-/// The id beside the epoch: a name that was forgotten and begun anew counts from 1 again.
+/// The id beside the epoch: a name that was forgotten and begun anew counts from 1 again. The holder beside both: a
+/// database that comes back from an older copy gives an epoch twice.
 const HELD: &str = "actor_id = ? AND operation_name = ? AND operation_id = ? AND claim_epoch = ? \
-     AND claim_expires_at IS NOT NULL";
+     AND claim_holder_id = ? AND claim_expires_at IS NOT NULL";
 
 /// Writes the answer of an operation that goes on. Runs in the transaction of its effect.
 ///
@@ -142,7 +147,13 @@ pub(crate) async fn answered(
 }
 
 fn held(claim: &OperationClaim) -> Vec<Value<'_>> {
-    values![claim.key.actor.as_str(), claim.key.name.as_str(), claim.operation_id, claim.epoch]
+    values![
+        claim.key.actor.as_str(),
+        claim.key.name.as_str(),
+        claim.operation_id,
+        claim.epoch,
+        claim.holder_id
+    ]
 }
 
 fn answer_values(answer: &OperationAnswer, now: DateTime<Utc>) -> StoreResult<Vec<Value<'_>>> {
@@ -191,7 +202,7 @@ pub(crate) async fn end(
 pub(crate) async fn lost(session: &mut Session<'_>, limit: u32) -> StoreResult<Vec<LostOperation>> {
     let sql = format!(
         "SELECT actor_id, operation_name, operation_id, fingerprint, role, action, target, request_id, trace_id, \
-         asked_at, claim_epoch, answer_status FROM operations WHERE claim_expires_at <= {} \
+         asked_at, claim_epoch, claim_holder_id, answer_status FROM operations WHERE claim_expires_at <= {} \
          ORDER BY claim_expires_at LIMIT {limit}",
         session.dialect().now_of_statement()
     );
@@ -243,7 +254,12 @@ fn read_lost(row: &Row) -> StoreResult<LostOperation> {
         answered.map(|status| u16::try_from(status).map_err(|error| unreadable("answer_status", error)));
     Ok(LostOperation {
         answered: answered.transpose()?,
-        claim: OperationClaim { key: key.clone(), operation_id, epoch: row.count("claim_epoch")? },
+        claim: OperationClaim {
+            key: key.clone(),
+            operation_id,
+            holder_id: row.uuid("claim_holder_id")?,
+            epoch: row.count("claim_epoch")?,
+        },
         operation: NewOperation {
             key,
             operation_id,

@@ -44,7 +44,7 @@ pub(crate) async fn look(
         let sql = guarded(&place, &look_sql(session, claim, Some(floor.at), &mut look_keys), &mut keys);
         keys.extend(look_keys);
         let rows = session.rows("outbox.look", &sql, keys).await?;
-        if standing_of(&rows)? == floor.under {
+        if floor.holds(&standing_of(&rows)?) {
             return read_look(&rows, claim);
         }
         floors.drop_floor(&place);

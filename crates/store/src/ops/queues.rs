@@ -17,7 +17,7 @@ use towpath_core::ports::store::{LeaseGrant, StoreResult};
 
 use crate::dialect::Dialect;
 use crate::ops::backlog::COUNTED;
-use crate::ops::leases::{acquire, fenced, holder_is_gone, micros};
+use crate::ops::leases::{acquire, fenced, held_by, holder_is_gone, micros};
 use crate::rows::{
     headers_text, insert_sql, local_message_values, read_local_message, read_local_queue, select_list,
 };
@@ -131,9 +131,10 @@ pub(crate) async fn keep_receiving(
     // Not if it has run out: what was taken under it may be with others by now.
     let sql = format!(
         "UPDATE leases SET renewed_at = {now}, expires_at = {until} \
-         WHERE lease_name = ? AND epoch = ? AND expires_at > {now}"
+         WHERE lease_name = ? AND holder_id = ? AND epoch = ? AND expires_at > {now}"
     );
-    let kept = values![micros(duration), grant.lease.as_str(), grant.epoch];
+    let mut kept = values![micros(duration)];
+    kept.extend(held_by(grant));
     Ok(session.execute("queues.keep", &sql, kept).await? == 1)
 }
 
@@ -150,8 +151,8 @@ pub(crate) async fn end_receiving(session: &mut Session<'_>, receiver: &Receiver
         session.execute("queues.step_down", sql, keys).await?;
     }
     give_back(session, grant.lease.as_str(), grant.epoch).await?;
-    let sql = "DELETE FROM leases WHERE lease_name = ? AND epoch = ?";
-    session.execute("queues.end_lease", sql, held()).await?;
+    let sql = "DELETE FROM leases WHERE lease_name = ? AND holder_id = ? AND epoch = ?";
+    session.execute("queues.end_lease", sql, held_by(grant)).await?;
     Ok(())
 }
 
@@ -523,12 +524,11 @@ async fn copy(
 /// Refuses the transaction unless the receiver's lease lives. Asked last, so that its lock is held for a moment only.
 async fn still_receives(session: &mut Session<'_>, grant: &LeaseGrant) -> StoreResult<()> {
     let sql = format!(
-        "SELECT epoch FROM leases WHERE lease_name = ? AND epoch = ? AND expires_at > {} {}",
+        "SELECT epoch FROM leases WHERE lease_name = ? AND holder_id = ? AND epoch = ? AND expires_at > {} {}",
         session.dialect().now(),
         session.dialect().for_share()
     );
-    let held = values![grant.lease.as_str(), grant.epoch];
-    match session.row("queues.fence", &sql, held).await? {
+    match session.row("queues.fence", &sql, held_by(grant)).await? {
         Some(_) => Ok(()),
         None => Err(fenced(grant)),
     }

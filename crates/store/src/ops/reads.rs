@@ -3,7 +3,9 @@
 use chrono::{DateTime, Utc};
 use towpath_core::envelope::RecordedEvent;
 use towpath_core::ids::{AggregateKey, CommandId, CorrelationId, TenantId, Version};
-use towpath_core::ports::store::{Flow, Loaded, StateEvent, StoreError, StoreResult};
+use towpath_core::ports::store::{
+    AggregateRow, Append, Expected, Flow, Loaded, StateEvent, StoreError, StoreResult,
+};
 
 use crate::bounded::how_many_fit;
 use crate::rows::{read_aggregate, read_command, read_recorded_event, read_state_event, select_list};
@@ -193,5 +195,26 @@ pub(crate) async fn add_status_value(
     match session.execute("status.add", &sql, values![tenant.as_str(), value]).await {
         Ok(_) | Err(SqlFault::Unique { .. }) => Ok(()),
         Err(fault) => Err(fault.into()),
+    }
+}
+
+/// The row of the aggregate that facts are to be appended to, which is then locked. One that must not exist is only looked
+/// for: there is nothing to lock.
+pub(crate) async fn lock_aggregate(
+    session: &mut Session<'_>,
+    append: &Append,
+) -> StoreResult<Option<AggregateRow>> {
+    let lock = match append.expected {
+        Expected::New => "",
+        Expected::Exactly(_) | Expected::Any => session.dialect().for_update(),
+    };
+    let sql = format!(
+        "SELECT {} FROM aggregates a WHERE a.aggregate_kind = ? AND a.aggregate_id = ? {lock}",
+        select_list(&AGGREGATES, "a", "")
+    );
+    let key = values![append.aggregate.kind.as_str(), append.aggregate.id.as_str()];
+    match session.row("append.current", &sql, key).await? {
+        Some(row) => read_aggregate(&row, ""),
+        None => Ok(None),
     }
 }

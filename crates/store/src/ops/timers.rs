@@ -5,7 +5,7 @@ use towpath_core::lifecycle::{TaskState, TaskStep};
 use towpath_core::ports::store::{LeaseGrant, NewTimer, StoreError, StoreResult, Timer, TimerOutcome};
 use uuid::Uuid;
 
-use crate::ops::leases::{fence, fenced, holder_is_gone, none_of};
+use crate::ops::leases::{HELD, fence, fenced, held_by, holder_is_gone, none_of};
 use crate::rows::{insert_sql, read_timer, select_list, timer_values};
 use crate::schema::TIMERS;
 use crate::sql::{Session, SqlFault, code, readable, unreadable, values};
@@ -44,13 +44,7 @@ pub(crate) async fn claim(
     if command_types.is_empty() {
         return Ok(Vec::new());
     }
-    let sql = format!(
-        "UPDATE timers SET state = ?, state_changed_at = ?, state_reason = 'holder-gone', \
-         claimed_by_id = NULL, claimed_epoch = NULL WHERE state = 'running' AND {}",
-        holder_is_gone(session, "timers")
-    );
-    session.execute("timers.recover", &sql, values![waiting_again()?.as_str(), now]).await?;
-
+    recover(session, now).await?;
     let (due_at, condition) = session.dialect().partial(&TIMERS.indexes[0], "t.");
     let sql = format!(
         "SELECT {} FROM timers t WHERE {due_at} <= ?{condition} AND t.command_type IN ({}) \
@@ -82,6 +76,31 @@ pub(crate) async fn claim(
     Ok(taken)
 }
 
+/// Lets timers wait again whose holder is gone. As with commands, what somebody has locked is passed over: a holder that
+/// sleeps inside its transaction must not stop everybody's timers.
+async fn recover(session: &mut Session<'_>, now: DateTime<Utc>) -> StoreResult<()> {
+    let sql = format!(
+        "SELECT timer_id FROM timers WHERE state = 'running' AND {} LIMIT 1000 {}",
+        holder_is_gone(session, "timers"),
+        session.dialect().for_update_skip_locked()
+    );
+    let orphans = session.rows("timers.orphans", &sql, values![]).await?;
+    if orphans.is_empty() {
+        return Ok(());
+    }
+    let sql = format!(
+        "UPDATE timers SET state = ?, state_changed_at = ?, state_reason = 'holder-gone', \
+         claimed_by_id = NULL, claimed_epoch = NULL WHERE timer_id IN ({})",
+        vec!["?"; orphans.len()].join(", ")
+    );
+    let mut changed = values![waiting_again()?.as_str(), now];
+    for row in &orphans {
+        changed.extend(values![row.uuid("timer_id")?]);
+    }
+    session.execute("timers.recover", &sql, changed).await?;
+    Ok(())
+}
+
 /// Lets those wait again that were claimed under a grant and its holder does not know of.
 pub(crate) async fn give_back_unseen(
     session: &mut Session<'_>,
@@ -92,10 +111,11 @@ pub(crate) async fn give_back_unseen(
     let sql = format!(
         "UPDATE timers SET state = ?, state_changed_at = ?, state_reason = 'claim-lost', \
          claimed_by_id = NULL, claimed_epoch = NULL \
-         WHERE state = 'running' AND claimed_by_id = ? AND claimed_epoch = ?{}",
+         WHERE state = 'running' AND claimed_by_id = ? AND claimed_epoch = ? AND {HELD}{}",
         none_of("timer_id", seen.len())
     );
     let mut changed = values![waiting_again()?.as_str(), now, grant.lease.as_str(), grant.epoch];
+    changed.extend(held_by(grant));
     changed.extend(seen.iter().flat_map(|id| values![*id]));
     Ok(session.execute("timers.give_back_unseen", &sql, changed).await?)
 }

@@ -194,6 +194,24 @@ pub async fn a_rolled_back_append_never_happened(fixture: &impl StoreFixture) {
     assert_eq!(sequence_all(&*store, &lease).await, 1, "only what was committed gets a position");
 }
 
+/// An append that brings no folded state leaves none behind: what was folded before would be taken for the state now.
+pub async fn a_folded_state_does_not_outlive_its_version(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    for expected in [Expected::Exactly(1), Expected::Any] {
+        let order = new_order();
+        let first = OrderFacts::about(&order, 0).placed().append();
+        append(&*store, &first).await;
+        let row = store.load(&order, None).await.expect("load").aggregate.expect("it is there");
+        assert_eq!(row.snapshot, first.snapshot);
+        let mut next = OrderFacts::about(&order, 1).noted("late").append();
+        (next.expected, next.snapshot) = (expected, None);
+        append(&*store, &next).await;
+        let row = store.load(&order, None).await.expect("load").aggregate.expect("it is there");
+        assert_eq!((row.version, row.snapshot), (2, None), "{expected:?}");
+        assert_eq!(row.state.as_deref(), Some("placed"), "the state is as the last change has left it");
+    }
+}
+
 /// Several aggregates, a delivery and a timer in one transaction are true together or not at all.
 pub async fn one_transaction_carries_several_aggregates(fixture: &impl StoreFixture) {
     let store = fixture.store().await;

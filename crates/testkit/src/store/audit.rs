@@ -65,7 +65,7 @@ impl Scope {
     pub fn append(mut self, append: &Append) -> Self {
         self.aggregates.insert(append.aggregate.clone());
         for event in &append.events {
-            self.routes.insert(event.event_id, event.channels.iter().cloned().collect());
+            self.routes.insert(event.event_id, event.channels.channels().iter().cloned().collect());
         }
         self
     }
@@ -481,7 +481,7 @@ mod tests {
     };
     use super::*;
     use towpath_core::ids::Position;
-    use towpath_core::ports::store::{CommandResult, Found, LeaseGrant};
+    use towpath_core::ports::store::{Claim, CommandResult, Found};
 
     /// Two orders: one placed and paid by a command, all of it positioned and sent; one noted by a handler of the
     /// first one's event, positioned and sent too.
@@ -566,7 +566,7 @@ mod tests {
         for (event, outbox_id) in append.events.iter().zip(1..) {
             let row = OutboxRow {
                 outbox_id,
-                channel: event.channels[0].clone(),
+                channel: event.channels.channels()[0].clone(),
                 event_id: event.event_id,
                 lane: append.aggregate.lane(),
                 status: OutboxStatus::Sent,
@@ -677,8 +677,8 @@ mod tests {
             |f| matches!(f, Flaw::EffectTooEarly(..)),
         );
         complains(|p| command(p).status = CommandStatus::Processing, |f| matches!(f, Flaw::WrongClaim(..)));
-        let grant = LeaseGrant { lease: super::super::facts::new_lease(), epoch: 1 };
-        complains(|p| command(p).claim = Some(grant.clone()), |f| matches!(f, Flaw::WrongClaim(..)));
+        let claim = Claim { lease: super::super::facts::new_lease(), epoch: 1 };
+        complains(|p| command(p).claim = Some(claim.clone()), |f| matches!(f, Flaw::WrongClaim(..)));
         complains(|p| p.commands.clear(), |f| matches!(f, Flaw::EffectOfNothing(_)));
     }
 

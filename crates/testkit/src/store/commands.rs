@@ -135,7 +135,7 @@ pub async fn claimers_never_share_a_command(fixture: &impl StoreFixture) {
                 for record in &records {
                     assert_eq!(
                         (record.status, record.claim.as_ref()),
-                        (CommandStatus::Processing, Some(&lease))
+                        (CommandStatus::Processing, Some(&lease.claim()))
                     );
                 }
                 claimed.extend(records.into_iter().map(|record| record.command.command_id));
@@ -212,11 +212,11 @@ pub async fn only_commands_of_a_gone_holder_are_recovered(fixture: &impl StoreFi
     let recovered = store.command(&commands[0].command_id).await.expect("command").expect("recorded");
     assert_eq!((recovered.status, recovered.claim), (CommandStatus::Pending, None));
     let untouched = store.command(&commands[1].command_id).await.expect("command").expect("recorded");
-    assert_eq!((untouched.status, untouched.claim), (CommandStatus::Processing, Some(other)));
+    assert_eq!((untouched.status, untouched.claim), (CommandStatus::Processing, Some(other.claim())));
 
     let claimed = store.claim_commands(&second, COMMAND_TYPES, moment(3), 10).await.expect("claim");
     assert_eq!(claimed.len(), 1, "it can be claimed again");
-    assert_eq!(claimed[0].claim, Some(second));
+    assert_eq!(claimed[0].claim, Some(second.claim()));
 }
 
 /// A released lease and one that has run out leave nothing behind either.
@@ -603,7 +603,7 @@ pub async fn a_claim_whose_answer_was_lost_can_be_returned(fixture: &impl StoreF
     let returned = store.return_unseen_commands(&lease, &[], moment(1)).await.expect("return");
     assert_eq!(returned, 2, "without exceptions, all of the grant");
     let still = store.command(&others[0]).await.expect("read").expect("it is there");
-    assert_eq!(still.claim, Some(other), "another's is not touched");
+    assert_eq!(still.claim, Some(other.claim()), "another's is not touched");
 }
 
 /// A command that takes down its holder again and again is given up in the end (P8).
@@ -624,6 +624,34 @@ pub async fn a_command_that_loses_its_holder_too_often_is_given_up(fixture: &imp
     assert_eq!((record.status, record.claim), (CommandStatus::Failed, None));
     let grant = super::acts::hold(&*store, &lease, &super::facts::instance("crashing")).await;
     assert_eq!(store.claim_commands(&grant, COMMAND_TYPES, moment(9), 10).await.expect("claim"), []);
+}
+
+/// Clean-up deletes commands that ended long enough ago and nothing else; not under a stale lease. A command that is sent
+/// again after that is a new one.
+pub async fn commands_that_ended_long_ago_are_cleaned_up(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let lease = hold_new_lease(&*store).await;
+    let done = OrderFacts::of_new_order().placed().command();
+    store.complete_command(&done).await.expect("complete");
+    let [refused, retried, pending] = [(); 3].map(|()| place(&new_order()));
+    store.fail_command(&failed(&refused, Found::Nowhere, 0, None)).await.expect("fail");
+    store.fail_command(&failed(&retried, Found::Nowhere, 1, Some(moment(90)))).await.expect("fail");
+    store.accept_command(&pending).await.expect("accept");
+    let (stale, _) = stale_and_fresh(&*store).await;
+    let fenced = store.clean_commands(&stale, moment(50), 100).await;
+    assert_refused!(fenced, StoreError::Fenced { .. }, "cleaning under a stale lease");
+    let arrived = done.command.context.occurred_at;
+    assert_eq!(store.clean_commands(&lease, arrived, 100).await.expect("clean"), 0, "too recent");
+    let mut deleted = 0;
+    for _ in 0..3 {
+        deleted += store.clean_commands(&lease, moment(50), 1).await.expect("clean");
+    }
+    assert_eq!(deleted, 2, "one that was completed, and one that failed for good");
+    for (command, stays) in [(&done.command, false), (&refused, false), (&retried, true), (&pending, true)] {
+        let found = store.command(&command.command_id).await.expect("read").is_some();
+        assert_eq!(found, stays, "{command:?}");
+    }
+    assert_eq!(versions_of(&*store, &done.command.aggregate).await, [1], "what it led to stays");
 }
 
 /// A failed command that is sent again for later is due at once, unless somebody else has moved it.

@@ -14,8 +14,8 @@ use towpath_core::ids::{
 use towpath_core::name::{CommandName, EventName};
 use towpath_core::payload::Payload;
 use towpath_core::ports::store::{
-    Append, CompletedCommand, Expected, FailedCommand, Found, NewCommand, NewEvent, NewTimer, Snapshot,
-    StateChange,
+    Append, CompletedCommand, Expected, FailedCommand, Found, NewCommand, NewEvent, NewTimer, Routing,
+    Snapshot, StateChange,
 };
 use uuid::Uuid;
 
@@ -212,7 +212,7 @@ impl OrderFacts {
             event_type: EventName::infer(event_type).expect("a valid event name"),
             schema_version: 1,
             payload: payload(json),
-            channels: Vec::new(),
+            channels: Routing::Nowhere,
         });
         self
     }
@@ -231,8 +231,8 @@ impl OrderFacts {
 
     /// Every fact so far that has no route yet goes to these channels.
     pub fn routed(mut self, channels: &[ChannelName]) -> Self {
-        for event in self.append.events.iter_mut().filter(|event| event.channels.is_empty()) {
-            event.channels = channels.to_vec();
+        for event in self.append.events.iter_mut().filter(|event| event.channels == Routing::Nowhere) {
+            event.channels = Routing::To(channels.to_vec());
         }
         self
     }

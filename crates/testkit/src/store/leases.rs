@@ -1,5 +1,6 @@
 //! Leases: one holder at a time, and whoever held it before is refused by the epoch (P7).
 
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -145,6 +146,30 @@ pub async fn a_stale_release_does_nothing(fixture: &impl StoreFixture) {
 
 /// Every effect of a holder that slept is refused, and no table has changed.
 pub async fn a_stale_holder_is_fenced_everywhere_and_changes_nothing(fixture: &impl StoreFixture) {
+    let (store, fresh) = fenced_everywhere(fixture, |store, stale| async move {
+        store.renew_lease(&stale, Duration::ZERO).await.expect("let it run out");
+    })
+    .await;
+    assert_eq!(sequence_all(&*store, &fresh).await, 1, "the successor does the work");
+    assert_eq!(
+        store.recover_commands(moment(9), 100).await.expect("recover"),
+        2,
+        "what the sleeper had is free"
+    );
+}
+
+/// A failover has lost that a lease was taken: the next holder is given the same epoch, and is the only one all the same.
+pub async fn a_holder_of_the_same_epoch_is_fenced_everywhere(fixture: &impl StoreFixture) {
+    let (store, fresh) =
+        fenced_everywhere(fixture, |_, _| async { fixture.come_back_from_an_older_copy().await }).await;
+    assert_eq!(sequence_all(&*store, &fresh).await, 1, "the successor does the work");
+}
+
+/// Lets a holder do all that can be done, lose its lease and try again; answers the store and its successor.
+async fn fenced_everywhere<F: Future<Output = ()>>(
+    fixture: &impl StoreFixture,
+    lose: impl FnOnce(Arc<dyn Store>, LeaseGrant) -> F,
+) -> (Arc<dyn Store>, LeaseGrant) {
     let store = fixture.store().await;
     let (lease, channel) = (new_lease(), new_channel());
     let stale = hold(&*store, &lease, &instance("sleeper")).await;
@@ -163,7 +188,7 @@ pub async fn a_stale_holder_is_fenced_everywhere_and_changes_nothing(fixture: &i
     schedule(&*store, std::slice::from_ref(&due)).await;
     assert_eq!(store.claim_timers(&stale, &["order.cancel"], moment(1), 10).await.expect("claim").len(), 1);
 
-    store.renew_lease(&stale, Duration::ZERO).await.expect("let it run out");
+    lose(Arc::clone(&store), stale.clone()).await;
     let fresh = hold(&*store, &lease, &instance("successor")).await;
     let completed = completed(&command, Found::Claimed(stale.clone()), Some(effect));
     let mut scope = Scope::new().append(&sent).command(&completed);
@@ -194,15 +219,38 @@ pub async fn a_stale_holder_is_fenced_everywhere_and_changes_nothing(fixture: &i
         let finished = store.finish_timer(&stale, due.timer_id, &outcome, moment(9)).await;
         assert_refused!(finished, StoreError::Fenced { .. }, "finish_timer");
     }
+    let ids = [command.command_id.clone(), second.command_id.clone()];
+    assert_eq!(store.return_commands(&stale, &ids, moment(9)).await.expect("give back"), 0);
+    assert_eq!(store.return_unseen_commands(&stale, &[], moment(9)).await.expect("give back"), 0);
+    assert_eq!(store.return_unseen_timers(&stale, &[], moment(9)).await.expect("give back"), 0);
+    assert_eq!(store.renew_leases(std::slice::from_ref(&stale), LONG).await.expect("renew"), []);
     store.release_lease(&stale).await.expect("a stale release does nothing");
+    store.release_leases(std::slice::from_ref(&stale)).await.expect("nor of many");
     Picture::read(&*store, &scope).await.assert_unchanged_since(&before, "a stale holder");
+    store.renew_lease(&fresh, LONG).await.expect("the successor still holds it");
+    (store, fresh)
+}
 
-    assert_eq!(sequence_all(&*store, &fresh).await, 1, "the successor does the work");
-    assert_eq!(
-        store.recover_commands(moment(9), 100).await.expect("recover"),
-        2,
-        "what the sleeper had is free"
-    );
+/// Two that want the same leases in opposite orders take turns: neither is told that it was in the other's way.
+pub async fn leases_wanted_in_any_order_are_taken_without_a_deadlock(fixture: &impl StoreFixture) {
+    let prefix = format!("order/{}/", uuid::Uuid::now_v7());
+    let names: Vec<LeaseName> =
+        (0..40).map(|number| LeaseName::new(format!("{prefix}{number}")).expect("a lease name")).collect();
+    let backwards: Vec<LeaseName> = names.iter().rev().cloned().collect();
+    let mut takers = Vec::new();
+    for (holder, wanted) in
+        [("one", names.clone()), ("two", backwards.clone()), ("one", backwards), ("two", names)]
+    {
+        let store = fixture.store().await;
+        takers.push(async move {
+            for _ in 0..25 {
+                let grants = store.acquire_leases(&wanted, &instance(holder), Duration::ZERO).await;
+                let grants = grants.expect("nobody is in a deadlock");
+                store.release_leases(&grants).await.expect("release");
+            }
+        });
+    }
+    all_at_once(takers).await;
 }
 
 /// A command that a holder sends at once, without having claimed it, is refused when the lease is no longer its own.
@@ -239,7 +287,7 @@ pub async fn results_are_written_under_every_lease_or_not_at_all(fixture: &impl 
         let recorded = store.record_outbox(&leases, &channel, moment(9), &results).await;
         assert_refused!(recorded, StoreError::Fenced { .. }, "one stale lease of two");
     }
-    let unknown = LeaseGrant { lease: new_lease(), epoch: 1 };
+    let unknown = LeaseGrant { lease: new_lease(), holder: instance("nobody"), epoch: 1 };
     let recorded = store.record_outbox(&[held.clone(), unknown], &channel, moment(9), &results).await;
     assert_refused!(recorded, StoreError::Fenced { .. }, "a lease that nobody ever held");
     Picture::read(&*store, &scope).await.assert_unchanged_since(&before, "a refused batch");

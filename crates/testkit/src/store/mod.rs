@@ -70,6 +70,10 @@ pub trait StoreFixture: Send + Sync {
     /// Makes the migrated database look as if a newer Towpath had migrated it.
     async fn pretend_newer_schema(&self);
 
+    /// Makes every lease, and the claim of every operation, what it was one epoch earlier, and run out: a failover has
+    /// lost what was written last.
+    async fn come_back_from_an_older_copy(&self);
+
     /// How another process reaches the database, for the case that kills it. `None` only for stores that live in
     /// this process: those are stopped by a panic instead.
     fn kill_child(&self) -> Option<KillChild>;
@@ -115,6 +119,7 @@ macro_rules! store_conformance {
                 expecting_a_version_conflicts_with_a_missing_aggregate,
                 expecting_any_version_gives_consecutive_ones_to_concurrent_writers,
                 a_rolled_back_append_never_happened,
+                a_folded_state_does_not_outlive_its_version,
                 one_transaction_carries_several_aggregates,
                 a_duplicate_event_id_is_refused_and_writes_nothing,
                 a_long_append_keeps_its_order,
@@ -144,6 +149,8 @@ macro_rules! store_conformance {
                 a_released_lease_is_free_and_its_epoch_goes_on,
                 a_stale_release_does_nothing,
                 a_stale_holder_is_fenced_everywhere_and_changes_nothing,
+                a_holder_of_the_same_epoch_is_fenced_everywhere,
+                leases_wanted_in_any_order_are_taken_without_a_deadlock,
                 a_command_under_a_lost_lease_changes_nothing,
                 results_are_written_under_every_lease_or_not_at_all,
                 a_takeover_falls_before_or_after_what_the_holder_does,
@@ -172,6 +179,7 @@ macro_rules! store_conformance {
                 a_command_that_loses_its_holder_too_often_is_given_up,
                 a_failed_command_can_be_requeued,
                 any_message_can_be_recorded,
+                commands_that_ended_long_ago_are_cleaned_up,
                 a_command_that_waits_for_a_lock_does_not_hold_its_lease;
             sessions:
                 a_session_loads_and_completes_as_the_store_does,
@@ -187,6 +195,7 @@ macro_rules! store_conformance {
                 rows_that_come_back_are_found_by_everybody_in_order,
                 given_up_rows_are_put_back_by_a_filter,
                 rows_sent_long_ago_are_cleaned_up,
+                cleaning_does_not_walk_over_what_must_stay,
                 rows_exist_for_routed_channels_only,
                 a_claimed_row_carries_its_fact,
                 a_claim_respects_partitions_and_limit,
@@ -230,7 +239,8 @@ macro_rules! store_conformance {
                 timers_of_a_gone_holder_are_taken_over,
                 a_timer_of_an_earlier_epoch_cannot_be_ended_in_a_later_one,
                 claimers_never_share_a_timer,
-                a_claimer_of_timers_waits_for_no_other;
+                a_claimer_of_timers_waits_for_no_other,
+                a_timer_that_somebody_is_ending_keeps_no_other_from_being_taken;
             channels:
                 channels_are_listed_by_name,
                 a_paused_channel_says_who_and_why,
@@ -242,6 +252,7 @@ macro_rules! store_conformance {
                 an_answered_operation_answers_the_same_again,
                 a_name_belongs_to_one_request,
                 an_operation_of_a_dead_process_is_taken_over_and_fenced,
+                an_operation_taken_over_twice_in_one_epoch_has_one_holder,
                 an_answer_is_written_with_its_effect_or_not_at_all,
                 a_forgotten_operation_can_be_begun_anew,
                 one_of_eight_twins_begins,

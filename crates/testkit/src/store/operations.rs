@@ -71,6 +71,27 @@ pub async fn an_operation_of_a_dead_process_is_taken_over_and_fenced(fixture: &i
     assert!(ended.expect("end it"));
 }
 
+/// A failover has lost that an operation was taken over: the next who takes it over is given the same number, and only that
+/// one ends it.
+pub async fn an_operation_taken_over_twice_in_one_epoch_has_one_holder(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let asked = operation("key-1");
+    begin(&*store, &asked, Duration::ZERO).await;
+    let again = || NewOperation { operation_id: Uuid::now_v7(), ..asked.clone() };
+    let forgotten = begin(&*store, &again(), Duration::ZERO).await;
+    fixture.come_back_from_an_older_copy().await;
+    let holder = begin(&*store, &again(), LONG).await;
+    assert_eq!(forgotten.epoch, holder.epoch);
+    let answer = answer(200, b"");
+    for end in [OperationEnd::Answered(&answer), OperationEnd::Forgotten] {
+        let ended = store.end_operation(&forgotten, end, None, moment(1)).await.expect("ask to end it");
+        assert!(!ended, "{end:?} by who has lost it");
+    }
+    assert!(
+        store.end_operation(&holder, OperationEnd::Answered(&answer), None, moment(1)).await.expect("end it")
+    );
+}
+
 /// An answer that is written in the transaction of its effect is there when that commits, and from then on for ever: it
 /// is given to who asks again although nobody has ended the operation, and is not forgotten. Nobody writes one who has
 /// lost the operation.

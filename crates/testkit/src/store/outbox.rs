@@ -576,14 +576,17 @@ pub async fn rows_sent_long_ago_are_cleaned_up(fixture: &impl StoreFixture) {
     let left = || async { store.outbox_counts(&channel).await.expect("count") };
 
     let (stale, _) = super::acts::stale_and_fresh(&*store).await;
-    let refused = store.clean_outbox(&stale, moment(20), 0, 100).await;
+    let refused = store.clean_outbox(&stale, moment(20), 100).await;
     super::acts::assert_refused!(refused, StoreError::Fenced { .. }, "cleaning under a stale lease");
     assert_eq!(left().await.of(OutboxStatus::Sent), 8);
 
-    let (mut deleted, mut after, mut pages) = (0, Some(0), 0);
-    while let Some(from) = after {
-        let cleaned = store.clean_outbox(&lease, moment(20), from, 4).await.expect("clean");
-        (deleted, after, pages) = (deleted + cleaned.deleted, cleaned.next, pages + 1);
+    let (mut deleted, mut pages) = (0, 0);
+    loop {
+        let page = store.clean_outbox(&lease, moment(20), 4).await.expect("clean");
+        if page == 0 {
+            break;
+        }
+        (deleted, pages) = (deleted + page, pages + 1);
     }
     assert!(pages >= 2, "a page is no more than was asked for");
     assert_eq!(deleted, 6);
@@ -592,6 +595,25 @@ pub async fn rows_sent_long_ago_are_cleaned_up(fixture: &impl StoreFixture) {
     assert_eq!((counts.of(OutboxStatus::New), counts.of(OutboxStatus::Failed)), (3, 1), "not sent");
     let unsent = claim(&*store, &channel, moment(30)).await;
     assert_eq!(unsent, items[9..], "what waits still goes out");
+}
+
+/// However many rows were given up and wait for an operator: the cleaner comes to those behind them at once.
+pub async fn cleaning_does_not_walk_over_what_must_stay(fixture: &impl StoreFixture) {
+    let probe = Arc::new(crate::probe::CountingProbe::new());
+    let store = fixture.store_with_probe(Arc::clone(&probe) as _).await;
+    let (lease, channel) = (hold_new_lease(&*store).await, new_channel());
+    write(&*store, &new_order(), 0..64, &channel).await;
+    let items = claim(&*store, &channel, moment(1)).await;
+    let given_up: Vec<_> = items[..60].iter().map(|item| result(item, given_up(false))).collect();
+    record(&*store, &lease, &channel, moment(2), &given_up).await;
+    record_sent(&*store, &lease, &channel, moment(3), &items[60..]).await;
+    probe.take();
+    assert_eq!(store.clean_outbox(&lease, moment(20), 10).await.expect("clean"), 4);
+    let statements = probe.take();
+    assert!(statements.len() <= 10, "{statements:?}");
+    assert_eq!(store.clean_outbox(&lease, moment(20), 10).await.expect("clean"), 0);
+    let counts = store.outbox_counts(&channel).await.expect("count");
+    assert_eq!((counts.of(OutboxStatus::Sent), counts.of(OutboxStatus::Failed)), (0, 60));
 }
 
 /// Rows that waited behind a given-up one for long come back by another instance's doing: everybody finds them, before what

@@ -435,6 +435,45 @@ pub async fn a_claimer_of_timers_waits_for_no_other(fixture: &impl StoreFixture)
     }
 }
 
+/// A holder that is gone stands still while it ends a timer: whoever takes timers passes that one over, and takes the rest.
+pub async fn a_timer_that_somebody_is_ending_keeps_no_other_from_being_taken(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let lease = hold_new_lease(&*store).await;
+    for pause_at in 0.. {
+        let probe = Arc::new(PauseProbe::new(pause_at));
+        let slow = fixture.connect(Arc::clone(&probe) as Arc<dyn Probe>).await;
+        let gone = hold_new_lease(&*store).await;
+        let (ending, waiting) = (timer(&new_order(), moment(1)), timer(&new_order(), moment(2)));
+        schedule(&*store, std::slice::from_ref(&ending)).await;
+        let taken = store.claim_timers(&gone, &["order.cancel"], moment(9), 10).await.expect("claim");
+        assert_eq!(ids(&taken), [ending.timer_id]);
+        schedule(&*store, std::slice::from_ref(&waiting)).await;
+        store.renew_lease(&gone, std::time::Duration::ZERO).await.expect("let it run out");
+        let first = async move {
+            let ended = || slow.finish_timer(&gone, ending.timer_id, &TimerOutcome::Succeeded, moment(9));
+            taking_turns(ended).await
+        };
+        let second = {
+            let (store, lease) = (Arc::clone(&store), lease.clone());
+            async move { taking_turns(|| store.claim_timers(&lease, &["order.cancel"], moment(9), 10)).await }
+        };
+        let (first, second, paused) = if store.promises().concurrent_writers {
+            run_beside(&probe, first, second).await
+        } else {
+            interleave(&probe, first, second).await
+        };
+        assert!(matches!(first, Ok(()) | Err(StoreError::Fenced { .. })), "{first:?}");
+        let claimed = second.expect("claim");
+        assert!(ids(&claimed).contains(&waiting.timer_id), "paused before statement {pause_at}");
+        for timer_id in ids(&claimed) {
+            store.finish_timer(&lease, timer_id, &TimerOutcome::Succeeded, moment(9)).await.expect("finish");
+        }
+        if !paused {
+            break;
+        }
+    }
+}
+
 #[derive(Clone, Copy)]
 enum Gone {
     StartedAgain,

@@ -56,6 +56,14 @@ pub(crate) enum Fault {
     LeaseIsGivenToAnyone,
     /// Leases are compared with the caller's clock.
     LeasesLiveByTheCallersClock,
+    /// An append without a folded state keeps the old one.
+    OldSnapshotsStay,
+    /// The cleaner looks at a page of rows, whatever they are.
+    CleaningWalks,
+    /// Commands that have not ended are cleaned up, too.
+    CleaningTakesOpenCommands,
+    /// Only epochs are compared.
+    HoldersAreNotCompared,
     /// Each store asks a clock of its own.
     EveryStoreHasItsOwnTime,
     /// Work of the living is taken from them.
@@ -171,8 +179,9 @@ impl MemoryFixture {
     }
 
     fn new(concurrent_writers: bool, fault: Option<Fault>) -> Self {
+        let any_holder = fault == Some(Fault::HoldersAreNotCompared);
         Self(Arc::new(Database {
-            tables: Mutex::default(),
+            tables: Mutex::new(Tables { any_holder, ..Tables::default() }),
             locks: Mutex::default(),
             writer: Arc::default(),
             open: Mutex::default(),
@@ -195,6 +204,14 @@ impl StoreFixture for MemoryFixture {
 
     async fn pretend_newer_schema(&self) {
         self.0.tables().schema = 99;
+    }
+
+    async fn come_back_from_an_older_copy(&self) {
+        let mut tables = self.0.tables();
+        for lease in tables.leases.values_mut() {
+            (lease.epoch, lease.holder, lease.until) = (lease.epoch - 1, None, std::time::Instant::now());
+        }
+        tables.operations.values_mut().for_each(operations::Operation::come_back);
     }
 
     fn kill_child(&self) -> Option<KillChild> {

@@ -24,6 +24,11 @@ impl Operation {
         !self.ended && self.answered.is_none() && self.claim == *claim
     }
 
+    /// As an older copy has it.
+    pub(super) fn come_back(&mut self) {
+        self.claim.epoch -= 1;
+    }
+
     pub(super) fn answer(&mut self, answer: OperationAnswer, now: DateTime<Utc>) {
         self.answered = Some((answer, now));
     }
@@ -42,7 +47,7 @@ impl Operations for MemoryStore {
         let found = tables.operations.get_mut(&operation.key);
         let Some(row) = found.filter(|_| !self.has(Fault::OperationNamesAreNotUnique)) else {
             let (key, operation_id) = (operation.key.clone(), operation.operation_id);
-            let claim = OperationClaim { key: key.clone(), operation_id, epoch: 1 };
+            let claim = OperationClaim { key: key.clone(), operation_id, holder_id: operation_id, epoch: 1 };
             let (asked, claimed) = (operation.clone(), claim.clone());
             let row = Operation { asked, claim: claimed, until, answered: None, ended: false };
             tables.operations.insert(key, row);
@@ -58,6 +63,7 @@ impl Operations for MemoryStore {
             return Ok(OperationStanding::Running);
         }
         row.claim.epoch += 1;
+        row.claim.holder_id = operation.operation_id;
         row.until = until;
         Ok(OperationStanding::Begun(row.claim.clone()))
     }

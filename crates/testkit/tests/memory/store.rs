@@ -103,8 +103,8 @@ impl MemoryStore {
     }
 }
 
-fn is_claim(claim: &LeaseGrant, grant: &LeaseGrant, any_epoch: bool) -> bool {
-    claim == grant || (any_epoch && claim.lease == grant.lease)
+fn is_claim(claim: &Claim, grant: &LeaseGrant, any_epoch: bool) -> bool {
+    *claim == grant.claim() || (any_epoch && claim.lease == grant.lease)
 }
 
 type Check = Box<dyn FnOnce(&Tables) -> StoreResult<()> + Send>;
@@ -260,6 +260,7 @@ impl Staged {
         let last = append.state_changes.last().cloned();
         let (context, aggregate) = (append.context.clone(), append.aggregate.clone());
         let deadline = append.deadline.clone();
+        let keep_old_snapshots = self.database.has(Fault::OldSnapshotsStay);
         let keep_left_deadlines = self.database.has(Fault::LeftStatesKeepTheirDeadline);
         let after = version + envelopes.len() as Version;
         let pass_parked = self.database.has(Fault::NewRowsPassTheParkedOne);
@@ -279,7 +280,9 @@ impl Staged {
                 updated_at: context.occurred_at,
             });
             row.version = after;
-            row.snapshot = snapshot;
+            if snapshot.is_some() || !keep_old_snapshots {
+                row.snapshot = snapshot;
+            }
             row.updated_at = context.occurred_at;
             if let Some(change) = last {
                 row.state = Some(change.to);
@@ -314,8 +317,10 @@ impl Staged {
     }
 
     fn outbox_rows(&self, append: &Append) -> Vec<OutboxRow> {
-        let routes =
-            append.events.iter().flat_map(|event| event.channels.iter().map(move |channel| (event, channel)));
+        let routes = append
+            .events
+            .iter()
+            .flat_map(|event| event.channels.channels().iter().map(move |channel| (event, channel)));
         routes
             .map(|(event, channel)| OutboxRow {
                 outbox_id: self.database.next_number(),
@@ -644,7 +649,7 @@ impl Store for MemoryStore {
                 let before = record.clone();
                 record.status = CommandStatus::Processing;
                 record.status_changed_at = now;
-                record.claim = Some(lease.clone());
+                record.claim = Some(lease.claim());
                 claimed.push(record.clone());
                 if self.has(Fault::ClaimMarksNothing) && claimed.len() == 1 && record.retry_count < 3 {
                     *record = CommandRecord { retry_count: before.retry_count + 1, ..before };
@@ -683,10 +688,13 @@ impl Store for MemoryStore {
         self.probe.before("return_commands");
         let _turn = self.database.turn().await;
         let mut tables = self.database.tables();
+        if tables.check_lease(grant).is_err() {
+            return Ok(0);
+        }
         let mut returned = 0;
         for id in command_ids {
             if let Some(record) =
-                tables.commands.get_mut(id).filter(|record| record.claim.as_ref() == Some(grant))
+                tables.commands.get_mut(id).filter(|record| record.claim.as_ref() == Some(&grant.claim()))
             {
                 record.status = CommandStatus::Pending;
                 record.status_changed_at = now;
@@ -733,6 +741,28 @@ impl Store for MemoryStore {
             }
         }
         Ok(gone.len() as u64)
+    }
+
+    async fn clean_commands(
+        &self,
+        lease: &LeaseGrant,
+        ended_before: DateTime<Utc>,
+        limit: u32,
+    ) -> StoreResult<u64> {
+        let _turn = self.database.turn().await;
+        let mut tables = self.database.tables();
+        tables.check_lease(lease)?;
+        let any_status = self.has(Fault::CleaningTakesOpenCommands);
+        let is_over = |record: &&CommandRecord| {
+            let ended = matches!(record.status, CommandStatus::Completed | CommandStatus::Failed);
+            (any_status || ended && record.next_retry_at.is_none())
+                && record.command.context.occurred_at < ended_before
+                && record.status_changed_at < ended_before
+        };
+        let over = tables.commands.values().filter(is_over).take(limit as usize);
+        let over: Vec<CommandId> = over.map(|record| record.command.command_id.clone()).collect();
+        over.iter().for_each(|id| drop(tables.commands.remove(id)));
+        Ok(over.len() as u64)
     }
 
     async fn command(&self, command_id: &CommandId) -> StoreResult<Option<CommandRecord>> {
@@ -1042,20 +1072,18 @@ impl Store for MemoryStore {
         &self,
         lease: &LeaseGrant,
         sent_before: DateTime<Utc>,
-        after: u64,
         limit: u32,
-    ) -> StoreResult<Cleaned<u64>> {
+    ) -> StoreResult<u64> {
         let _turn = self.database.turn().await;
         let mut tables = self.database.tables();
         tables.check_lease(lease)?;
-        let page: Vec<u64> =
-            tables.outbox.keys().filter(|id| **id > after).take(limit as usize).copied().collect();
-        let before = tables.outbox.len();
-        tables.outbox.retain(|id, row| {
-            !page.contains(id) || row.status != OutboxStatus::Sent || row.status_changed_at >= sent_before
-        });
-        let deleted = (before - tables.outbox.len()) as u64;
-        Ok(Cleaned { deleted, next: page.last().copied().filter(|_| page.len() == limit as usize) })
+        let is_old =
+            |row: &&OutboxRow| row.status == OutboxStatus::Sent && row.status_changed_at < sent_before;
+        let walked = if self.has(Fault::CleaningWalks) { limit as usize } else { usize::MAX };
+        let old = tables.outbox.values().take(walked).filter(is_old);
+        let page: Vec<u64> = old.take(limit as usize).map(|row| row.outbox_id).collect();
+        tables.outbox.retain(|id, _| !page.contains(id));
+        Ok(page.len() as u64)
     }
 
     async fn outbox_of(&self, event_id: EventId) -> StoreResult<Vec<OutboxRow>> {
@@ -1092,7 +1120,7 @@ impl Store for MemoryStore {
         row.epoch += 1;
         row.holder = Some(holder.clone());
         row.until = Instant::now() + for_;
-        Ok(Some(LeaseGrant { lease: lease.clone(), epoch: row.epoch }))
+        Ok(Some(LeaseGrant { lease: lease.clone(), holder: holder.clone(), epoch: row.epoch }))
     }
 
     async fn acquire_leases(
@@ -1202,22 +1230,21 @@ impl Store for MemoryStore {
         &self,
         lease: &LeaseGrant,
         handled_before: DateTime<Utc>,
-        after: Option<EventId>,
         limit: u32,
-    ) -> StoreResult<Cleaned<EventId>> {
+    ) -> StoreResult<u64> {
         let _turn = self.database.turn().await;
         let mut tables = self.database.tables();
         tables.check_lease(lease)?;
-        let behind = tables.inbox.keys().filter(|(id, _)| after.is_none_or(|after| *id > after));
-        let page: Vec<EventId> = behind.take(limit as usize).map(|(id, _)| *id).collect();
-        let before = tables.inbox.len();
         let Tables { inbox, handled_at, .. } = &mut *tables;
-        inbox.retain(|delivery, entry| {
-            let is_old = handled_at.get(delivery).is_some_and(|at| *at < handled_before);
-            !page.contains(&delivery.0) || entry.status != InboxStatus::Handled || !is_old
-        });
-        let deleted = (before - tables.inbox.len()) as u64;
-        Ok(Cleaned { deleted, next: page.last().copied().filter(|_| page.len() == limit as usize) })
+        let is_old = |delivery: &&(EventId, HandlerName)| {
+            let old = handled_at.get(*delivery).is_some_and(|at| *at < handled_before);
+            old && inbox.get(*delivery).is_some_and(|entry| entry.status == InboxStatus::Handled)
+        };
+        let page: Vec<_> = inbox.keys().filter(is_old).take(limit as usize).cloned().collect();
+        for delivery in &page {
+            inbox.remove(delivery);
+        }
+        Ok(page.len() as u64)
     }
 
     async fn inbox_entry(&self, event_id: EventId, handler: &HandlerName) -> StoreResult<Option<InboxEntry>> {
@@ -1257,7 +1284,7 @@ impl Store for MemoryStore {
         for (_, id) in ids.into_iter().take(limit as usize) {
             if let Some(row) = tables.timers.get_mut(&id) {
                 row.timer.state = TaskState::Running;
-                row.claim = Some(lease.clone());
+                row.claim = Some(lease.claim());
                 claimed.push(row.timer.clone());
             }
         }
@@ -1272,10 +1299,14 @@ impl Store for MemoryStore {
     ) -> StoreResult<u64> {
         self.probe.before("return_unseen_timers");
         let _turn = self.database.turn().await;
+        let mut tables = self.database.tables();
+        if tables.check_lease(grant).is_err() {
+            return Ok(0);
+        }
         let mut returned = 0;
-        for row in self.database.tables().timers.values_mut() {
+        for row in tables.timers.values_mut() {
             let is_unseen = self.has(Fault::ReturnsWhatIsSeen) || !seen.contains(&row.timer.timer.timer_id);
-            if row.claim.as_ref() == Some(grant) && is_unseen {
+            if row.claim.as_ref() == Some(&grant.claim()) && is_unseen {
                 row.timer.state = TaskState::Pending;
                 row.claim = None;
                 returned += 1;

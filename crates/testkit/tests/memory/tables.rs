@@ -12,7 +12,7 @@ use towpath_core::ids::{
 use towpath_core::lifecycle::TaskState;
 use towpath_core::ports::operations::OperationKey;
 use towpath_core::ports::store::{
-    AggregateRow, ChannelRow, CommandRecord, InboxEntry, LeaseGrant, NewTimer, OutboxRow, StateEvent,
+    AggregateRow, ChannelRow, Claim, CommandRecord, InboxEntry, LeaseGrant, NewTimer, OutboxRow, StateEvent,
     StoreError, StoreResult, Timer,
 };
 use uuid::Uuid;
@@ -20,6 +20,8 @@ use uuid::Uuid;
 #[derive(Default)]
 pub(crate) struct Tables {
     pub(crate) schema: u32,
+    /// Broken: only the epoch of a lease counts.
+    pub(crate) any_holder: bool,
     pub(crate) aggregates: BTreeMap<AggregateKey, AggregateRow>,
     pub(crate) events: BTreeMap<AggregateKey, Vec<EventEnvelope>>,
     pub(crate) event_ids: BTreeMap<EventId, EventEnvelope>,
@@ -50,7 +52,7 @@ pub(crate) struct Lease {
 pub(crate) struct TimerRow {
     pub(crate) timer: Timer,
     pub(crate) due_at: chrono::DateTime<chrono::Utc>,
-    pub(crate) claim: Option<LeaseGrant>,
+    pub(crate) claim: Option<Claim>,
 }
 
 impl TimerRow {
@@ -66,15 +68,20 @@ impl TimerRow {
 impl Tables {
     pub(crate) fn check_lease(&self, grant: &LeaseGrant) -> StoreResult<()> {
         match self.leases.get(&grant.lease) {
-            Some(lease) if lease.epoch == grant.epoch => Ok(()),
+            Some(lease) if lease.epoch == grant.epoch && self.is_holder(lease, grant) => Ok(()),
             _ => Err(StoreError::Fenced { lease: grant.lease.clone(), epoch: grant.epoch }),
         }
     }
 
-    pub(crate) fn holder_lives(&self, grant: &LeaseGrant) -> bool {
-        let lease = self.leases.get(&grant.lease);
+    /// Whether nobody else has it. One that was given back is still its last holder's.
+    fn is_holder(&self, lease: &Lease, grant: &LeaseGrant) -> bool {
+        self.any_holder || lease.holder.as_ref().is_none_or(|holder| *holder == grant.holder)
+    }
+
+    pub(crate) fn holder_lives(&self, claim: &Claim) -> bool {
+        let lease = self.leases.get(&claim.lease);
         lease.is_some_and(|lease| {
-            lease.epoch == grant.epoch && lease.holder.is_some() && lease.until > Instant::now()
+            lease.epoch == claim.epoch && lease.holder.is_some() && lease.until > Instant::now()
         })
     }
 

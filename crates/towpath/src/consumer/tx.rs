@@ -131,15 +131,39 @@ impl HandlerTx {
         self.bus.store.events_of(aggregate, after, limit).await
     }
 
-    /// Appends facts.
+    /// Appends facts. For a kind of aggregate that is registered, its machine is asked, and its state, history, deadline and
+    /// folded state follow.
+    ///
+    /// # Errors
+    /// `ForbiddenEvent` for what the aggregate cannot have now; `VersionConflict`, `DuplicateEvent`.
     pub async fn append(&mut self, append: &Append) -> Result<Appended, StoreError> {
+        let registry = self.bus.registry.clone();
+        let (appended, written) = self.inner.append_by(registry.as_ref(), append).await?;
+        self.note(&written);
+        if let Some(timer) = &written.deadline.enters {
+            self.note_timer(timer.due_at);
+        }
+        Ok(appended)
+    }
+
+    /// Appends facts of another log as they are there: what has happened there is not judged here.
+    pub(crate) async fn append_as_it_is(&mut self, append: &Append) -> Result<Appended, StoreError> {
         let appended = self.inner.append_facts(append).await?;
+        self.note(append);
+        Ok(appended)
+    }
+
+    fn note(&mut self, append: &Append) {
         self.after.facts = true;
         self.after.event_types.extend(append.events.iter().map(|event| event.event_type.to_string()));
         let (channels, lane) =
-            (append.events.iter().flat_map(|event| &event.channels), append.aggregate.lane());
+            (append.events.iter().flat_map(|event| event.channels.channels()), append.aggregate.lane());
         self.after.channels.extend(channels.map(|channel| (channel.to_string(), lane)));
-        Ok(appended)
+    }
+
+    fn note_timer(&mut self, due_at: DateTime<Utc>) {
+        let soonest = self.after.timer_due_at.map_or(due_at, |noted| noted.min(due_at));
+        self.after.timer_due_at = Some(soonest);
     }
 
     /// Records a command that follows from a fact. It commits with the rest and is then run by a worker. Its id comes
@@ -175,8 +199,7 @@ impl HandlerTx {
     /// Schedules a timer.
     pub async fn schedule(&mut self, timer: &NewTimer) -> Result<(), StoreError> {
         self.inner.add_timer(timer).await?;
-        let soonest = self.after.timer_due_at.map_or(timer.due_at, |due_at| due_at.min(timer.due_at));
-        self.after.timer_due_at = Some(soonest);
+        self.note_timer(timer.due_at);
         Ok(())
     }
 

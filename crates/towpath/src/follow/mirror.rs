@@ -29,14 +29,14 @@ pub(super) async fn keep(
         let (group, others) = rest.split_at(together);
         rest = others;
         let facts: Vec<&EventEnvelope> = group.iter().map(|(_, fact, _)| *fact).collect();
-        match tx.append(&append_of(bus, first, &facts)).await {
+        match tx.append_as_it_is(&append_of(bus, first, &facts)).await {
             Ok(_) => {}
             Err(StoreError::VersionConflict { aggregate, .. }) => {
                 let conflict = || FollowError::MirrorConflict { position: *position, aggregate };
                 // Those that are here may end in the middle of what one command led to: pages are cut anywhere.
                 let here = how_many_are_here(store, &facts).await?.ok_or_else(conflict)?;
                 if let [first, ..] = &facts[here..] {
-                    match tx.append(&append_of(bus, first, &facts[here..])).await {
+                    match tx.append_as_it_is(&append_of(bus, first, &facts[here..])).await {
                         Err(StoreError::VersionConflict { aggregate, .. }) => {
                             return Err(FollowError::MirrorConflict { position: *position, aggregate });
                         }
@@ -75,7 +75,7 @@ fn append_of(bus: &Bus, first: &EventEnvelope, facts: &[&EventEnvelope]) -> Appe
         event_type: fact.event_type.clone(),
         schema_version: fact.schema_version,
         payload: fact.payload.clone(),
-        channels: bus.registry.routes().channels_for(fact.event_type.as_str()),
+        channels: bus.registry.routing_of(fact.event_type.as_str()),
     });
     Append {
         aggregate: first.aggregate.clone(),

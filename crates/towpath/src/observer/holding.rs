@@ -102,10 +102,13 @@ pub(super) async fn while_held<T>(
 
 #[cfg(test)]
 mod tests {
+    use towpath_core::ids::InstanceId;
+
     use super::*;
 
     fn held(epoch: u64, until: Instant) -> Held {
-        Held { grant: LeaseGrant { lease: LeaseName::from_stored("observer/test"), epoch }, until }
+        let (lease, holder) = (LeaseName::from_stored("observer/test"), InstanceId::from_stored("test"));
+        Held { grant: LeaseGrant { lease, holder, epoch }, until }
     }
 
     #[tokio::test]

@@ -547,12 +547,14 @@ impl<R: ExternalResources> Looking<R> {
             failing.said &= failure.unanswered;
         }
         let pause = doubled(FIRST_PAUSE, failing.times).min(self.policy.longest_pause);
+        let pause = pause.max(failure.retry_after.unwrap_or_default());
         failing.times = failing.times.saturating_add(1);
         failing.not_before = now + pause;
         let times = failing.times;
         let (observer, code, cause) = (&eyes.name, &failure.code, &failure.message);
-        // A no is said at once, and once. That nobody answers may pass.
-        if !failing.said && (!failure.unanswered || times >= SAID_AFTER) {
+        // A no is said at once, and once. That nobody answers, or not now, may pass.
+        let may_pass = failure.unanswered || failure.retry_after.is_some();
+        if !failing.said && (!may_pass || times >= SAID_AFTER) {
             failing.said = true;
             tracing::warn!(observer, key, code, cause, "a resource cannot be looked at, or not be changed");
         } else {

@@ -305,6 +305,11 @@ async fn restart(server: &'static str) {
 pub async fn make_table(app: &Towpath) {
     let sql =
         "CREATE TABLE IF NOT EXISTS effects (event_id VARCHAR(64) NOT NULL, handler VARCHAR(64) NOT NULL)";
+    execute(app, sql).await;
+}
+
+/// Runs a statement on whichever database the app has.
+pub async fn execute(app: &Towpath, sql: &'static str) {
     let store = app.store();
     if let Some(pool) = store.postgres_pool() {
         sqlx::query(sql).execute(pool).await.unwrap();

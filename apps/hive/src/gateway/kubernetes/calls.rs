@@ -1,5 +1,6 @@
 //! The requests that hive makes of a Kubernetes API server, each with its time-out.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http::Request;
@@ -9,6 +10,7 @@ use kube::api::{ApiResource, PartialObjectMeta, Preconditions, PropagationPolicy
 use kube::client::Body;
 use kube::core::request::{Error as RequestError, Request as Requests};
 use serde::de::DeserializeOwned;
+use tokio::time::Instant;
 
 use super::faults::Fault;
 use super::reading::{KnativeResource, RevisionList, RevisionResource};
@@ -37,11 +39,13 @@ const MOST_REVISIONS: u32 = 500;
 pub(super) struct Calls {
     client: Client,
     settings: KubernetesSettings,
+    /// Until when the server is left alone, because it has said so. All calls keep to it.
+    rests_until: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Calls {
     pub(super) fn new(client: Client, settings: KubernetesSettings) -> Self {
-        Self { client, settings }
+        Self { client, settings, rests_until: Arc::default() }
     }
 
     /// What the names of our field managers begin with. It names this installation of hive.
@@ -167,16 +171,32 @@ impl Calls {
     async fn call(&self, request: Result<Request<Vec<u8>>, RequestError>) -> Result<Vec<u8>, Fault> {
         let request = request.map_err(|error| Fault::NotSent { message: error.to_string() })?;
         let after = self.settings.call_timeout;
+        if let Some(retry_after) = self.rests_for() {
+            return Err(Fault::Busy { retry_after });
+        }
         let answering = async {
             let answer = self.client.send(request.map(Body::from)).await.map_err(Fault::of_client)?;
             let code = answer.status();
+            let retry_after = answer.headers().get(http::header::RETRY_AFTER);
+            let retry_after = retry_after.and_then(|value| value.to_str().ok()).map(str::to_owned);
             let body = answer.into_body().collect_bytes().await.map_err(Fault::of_client)?;
             match code.is_success() {
                 true => Ok(body.to_vec()),
-                false => Err(Fault::answered(code.as_u16(), &body)),
+                false => Err(Fault::answered(code.as_u16(), retry_after.as_deref(), &body)),
             }
         };
-        tokio::time::timeout(after, answering).await.unwrap_or(Err(Fault::TimedOut { after }))
+        let answer = tokio::time::timeout(after, answering).await.unwrap_or(Err(Fault::TimedOut { after }));
+        if let Err(Fault::Busy { retry_after }) = &answer {
+            let mut rests_until = self.rests_until.lock().unwrap_or_else(PoisonError::into_inner);
+            *rests_until = (*rests_until).max(Some(Instant::now() + *retry_after));
+        }
+        answer
+    }
+
+    /// For how long the server is still to be left alone.
+    fn rests_for(&self) -> Option<Duration> {
+        let rests_until = *self.rests_until.lock().unwrap_or_else(PoisonError::into_inner);
+        rests_until?.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
     }
 }
 

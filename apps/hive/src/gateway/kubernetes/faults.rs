@@ -12,6 +12,15 @@ use crate::spec::ResourceName;
 /// The reason of a cause of a 409: a field belongs to another manager. (`metav1.CauseTypeFieldManagerConflict`)
 const FIELD_MANAGER_CONFLICT: &str = "FieldManagerConflict";
 
+/// The status code of a server that takes no more requests for a while.
+const TOO_MANY_REQUESTS: u16 = 429;
+
+/// For how long a server is left alone that does not say.
+const USUAL_REST: Duration = Duration::from_secs(1);
+
+/// The longest that a server is left alone, whatever it says.
+const LONGEST_REST: Duration = Duration::from_secs(300);
+
 /// What went wrong with a request.
 #[derive(Debug)]
 pub(super) enum Fault {
@@ -32,6 +41,11 @@ pub(super) enum Fault {
         /// How long was waited.
         after: Duration,
     },
+    /// The server takes no more requests for a while.
+    Busy {
+        /// For how long.
+        retry_after: Duration,
+    },
     /// The request was never sent, because its address would lead elsewhere.
     NotSent {
         /// What is wrong with it.
@@ -40,11 +54,14 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    /// An answer that says no.
-    pub(super) fn answered(code: u16, body: &[u8]) -> Self {
+    /// An answer that says no, perhaps with a `Retry-After`.
+    pub(super) fn answered(code: u16, retry_after: Option<&str>, body: &[u8]) -> Self {
         let mut status: Status = serde_json::from_slice(body).unwrap_or_default();
         status.code = code;
-        Self::Answered { code, status: Box::new(status) }
+        match code {
+            TOO_MANY_REQUESTS => Self::Busy { retry_after: resting_time(retry_after, &status) },
+            _ => Self::Answered { code, status: Box::new(status) },
+        }
     }
 
     /// What the client noticed.
@@ -125,8 +142,12 @@ impl Fault {
     fn meaning(self, what: String) -> GatewayError {
         match self {
             Self::Answered { code: 404, .. } => GatewayError::NotFound { what },
-            // Not about what was asked, but about who asks or when: expired credentials are renewed, a busy server rests.
-            Self::Answered { code: 401 | 408 | 429, status } => unavailable(&status),
+            // Not about what was asked, but about who asks or when: expired credentials are renewed.
+            Self::Answered { code: 401 | 408, status } => unavailable(&status),
+            Self::Answered { code: TOO_MANY_REQUESTS, status } => {
+                GatewayError::Busy { retry_after: resting_time(None, &status) }
+            }
+            Self::Busy { retry_after } => GatewayError::Busy { retry_after },
             Self::Answered { code: 400..=499, status } => {
                 let reason = match status.reason.is_empty() {
                     true => format!("status {}", status.code),
@@ -153,6 +174,14 @@ impl Fault {
             _ => None,
         }
     }
+}
+
+/// For how long the server asks to be left alone: by the header, or by the body.
+fn resting_time(header: Option<&str>, status: &Status) -> Duration {
+    let of_body = || status.details.as_ref().map(|details| u64::from(details.retry_after_seconds));
+    let seconds =
+        header.and_then(|text| text.trim().parse().ok()).or_else(of_body).filter(|seconds| *seconds > 0);
+    seconds.map_or(USUAL_REST, Duration::from_secs).min(LONGEST_REST)
 }
 
 fn unavailable(status: &Status) -> GatewayError {

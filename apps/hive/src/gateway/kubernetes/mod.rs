@@ -169,6 +169,8 @@ impl ServingGateway for KubernetesGateway {
             // It has answered, be it that it does not tell everybody, or has no such thing.
             Ok(()) => Ok(()),
             Err(error) if !error.is_passing() => Ok(()),
+            // A server that says when to come back is there.
+            Err(GatewayError::Busy { .. }) => Ok(()),
             Err(error) => Err(error),
         }
     }

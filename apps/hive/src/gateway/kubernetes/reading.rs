@@ -15,8 +15,8 @@ use crate::gateway::{
     Apply, Condition, ConditionStatus, Conditions, FoundService, RevisionSeen, RouteTarget,
 };
 use crate::spec::{
-    INSTALLATION_ANNOTATION, REPLACEMENT_ANNOTATION, SERVICE_ID_LABEL, SPEC_HASH_ANNOTATION, ServiceSpec,
-    SpecHash,
+    EnvValue, INSTALLATION_ANNOTATION, REPLACEMENT_ANNOTATION, SERVICE_ID_LABEL, SPEC_HASH_ANNOTATION,
+    ServiceSpec, SpecHash,
 };
 
 /// Fields of a container on which depends what runs, and which a specification does not know. Knative fills in none of them.
@@ -470,27 +470,45 @@ fn follows_the_latest(traffic: &Value) -> bool {
     }
 }
 
-/// The environment, if all of it is written out.
-fn environment(list: &Value) -> Option<BTreeMap<String, String>> {
+/// The environment, if all of it is written out or refers to secrets.
+fn environment(list: &Value) -> Option<BTreeMap<String, EnvValue>> {
     let entries = match list {
         Value::Null => return Some(BTreeMap::new()),
         list => list.as_array()?,
     };
     let mut environment = BTreeMap::new();
     for entry in entries {
-        if entry.get("valueFrom").is_some_and(|source| !is_empty(source)) {
-            return None;
-        }
+        let source = entry.get("valueFrom").filter(|source| !is_empty(source));
         // An empty value may be left out.
-        let value = match entry.get("value") {
+        let written = match entry.get("value") {
             None | Some(Value::Null) => "",
             Some(value) => value.as_str()?,
         };
-        if environment.insert(entry["name"].as_str()?.to_owned(), value.to_owned()).is_some() {
+        let value = match source {
+            None => EnvValue::from(written),
+            Some(source) if written.is_empty() => of_secret(source)?,
+            Some(_) => return None,
+        };
+        if environment.insert(entry["name"].as_str()?.to_owned(), value).is_some() {
             return None;
         }
     }
     Some(environment)
+}
+
+/// A reference to a secret, and to nothing else. One that need not be there is not what was asked for.
+fn of_secret(source: &Value) -> Option<EnvValue> {
+    let fields = source.as_object()?.iter().filter(|(_, value)| !is_empty(value));
+    let [("secretKeyRef", reference)] =
+        fields.map(|(name, value)| (name.as_str(), value)).collect::<Vec<_>>()[..]
+    else {
+        return None;
+    };
+    match reference.get("optional") {
+        None | Some(Value::Null | Value::Bool(false)) => {}
+        Some(_) => return None,
+    }
+    Some(EnvValue::from_secret(reference["name"].as_str()?, reference["key"].as_str()?))
 }
 
 fn has(fields: &Value, name: &str) -> bool {

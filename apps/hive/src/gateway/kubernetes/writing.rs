@@ -7,7 +7,8 @@ use super::calls::{GROUP, VERSION};
 use super::reading::{KnativeResource, Unwanted};
 use crate::gateway::Apply;
 use crate::spec::{
-    INSTALLATION_ANNOTATION, REPLACEMENT_ANNOTATION, SERVICE_ID_LABEL, SPEC_HASH_ANNOTATION, ServiceSpec,
+    EnvValue, INSTALLATION_ANNOTATION, REPLACEMENT_ANNOTATION, SERVICE_ID_LABEL, SPEC_HASH_ANNOTATION,
+    SecretKey, ServiceSpec, ValueFrom,
 };
 
 /// The fewest instances.
@@ -45,8 +46,7 @@ pub(super) fn wanted(
     template.insert("metadata".to_owned(), json!({ "annotations": annotations }));
     let mut container = json!({ "image": spec.image });
     if !spec.env.is_empty() {
-        container["env"] =
-            spec.env.iter().map(|(name, value)| json!({ "name": name, "value": value })).collect();
+        container["env"] = spec.env.iter().map(|(name, value)| variable(name, value)).collect();
     }
     let mut pod = json!({ "containers": [container] });
     if let Some(concurrency) = spec.concurrency {
@@ -76,6 +76,16 @@ pub(super) fn wanted(
         "metadata": metadata,
         "spec": { "template": template },
     })
+}
+
+/// A variable of a container. What a secret keeps is put there by the cluster itself.
+fn variable(name: &str, value: &EnvValue) -> Value {
+    match value {
+        EnvValue::Plain(value) => json!({ "name": name, "value": value }),
+        EnvValue::From(ValueFrom { value_from: SecretKey { secret, key } }) => {
+            json!({ "name": name, "valueFrom": { "secretKeyRef": { "name": secret, "key": key } } })
+        }
+    }
 }
 
 /// A merge patch that removes fields of somebody else's: from the very resource that was seen, as it was seen.

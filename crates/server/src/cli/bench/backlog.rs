@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use towpath::ids::{AggregateKey, ChannelName, CorrelationId, EventId, InstanceId, LeaseName};
 use towpath::name::EventName;
-use towpath::ports::store::{Append, Expected, LeaseGrant, NewEvent, Store};
+use towpath::ports::store::{Append, Expected, LeaseGrant, NewEvent, Routing, Store};
 use towpath::sqlx::{self, Executor};
 use towpath::{ChangeContext, Payload, SqlStore};
 
@@ -125,7 +125,7 @@ fn facts(channel: &str, aggregate: &str, version: u64, count: u64) -> Result<App
                 event_type: EventName::from_stored(EVENT_TYPE),
                 schema_version: 1,
                 payload: payload.clone(),
-                channels: vec![ChannelName::from_stored(channel)],
+                channels: Routing::To(vec![ChannelName::from_stored(channel)]),
             })
             .collect(),
         snapshot: None,

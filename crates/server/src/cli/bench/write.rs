@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use towpath::ids::{AggregateKey, CorrelationId, EventId};
 use towpath::name::EventName;
 use towpath::ports::probe::Probe;
-use towpath::ports::store::{Append, Expected, NewEvent, Snapshot, Store};
+use towpath::ports::store::{Append, Expected, NewEvent, Routing, Snapshot, Store};
 use towpath::{
     Aggregate, ChangeContext, Channel, Context, Payload, Scratch, SqlStore, StoreOptions, StoreUrl, Towpath,
 };
@@ -348,7 +348,7 @@ fn deposits(account: &str, expected: Expected, count: u64, total: u64) -> Result
                 event_type: EventName::from_stored("account.deposited"),
                 schema_version: 1,
                 payload: payload.clone(),
-                channels: Vec::new(),
+                channels: Routing::Nowhere,
             })
             .collect(),
         snapshot: Some(Snapshot { data, version: 1 }),

@@ -21,7 +21,7 @@ use serde_json::Value;
 use super::{Failure, output};
 use crate::shown_url::without_secrets;
 
-pub(crate) use hive::HiveAlerts;
+pub(crate) use hive::{HiveAlerts, HiveAudit, HiveNamespaces, HiveOutbox, HiveSpecs};
 
 /// Where the server is, and how to show what it says.
 #[derive(Args, Clone)]
@@ -169,10 +169,8 @@ impl Client {
             let error = error.without_url();
             let mut message =
                 format!("the server at {} cannot be reached: {error}", without_secrets(self.base.as_str()));
-            let mut cause = std::error::Error::source(&error);
-            while let Some(inner) = cause {
-                message.push_str(&format!("\n  because: {inner}"));
-                cause = inner.source();
+            for cause in towpath::causes(&error) {
+                message.push_str(&format!("\n  because: {cause}"));
             }
             message.push_str(
                 "\nStart one with `towpath serve`, or say where it is with --server or TOWPATH_SERVER.",

@@ -242,23 +242,13 @@ async fn get(url: hyper::Uri) -> Result<Vec<u8>, String> {
         .enable_http1()
         .build();
     let client: Client<_, Empty<Bytes>> = Client::builder(TokioExecutor::new()).build(connector);
-    let response = client.get(url).await.map_err(|error| with_causes(&error))?;
+    let response = client.get(url).await.map_err(|error| towpath::with_causes(&error))?;
     if !response.status().is_success() {
         return Err(format!("the answer is {}", response.status()));
     }
     let body =
         Limited::new(response.into_body(), LARGEST).collect().await.map_err(|error| error.to_string())?;
     Ok(body.to_bytes().to_vec())
-}
-
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        text.push_str(&format!(": {inner}"));
-        cause = inner.source();
-    }
-    text
 }
 
 /// When a token runs out, by the same leeway as it was checked with.

@@ -12,7 +12,7 @@ fn resource(value: Value) -> KnativeResource {
 fn spec() -> ServiceSpec {
     ServiceSpec {
         image: "registry.example/shop:1".to_owned(),
-        env: [("COLOUR".to_owned(), "blue".to_owned()), ("EMPTY".to_owned(), String::new())].into(),
+        env: [("COLOUR".to_owned(), "blue".into()), ("EMPTY".to_owned(), "".into())].into(),
         min_scale: Some(1),
         max_scale: Some(3),
         concurrency: Some(0),
