@@ -594,8 +594,6 @@ async fn a_server_of_a_private_authority_is_trusted_when_the_authority_is_named(
     for query in ["?tls=true", ""] {
         let error = handle(query).ready().await.unwrap_err();
         assert!(matches!(error, BrokerError::Unavailable(_)), "{query}: {error:?}");
-        let told = std::error::Error::source(&error).unwrap().to_string();
-        assert!(query.is_empty() || told.contains("certificate"), "{told}");
     }
     std::fs::remove_dir_all(&folder).unwrap();
 }

@@ -12,7 +12,7 @@ use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::types::RDKafkaErrorCode;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
-use towpath_core::ports::broker::{BrokerError, BrokerResult};
+use towpath_core::ports::broker::BrokerResult;
 
 use super::Address;
 use super::errors::{told, told_by_code};
@@ -40,15 +40,11 @@ pub(super) struct Control {
     address: Address,
     client: Mutex<Option<Arc<Admin>>>,
     closed: AtomicBool,
-    trouble: Trouble,
 }
-
-/// What librdkafka has last complained of, such as a certificate or a password that was not taken.
-type Trouble = Arc<Mutex<Option<String>>>;
 
 impl Control {
     pub(super) fn new(address: Address) -> Self {
-        Self { address, client: Mutex::default(), closed: AtomicBool::new(false), trouble: Arc::default() }
+        Self { address, client: Mutex::default(), closed: AtomicBool::new(false) }
     }
 
     pub(super) fn address(&self) -> &Address {
@@ -136,26 +132,10 @@ impl Control {
             Some(admin) => question(admin, patience),
             None => Err(KafkaError::Canceled),
         });
-        let answer = match timeout_at(deadline, asked).await {
-            Ok(Some(answer)) => answer,
-            Ok(None) => return Err(unavailable("there is no thread to ask on")),
-            Err(_) => return Err(self.why_nobody_answers("the broker does not answer")),
-        };
-        match answer {
-            // librdkafka only says that nobody is there; why, it has told in passing.
-            Err(error) if matches!(told(&error, ""), BrokerError::Unavailable(_)) => {
-                Err(self.why_nobody_answers(&error.to_string()))
-            }
-            answer => Ok(answer),
-        }
-    }
-
-    /// These words, and what was told of connections last.
-    fn why_nobody_answers(&self, words: &str) -> BrokerError {
-        let last = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).take();
-        match last {
-            Some(told) => unavailable(format!("{words}: {told}")),
-            None => unavailable(words),
+        match timeout_at(deadline, asked).await {
+            Ok(Some(answer)) => Ok(answer),
+            Ok(None) => Err(unavailable("there is no thread to ask on")),
+            Err(_) => Err(unavailable("the broker does not answer")),
         }
     }
 
@@ -169,7 +149,7 @@ impl Control {
             return Ok(Arc::clone(client));
         }
         let made = settings(&self.address)
-            .create_with_context(Logging { purpose: "asking", trouble: Arc::clone(&self.trouble) })
+            .create_with_context(Logging { purpose: "asking" })
             .map_err(|error| told(&error, "connecting"))?;
         Ok(Arc::clone(client.insert(Arc::new(Apart::new(made)))))
     }
@@ -202,13 +182,11 @@ pub(super) fn settings(address: &Address) -> ClientConfig {
 /// Takes librdkafka's words into our log.
 struct Logging {
     purpose: &'static str,
-    trouble: Trouble,
 }
 
 impl ClientContext for Logging {
     fn log(&self, level: RDKafkaLogLevel, _facility: &str, words: &str) {
         note(self.purpose, level, words);
-        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(words.to_owned());
     }
 
     fn error(&self, error: KafkaError, words: &str) {
