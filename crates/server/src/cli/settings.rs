@@ -87,7 +87,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
     setting("limits.streams", "2000", "N", "How many may follow the event stream"),
     setting(
         "limits.memory-bytes",
-        "134217728",
+        "100663296",
         "N",
         "How much of large requests and answers may be in memory at once",
     ),

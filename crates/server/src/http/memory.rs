@@ -41,7 +41,7 @@ const WORK: u64 = 10;
 const SMALL: u64 = 64 << 10;
 
 /// How many bytes there is room for, in all.
-const ROOM: u64 = 128 << 20;
+const ROOM: u64 = 96 << 20;
 
 /// Which part of it is for bodies that arrive: one of so many.
 const ARRIVING: u64 = 4;
