@@ -376,9 +376,7 @@ fn check_person(field: &'static str, id: i64) -> Result<(), MarketError> {
 
 /// Whether a row of that key was there already.
 fn is_taken(error: &MarketError) -> bool {
-    let MarketError::Store(StoreError::Refused { source, .. }) = error else { return false };
-    let error = source.downcast_ref::<towpath::sqlx::Error>();
-    error.and_then(|error| error.as_database_error()).is_some_and(|error| error.is_unique_violation())
+    matches!(error, MarketError::Store(error) if towpath::is_unique_violation(error))
 }
 
 /// The second of the order and the end of its number: 18 digits, as the contract's example has them.

@@ -47,6 +47,8 @@ pub struct Letter {
     pub due_at: Option<DateTime<Utc>>,
     /// When an operator let it be tried again.
     pub replayed_at: Option<DateTime<Utc>>,
+    /// Whether the body is there. If not, its size and hash stand in its place: it was larger than the database takes.
+    pub body_kept: bool,
     /// The body before an operator changed it.
     pub original_body: Option<Vec<u8>>,
     /// Which operator acted last.
@@ -59,6 +61,9 @@ pub struct SetAside {
     /// The letter it came from, if it had been set aside before: that one is changed. An operator may have edited its
     /// message, so that nothing else tells which one it is.
     pub letter_id: Option<u64>,
+    /// Until when whoever set this attempt off holds that letter; somebody who has it by now goes on with it, and nothing is
+    /// changed. `None`: whoever has it.
+    pub held_until: Option<DateTime<Utc>>,
     /// The delivery.
     pub letter: NewLetter,
     /// When it is tried again; `None`: it is dead.
@@ -71,6 +76,17 @@ pub struct SetAside {
     pub retry_count: u32,
     /// When this was decided.
     pub now: DateTime<Utc>,
+}
+
+/// What came of setting a delivery aside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AsideOutcome {
+    /// It is as was asked.
+    Set,
+    /// Its body is larger than the database takes: it is dead, with size and hash in place of the body.
+    TooLarge,
+    /// Somebody else has the letter, or has ended it: nothing was changed.
+    Elsewhere,
 }
 
 /// Which letters. What is not said does not matter.

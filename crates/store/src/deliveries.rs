@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{ActorId, EventId, HandlerName, Lane};
-use towpath_core::letters::{Letter, LetterFilter, LetterGroup, NewLetter, SetAside};
+use towpath_core::letters::{AsideOutcome, Letter, LetterFilter, LetterGroup, NewLetter, SetAside};
 use towpath_core::lifecycle::InboxStatus;
 use towpath_core::ports::store::{
     Append, AppendRules, Appended, InboxEntry, InboxFailure, LeaseGrant, NewCommand, NewTimer, StoreError,
@@ -13,7 +13,7 @@ use towpath_core::ports::store::{
 use uuid::Uuid;
 
 use crate::ops;
-use crate::ops::inbox::FirstDelivery;
+use crate::ops::inbox::{CameBefore, FirstDelivery};
 use crate::sql::classify;
 use crate::store::{Purpose, SqlStore, reading, transacting, writing_once};
 use crate::transaction::{Inner, SqlTransaction};
@@ -101,13 +101,10 @@ impl SqlTransaction {
         ops::letters::set_behind(&mut self.session(), letter, now).await
     }
 
-    /// Takes the next letter of a handler that is due, and holds it until this transaction ends.
-    pub async fn take_letter(
-        &mut self,
-        handler: &HandlerName,
-        now: DateTime<Utc>,
-    ) -> StoreResult<Option<Letter>> {
-        ops::letters::take(&mut self.session(), handler, now).await
+    /// Whether a letter is still held as it was taken; if so, until this transaction ends at least.
+    pub async fn holds_letter(&mut self, letter: &Letter) -> StoreResult<bool> {
+        let Some(until) = letter.due_at else { return Ok(false) };
+        ops::letters::is_held(&mut self.session(), letter.letter_id, until).await
     }
 
     /// Ends a letter that was handled, and lets the next of its lane go on.
@@ -197,9 +194,74 @@ impl SqlStore {
         writing_once!(self, ops::inbox::forget_failures, event_id, handler)
     }
 
-    /// Lets every lane of a handler go on whose first letter only waits. Answers how many.
-    pub async fn advance_letters(&self, handler: &HandlerName, now: DateTime<Utc>) -> StoreResult<u64> {
-        transacting!(self, ops::letters::advance_all, handler, now)
+    /// Writes down that a process begins with deliveries which may have come before; see [`CameBefore`]. With
+    /// `letters_stand`, an open letter stands for its delivery.
+    pub async fn begin_attempts(
+        &self,
+        event_ids: &[EventId],
+        handler: &HandlerName,
+        by: &str,
+        letters_stand: bool,
+        now: DateTime<Utc>,
+    ) -> StoreResult<CameBefore> {
+        transacting!(self, ops::inbox::begin, event_ids, handler, by, letters_stand, now)
+    }
+
+    /// Takes that back: the process lets go of these deliveries, and nothing has failed.
+    pub async fn let_go_of_attempts(
+        &self,
+        event_ids: &[EventId],
+        handler: &HandlerName,
+        by: &str,
+    ) -> StoreResult<()> {
+        writing_once!(self, ops::inbox::let_go, event_ids, handler, by)
+    }
+
+    /// Takes the next letter of a handler that is due, and holds it until a moment. The letter is answered as it is held:
+    /// due at that moment, when whoever holds it is taken for gone.
+    pub async fn take_letter(
+        &self,
+        handler: &HandlerName,
+        now: DateTime<Utc>,
+        until: DateTime<Utc>,
+    ) -> StoreResult<Option<Letter>> {
+        transacting!(self, ops::letters::take, handler, now, until)
+    }
+
+    /// Lets go of a letter that is held: it is due then.
+    pub async fn release_letter(&self, letter: &Letter, due_at: DateTime<Utc>) -> StoreResult<()> {
+        writing_once!(self, ops::letters::release, letter, due_at)
+    }
+
+    /// Counts a failure of a letter that is held, as [`count_failure`](Self::count_failure) does; `None` when somebody else
+    /// has it by now.
+    pub async fn count_failure_of(
+        &self,
+        letter: &Letter,
+        failure: &InboxFailure<'_>,
+    ) -> StoreResult<Option<InboxEntry>> {
+        transacting!(self, ops::letters::count_failure, letter, failure)
+    }
+
+    /// Lets lanes of a handler go on whose first letter only waits: a page of them, behind a lane. Answers after which lane
+    /// to go on.
+    pub async fn advance_letters(
+        &self,
+        handler: &HandlerName,
+        after: Option<Lane>,
+        now: DateTime<Utc>,
+    ) -> StoreResult<Option<Lane>> {
+        transacting!(self, ops::letters::advance_behind, handler, after, now)
+    }
+
+    /// The same for lanes that are known.
+    pub async fn advance_lanes(
+        &self,
+        handler: &HandlerName,
+        lanes: &[Lane],
+        now: DateTime<Utc>,
+    ) -> StoreResult<()> {
+        transacting!(self, ops::letters::advance_lanes, handler, lanes, now)
     }
 
     /// Deletes letters that ended before a moment; answers how many.
@@ -234,7 +296,7 @@ impl SqlStore {
     }
 
     /// Sets a failed delivery aside until it is due, or among the dead.
-    pub async fn set_aside(&self, aside: &SetAside) -> StoreResult<()> {
+    pub async fn set_aside(&self, aside: &SetAside) -> StoreResult<AsideOutcome> {
         transacting!(self, ops::letters::set_aside, aside)
     }
 

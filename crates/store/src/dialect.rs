@@ -154,6 +154,17 @@ impl Dialect {
         )
     }
 
+    /// The same for a walk: a range of the next column follows, and the look begins there. With a plain equality MariaDB
+    /// reads everything that has it from the beginning.
+    pub(crate) fn pinned_for_a_walk(self, column: &str) -> (String, String) {
+        say!(
+            self,
+            self.pinned(column),
+            self.pinned(column),
+            (format!("{column} >= ? AND {column} <= ?"), format!("{column}, "))
+        )
+    }
+
     /// The head of an upsert's second half.
     pub(crate) fn on_conflict(self, key: &str) -> String {
         say!(
@@ -213,6 +224,21 @@ impl Dialect {
                 mysql_set()
             ))
         )
+    }
+
+    /// A set of numbers that is one parameter, as a table `asked` with the column `number`; none where sets cannot be bound.
+    pub(crate) fn number_table(self) -> Option<&'static str> {
+        say!(
+            self,
+            None,
+            Some("unnest(?::bigint[]) AS asked (number)"),
+            Some("JSON_TABLE(?, '$[*]' COLUMNS (number BIGINT PATH '$')) AS asked")
+        )
+    }
+
+    /// Asks how many bytes one statement may have, as `most`; none where that is more than anybody sends.
+    pub(crate) fn largest_statement(self) -> Option<&'static str> {
+        say!(self, None, None, Some("SELECT CAST(@@max_allowed_packet AS SIGNED) AS most"))
     }
 
     /// The type name that makes a parameter a 64-bit number in an expression.

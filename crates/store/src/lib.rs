@@ -54,12 +54,12 @@ pub use backlog::{
 pub use followed::FollowedLog;
 pub use listings::{COMMANDS_BYTES, FoundAs, OutboxFilter};
 pub use notices::{Heard, Notices};
-pub use ops::inbox::FirstDelivery;
+pub use ops::inbox::{CameBefore, FirstDelivery, message_key};
 pub use own_tables::{OwnTables, Record};
 pub use pools::StoreOptions;
 pub use schema::{Column, ColumnKind, Index, Table};
 pub use scratch::Scratch;
-pub use sql::{Value, fault};
+pub use sql::{Value, fault, gives_way, is_unique_violation};
 pub use sqlx;
 pub use store::SqlStore;
 pub use transaction::{JoinTransaction, SqlTransaction};

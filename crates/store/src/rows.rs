@@ -426,15 +426,25 @@ fn is_storable(moment: &chrono::DateTime<chrono::Utc>) -> bool {
     (1000..=9999).contains(&moment.year())
 }
 
+/// In place of a body that the database would not take.
+fn body_in_short(body: &[u8]) -> String {
+    use sha2::Digest as _;
+
+    let hash: String = sha2::Sha256::digest(body).iter().map(|byte| format!("{byte:02x}")).collect();
+    format!(r#"{{"bytes":{},"sha256":"{hash}"}}"#, body.len())
+}
+
 /// A row of `dead_letters` that begins: what was set aside. Status, reason, message, failures, due time and death key
 /// follow in the order of the declaration.
 pub(crate) fn letter_values<'a>(
     letter: &'a NewLetter,
     status: [Value<'a>; 6],
     death_key: Option<&'a str>,
+    with_body: bool,
 ) -> Vec<Value<'a>> {
     let message = &letter.message;
-    let (body, encoding) = body_to_stored(&message.body);
+    let (body, encoding) =
+        if with_body { body_to_stored(&message.body) } else { (body_in_short(&message.body), IN_SHORT) };
     let [status, changed_at, reason, text, retry_count, due_at] = status;
     let mut row = values![
         text!(letter.handler),
@@ -501,12 +511,16 @@ pub(crate) fn read_letter(row: &Row) -> StoreResult<Letter> {
         retry_count: row.small("retry_count")?,
         due_at: row.time_or_null("due_at")?,
         replayed_at: row.time_or_null("replayed_at")?,
+        body_kept: encoding != IN_SHORT,
         original_body,
         changed_by_id: row.text_or_null("changed_by_id")?.map(ActorId::from_stored),
     })
 }
 
 const BASE64: &str = "base64";
+
+/// How a body is kept that the database would not take: by its size and hash.
+const IN_SHORT: &str = "sha256";
 
 /// A body as a text column keeps it, and how.
 pub(crate) fn body_to_stored(body: &[u8]) -> (String, &'static str) {

@@ -463,6 +463,9 @@ pub(crate) const INBOX: Table = Table {
         nullable("status_reason", Name(128)),
         nullable("status_message", Text),
         column("retry_count", Int),
+        // Which process is at a delivery that may have come before. What is still here when that process is gone did not
+        // survive the attempt.
+        nullable("begun_by", Name(64)),
     ],
     primary_key: &["event_id", "handler"],
     // For the cleaner: others may make ids that do not rise with time.
@@ -538,6 +541,15 @@ pub(crate) const DEAD_LETTERS: Table = Table {
         },
         Index { name: "dead_letters_death", columns: &["death_key"], unique: true, only: Only::FirstNotNull },
         index("dead_letters_status", &["status", "dead_letter_id"]),
+        Index {
+            name: "dead_letters_ended",
+            columns: &["status", "status_changed_at"],
+            unique: false,
+            only: Only::Where {
+                condition: "status IN ('REPLAYED', 'DISCARDED')",
+                mysql_column: "ended_status",
+            },
+        },
     ],
     foreign_key: None,
     hot: false,

@@ -280,6 +280,17 @@ impl<'c> Session<'c> {
         if list.is_empty() { "1 = 0".to_owned() } else { format!("{column} IN ({})", list.join(",")) }
     }
 
+    /// A set of numbers as a table `asked` with the column `number`, in the same way.
+    pub(crate) fn numbers(&self, numbers: Vec<i64>, values: &mut Vec<Value<'_>>) -> String {
+        let dialect = self.dialect();
+        if let Some(table) = dialect.number_table() {
+            values.push(dialect.set_parameter(numbers));
+            return table.to_owned();
+        }
+        let list: Vec<String> = numbers.iter().map(|number| format!("({number})")).collect();
+        format!("(SELECT column1 AS number FROM (VALUES {})) AS asked", list.join(","))
+    }
+
     /// Rows of a table chosen by a set of keys, for the FROM of a SELECT. The values of what stands before it must be
     /// bound first.
     ///
@@ -545,6 +556,18 @@ fn unexpected_null(column: &str) -> StoreError {
 /// What an error of the driver means, by its type and code: for an application that runs statements of its own.
 pub fn fault(statement: &'static str, error: sqlx::Error) -> StoreError {
     classify(statement, error).into()
+}
+
+/// Whether an error is that a row of the same key is there already.
+pub fn is_unique_violation(error: &StoreError) -> bool {
+    let StoreError::Refused { source, .. } = error else { return false };
+    let error = source.downcast_ref::<sqlx::Error>().and_then(sqlx::Error::as_database_error);
+    error.is_some_and(sqlx::error::DatabaseError::is_unique_violation)
+}
+
+/// Whether an error of the driver is that its transaction gave way to another one.
+pub fn gives_way(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some_and(|error| matches!(fault_kind(error), FaultKind::Contention))
 }
 
 /// Sorts a driver's error into what a caller can do about it, by its codes and never by its text.

@@ -156,7 +156,7 @@ pub use towpath_core::route::Glob;
 pub use towpath_core::{from_variant, to_variant};
 pub use towpath_store::{
     Backlog, COMMANDS_BYTES, FoundAs, JoinTransaction, OutboxBacklog, OutboxFilter, Scratch, SqlStore,
-    StoreOptions, StoreUrl, fault, sqlx,
+    StoreOptions, StoreUrl, fault, gives_way, is_unique_violation, message_key, sqlx,
 };
 /// Tables of an application's own, declared as data and used on any of the databases.
 pub mod tables {

@@ -787,6 +787,9 @@ impl Builder {
                 runner: wake.clone(),
                 watchers: self.watchers.clone(),
                 patience: self.scan,
+                lease: self.lease,
+                process: uuid::Uuid::now_v7().to_string().into(),
+                alone: Arc::default(),
             };
             for Wired { consumer, handler, queue } in consumers {
                 services.extend(consumer::start(running.clone(), consumer, handler, queue));

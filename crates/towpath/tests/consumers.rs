@@ -423,6 +423,7 @@ async fn a_dead_letter_is_edited_and_replayed_or_discarded(stage: &Stage) {
     // A handler that was at it at the same moment does not bring it back.
     let late = SetAside {
         letter_id: Some(dead[1].letter_id),
+        held_until: None,
         letter: dead[1].letter.clone(),
         due_at: Some(chrono::Utc::now()),
         reason: "too-late".to_owned(),

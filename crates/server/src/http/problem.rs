@@ -152,7 +152,9 @@ impl From<LettersError> for Problem {
         let status = match error {
             LettersError::Store(error) => return error.into(),
             LettersError::Unknown(_) => StatusCode::NOT_FOUND,
-            LettersError::NotDead { .. } | LettersError::BeyondHorizon { .. } => StatusCode::CONFLICT,
+            LettersError::NotDead { .. }
+            | LettersError::BeyondHorizon { .. }
+            | LettersError::WithoutBody { .. } => StatusCode::CONFLICT,
             LettersError::NotTaken { .. } => StatusCode::SERVICE_UNAVAILABLE,
         };
         Self::new(status, error.code(), error.to_string(), error.next_step())

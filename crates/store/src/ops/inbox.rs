@@ -21,7 +21,7 @@ pub(crate) async fn mark(
     now: DateTime<Utc>,
 ) -> StoreResult<InboxMark> {
     let handled = InboxStatus::Handled.as_str();
-    let first = values![event_id.0, handler.as_str(), handled, now, None::<&str>, None::<&str>, 0_u32];
+    let first = entry_values(event_id, handler, handled, now, None);
     let insert = insert_sql(&INBOX, 1);
     let again = "status = 'HANDLED', status_reason = NULL, status_message = NULL";
     let touched = if session.dialect().reports_upserts_plainly() {
@@ -53,6 +53,21 @@ pub(crate) async fn mark(
     })
 }
 
+/// The inbox's key of a message that is told by where it comes from and its id there, and not by an event in it: the first
+/// bytes of a hash of both. Stored, so it must never change.
+pub fn message_key(channel: &str, message_id: &str) -> EventId {
+    use sha2::Digest as _;
+
+    let mut hash = sha2::Sha256::new();
+    // The length parts the two.
+    hash.update((channel.len() as u64).to_be_bytes());
+    hash.update(channel);
+    hash.update(message_id);
+    let mut bytes = [0; 16];
+    bytes.copy_from_slice(&hash.finalize()[..16]);
+    EventId(uuid::Builder::from_custom_bytes(bytes).into_uuid())
+}
+
 /// A delivery that this transaction is the first to handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FirstDelivery {
@@ -60,6 +75,8 @@ pub struct FirstDelivery {
     pub event_id: EventId,
     /// How often the handler has failed with it before.
     pub failures: u32,
+    /// A process has written down that it begins with it.
+    pub begun: bool,
 }
 
 /// Marks many deliveries as handled and answers those that were not before. Inside the handler's transaction.
@@ -80,22 +97,20 @@ pub(crate) async fn mark_all(
         let sql = format!(
             "{insert} ON CONFLICT (event_id, handler) DO UPDATE SET status = 'HANDLED', status_reason = NULL, \
              status_message = NULL, status_changed_at = excluded.status_changed_at WHERE inbox.status = 'RETRY' \
-             RETURNING event_id, retry_count"
+             RETURNING event_id, retry_count, begun_by"
         );
         let marked = session.rows("inbox.mark_all", &sql, rows).await?;
         return marked.iter().map(first_delivery).collect();
     }
     // MySQL has no RETURNING, and says of an upsert neither which rows it inserted nor which it left alone: so look,
     // then write. Whoever wrote the same delivery in between makes the insert fail, and all of it is done again.
-    let marks = vec!["?"; ids.len()].join(", ");
     let sql = format!(
-        "SELECT event_id, status, retry_count FROM inbox WHERE event_id IN ({marks}) AND handler = ? {}",
+        "SELECT event_id, status, retry_count, begun_by FROM inbox WHERE {} AND handler = ? {}",
+        is_one_of(&ids),
         session.dialect().for_update()
     );
-    let mut keys: Vec<_> = ids.iter().flat_map(|id| values![id.0]).collect();
-    keys.extend(values![handler.as_str()]);
     let (mut known, mut first) = (Vec::new(), Vec::new());
-    for row in session.rows("inbox.look", &sql, keys).await? {
+    for row in session.rows("inbox.look", &sql, keys_of(&ids, handler)).await? {
         let delivery = first_delivery(&row)?;
         known.push(delivery.event_id);
         if row.text("status")? == InboxStatus::Retry.as_str() {
@@ -112,7 +127,11 @@ pub(crate) async fn mark_all(
     }
     let (insert, rows) = handled_rows(session.dialect(), &fresh, handler, now);
     match session.execute("inbox.mark_all", &insert, rows).await {
-        Ok(_) => first.extend(fresh.into_iter().map(|event_id| FirstDelivery { event_id, failures: 0 })),
+        Ok(_) => first.extend(fresh.into_iter().map(|event_id| FirstDelivery {
+            event_id,
+            failures: 0,
+            begun: false,
+        })),
         Err(SqlFault::Unique { error, .. }) => return Err(StoreError::Contention(Box::new(error))),
         Err(fault) => return Err(fault.into()),
     }
@@ -131,22 +150,34 @@ fn handled_rows<'a>(
         // One text for batches of every size, so that it stays prepared. A single row is cheaper without it.
         let (names, _) = names_and_marks(&INBOX);
         let insert = format!(
-            "INSERT INTO inbox ({names}) SELECT id, ?, ?, ?, NULL, NULL, 0 FROM {unnested} AS ids (id)"
+            "INSERT INTO inbox ({names}) SELECT id, ?, ?, ?, NULL, NULL, 0, NULL FROM {unnested} AS ids (id)"
         );
         // The set stands last in the text.
         let mut values = values![handler.as_str(), handled, now];
         values.push(Value::Uuids(ids.iter().map(|id| id.0).collect()));
         return (insert, values);
     }
-    let mut rows = Vec::with_capacity(ids.len() * 7);
-    for id in ids {
-        rows.extend(values![id.0, handler.as_str(), handled, now, None::<&str>, None::<&str>, 0_u32]);
-    }
+    let rows = ids.iter().flat_map(|id| entry_values(*id, handler, handled, now, None)).collect();
     (insert_sql(&INBOX, ids.len()), rows)
 }
 
+/// A row without failures.
+fn entry_values<'a>(
+    event_id: EventId,
+    handler: &'a HandlerName,
+    status: &'a str,
+    now: DateTime<Utc>,
+    begun_by: Option<&'a str>,
+) -> Vec<Value<'a>> {
+    values![event_id.0, handler.as_str(), status, now, None::<&str>, None::<&str>, 0_u32, begun_by]
+}
+
 fn first_delivery(row: &Row) -> StoreResult<FirstDelivery> {
-    Ok(FirstDelivery { event_id: EventId(row.uuid("event_id")?), failures: row.small("retry_count")? })
+    Ok(FirstDelivery {
+        event_id: EventId(row.uuid("event_id")?),
+        failures: row.small("retry_count")?,
+        begun: row.text_or_null("begun_by")?.is_some(),
+    })
 }
 
 /// Counts a failure. Runs in a transaction.
@@ -161,17 +192,18 @@ pub(crate) async fn fail_entry(
 ) -> StoreResult<InboxEntry> {
     let dialect = session.dialect();
     let status = if failure.dead { InboxStatus::Dead } else { InboxStatus::Retry };
-    let assignments: Vec<String> = ["status_changed_at", "status_reason", "status_message", "status"]
-        .iter()
-        .map(|column| {
-            // A delivery that was handled or given up meanwhile stays so. `status` itself comes last, because MySQL
-            // evaluates the assignments one after the other.
-            format!(
-                "{column} = CASE WHEN inbox.status = 'RETRY' THEN {} ELSE inbox.{column} END",
-                dialect.inserted(column)
-            )
-        })
-        .collect();
+    let assignments: Vec<String> =
+        ["status_changed_at", "status_reason", "status_message", "begun_by", "status"]
+            .iter()
+            .map(|column| {
+                // A delivery that was handled or given up meanwhile stays so. `status` itself comes last, because MySQL
+                // evaluates the assignments one after the other.
+                format!(
+                    "{column} = CASE WHEN inbox.status = 'RETRY' THEN {} ELSE inbox.{column} END",
+                    dialect.inserted(column)
+                )
+            })
+            .collect();
     let sql = format!(
         "{} {} retry_count = inbox.retry_count + CASE WHEN inbox.status = 'RETRY' THEN 1 ELSE 0 END, {}",
         insert_sql(&INBOX, 1),
@@ -185,11 +217,107 @@ pub(crate) async fn fail_entry(
         failure.failed_at,
         code(failure.reason),
         readable(failure.message),
-        1_u32
+        1_u32,
+        None::<&str>
     ];
     session.execute("inbox.fail", &sql, failed).await?;
     let entry = find(session, failure.event_id, failure.handler).await?;
     entry.ok_or_else(|| unreadable("inbox", "the row just written is missing"))
+}
+
+/// What is known of deliveries that may have come before.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CameBefore {
+    /// Another process began with them and did not end: that attempt is to be counted.
+    pub unfinished: Vec<EventId>,
+    /// They were set aside, and their letters stand for them.
+    pub set_aside: Vec<EventId>,
+}
+
+/// Writes down that a process begins with deliveries which may have come before, except for those that it answers: should
+/// the process not survive them, the next one knows. What was handled or given up is left alone. Runs in a transaction of
+/// its own, before the handler's. `letters_stand`: an open letter stands for its delivery.
+pub(crate) async fn begin(
+    session: &mut Session<'_>,
+    event_ids: &[EventId],
+    handler: &HandlerName,
+    by: &str,
+    letters_stand: bool,
+    now: DateTime<Utc>,
+) -> StoreResult<CameBefore> {
+    let mut before = CameBefore::default();
+    if letters_stand {
+        before.set_aside = super::letters::set_aside_of(session, handler, event_ids).await?;
+    }
+    let mut ids: Vec<EventId> =
+        event_ids.iter().filter(|id| !before.set_aside.contains(id)).copied().collect();
+    ids.sort_unstable_by_key(|id| id.0);
+    ids.dedup();
+    if ids.is_empty() {
+        return Ok(before);
+    }
+    let sql = format!(
+        "SELECT event_id, status, begun_by FROM inbox WHERE {} AND handler = ? ORDER BY event_id {}",
+        is_one_of(&ids),
+        session.dialect().for_update()
+    );
+    let (mut known, mut again) = (Vec::new(), Vec::new());
+    for row in session.rows("inbox.look_before", &sql, keys_of(&ids, handler)).await? {
+        let id = EventId(row.uuid("event_id")?);
+        known.push(id);
+        match row.text_or_null("begun_by")? {
+            _ if row.text("status")? != InboxStatus::Retry.as_str() => {}
+            Some(other) if other != by => before.unfinished.push(id),
+            Some(_) => {}
+            None => again.push(id),
+        }
+    }
+    if !again.is_empty() {
+        let sql = format!("UPDATE inbox SET begun_by = ? WHERE {} AND handler = ?", is_one_of(&again));
+        let mut begun = values![by];
+        begun.extend(keys_of(&again, handler));
+        session.execute("inbox.begin", &sql, begun).await?;
+    }
+    let fresh: Vec<EventId> = ids.into_iter().filter(|id| !known.contains(id)).collect();
+    if fresh.is_empty() {
+        return Ok(before);
+    }
+    let retry = InboxStatus::Retry.as_str();
+    let rows = fresh.iter().flat_map(|id| entry_values(*id, handler, retry, now, Some(by))).collect();
+    match session.execute("inbox.begin", &insert_sql(&INBOX, fresh.len()), rows).await {
+        Ok(_) => Ok(before),
+        // Somebody else has the same delivery at this moment.
+        Err(SqlFault::Unique { error, .. }) => Err(StoreError::Contention(Box::new(error))),
+        Err(fault) => Err(fault.into()),
+    }
+}
+
+/// Takes back what [`begin`] wrote: the process lets go of these deliveries, and nothing has failed.
+pub(crate) async fn let_go(
+    session: &mut Session<'_>,
+    event_ids: &[EventId],
+    handler: &HandlerName,
+    by: &str,
+) -> StoreResult<()> {
+    let sql = format!(
+        "UPDATE inbox SET begun_by = NULL WHERE {} AND handler = ? AND begun_by = ?",
+        is_one_of(event_ids)
+    );
+    let mut begun = keys_of(event_ids, handler);
+    begun.extend(values![by]);
+    session.execute("inbox.let_go", &sql, begun).await?;
+    Ok(())
+}
+
+fn is_one_of(ids: &[EventId]) -> String {
+    format!("event_id IN ({})", vec!["?"; ids.len()].join(", "))
+}
+
+/// The values of [`is_one_of`], and the handler.
+fn keys_of<'a>(ids: &[EventId], handler: &'a HandlerName) -> Vec<Value<'a>> {
+    let mut keys: Vec<_> = ids.iter().flat_map(|id| values![id.0]).collect();
+    keys.extend(values![handler.as_str()]);
+    keys
 }
 
 /// Forgets how often a delivery has failed: it is out of this store's hands, and begins anew if it comes back.
@@ -214,4 +342,15 @@ pub(crate) async fn find(
     );
     let row = session.row("inbox.find", &sql, values![event_id.0, handler.as_str()]).await?;
     row.as_ref().map(read_inbox).transpose()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_key_of_a_message_never_changes() {
+        assert_eq!(message_key("orders", "42").to_string(), "c09fcdf6-794a-8f0b-8b3d-4a017c9470d2");
+        assert_ne!(message_key("orders4", "2"), message_key("orders", "42"));
+    }
 }

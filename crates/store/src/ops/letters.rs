@@ -1,15 +1,16 @@
 //! Letters: deliveries that were set aside, and what operators do with the dead among them.
 //!
-//! A letter that is tried again is not marked as taken: the lock on its row, held in the transaction of the handler,
-//! is the claim. A process that dies lets go of it with its connection.
+//! A letter that is tried again is claimed by moving the moment at which it is due: until then nobody else takes it. That
+//! covers the attempt and the writing down of how it ended, which are transactions of their own; a handler that takes longer
+//! keeps it by the lock on its row. A process that dies leaves a letter that is due a little later.
 
 use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
-use towpath_core::ids::{ActorId, HandlerName, Lane};
-use towpath_core::letters::{Letter, LetterFilter, LetterGroup, NewLetter, SetAside};
+use towpath_core::ids::{ActorId, EventId, HandlerName, Lane};
+use towpath_core::letters::{AsideOutcome, Letter, LetterFilter, LetterGroup, NewLetter, SetAside};
 use towpath_core::lifecycle::{InboxStatus, InboxStep, LetterStatus, LetterStep};
-use towpath_core::ports::store::{LeaseGrant, StoreError, StoreResult};
+use towpath_core::ports::store::{InboxEntry, InboxFailure, LeaseGrant, StoreError, StoreResult};
 
 use crate::ops::leases::fence;
 use crate::rows::{
@@ -26,29 +27,35 @@ pub(crate) async fn waiting_lanes(
     handler: &HandlerName,
     lanes: &[Lane],
 ) -> StoreResult<Vec<Lane>> {
-    let (open_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[0], "");
+    if lanes.is_empty() {
+        return Ok(Vec::new());
+    }
     if let [lane] = lanes {
-        // However many wait in it, one tells.
-        let sql = format!(
-            "SELECT dead_letter_id FROM dead_letters WHERE {open_handler} = ?{condition} AND lane = ? LIMIT 1"
-        );
-        let row = session.row("letters.waiting", &sql, values![handler.as_str(), lane.to_stored()]).await?;
+        let (first, keys) = first_of(session, handler, *lane);
+        let row = session.row("letters.waiting", &format!("SELECT dead_letter_id {first}"), keys).await?;
         return Ok(row.map(|_| *lane).into_iter().collect());
     }
-    let mut keys = values![handler.as_str()];
-    let chosen = session.one_of("lane", lanes.iter().map(|lane| lane.to_stored()).collect(), &mut keys);
-    let sql =
-        format!("SELECT DISTINCT lane FROM dead_letters WHERE {open_handler} = ?{condition} AND {chosen}");
+    let (open_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[0], "d.");
+    let mut keys = values![];
+    let asked = session.numbers(lanes.iter().map(|lane| lane.to_stored()).collect(), &mut keys);
+    keys.extend(values![handler.as_str()]);
+    // However many wait in a lane, one tells: a subquery that ends with the first is never turned into a join over all.
+    let sql = format!(
+        "SELECT asked.number AS lane FROM {asked} WHERE (SELECT d.dead_letter_id FROM dead_letters d \
+         WHERE {open_handler} = ?{condition} AND d.lane = asked.number LIMIT 1) IS NOT NULL"
+    );
     let mut waiting = Vec::new();
     for row in session.rows("letters.waiting", &sql, keys).await? {
         waiting.push(Lane::from_stored(row.long("lane")?));
     }
+    waiting.sort_unstable();
+    waiting.dedup();
     Ok(waiting)
 }
 
 /// Sets a delivery aside behind the earlier ones of its lane, unless it was handled or given up before: another delivery of
 /// it has nothing to wait for. Setting it aside again changes nothing. Runs in a transaction that has asked
-/// [`waiting_lanes`]. The letter it waits for may end at the same moment without seeing it: see [`advance_all`].
+/// [`waiting_lanes`]. The letter it waits for may end at the same moment without seeing it: see [`advance_lanes`].
 pub(crate) async fn set_behind(
     session: &mut Session<'_>,
     letter: &NewLetter,
@@ -56,61 +63,132 @@ pub(crate) async fn set_behind(
 ) -> StoreResult<()> {
     if let (Some(event_id), Some(handler)) = (letter.event_id, &letter.handler)
         && let Some(entry) = super::inbox::find(session, event_id, handler).await?
-        && entry.status != InboxStatus::Retry
     {
-        return Ok(());
+        if entry.status != InboxStatus::Retry {
+            return Ok(());
+        }
+        end_attempt(session, event_id, handler).await?;
     }
     if open_letter_of(session, letter).await?.is_some() {
         return Ok(());
     }
-    let status = values![
-        LetterStatus::Behind.as_str(),
-        now,
-        Some("behind-another"),
-        Some("an earlier delivery of its aggregate is not through"),
-        0_u32,
-        None::<DateTime<Utc>>
-    ];
-    insert(session, letter, status, None).await
+    let too_large = is_too_large(session, letter).await?;
+    let (status, reason, message) = if too_large {
+        (
+            LetterStatus::Dead,
+            TOO_LARGE,
+            too_large_message("an earlier delivery of its aggregate is not through"),
+        )
+    } else {
+        let message = "an earlier delivery of its aggregate is not through".to_owned();
+        (LetterStatus::Behind, "behind-another", message)
+    };
+    let status = values![status.as_str(), now, Some(reason), Some(message), 0_u32, None::<DateTime<Utc>>];
+    insert(session, letter, status, None, !too_large).await
 }
 
 /// Sets a failed delivery aside until it is due, or for an operator. Runs in a transaction.
-pub(crate) async fn set_aside(session: &mut Session<'_>, aside: &SetAside) -> StoreResult<()> {
-    let status = match aside.due_at {
-        Some(_) => LetterStatus::Retry,
-        None => LetterStatus::Dead,
+pub(crate) async fn set_aside(session: &mut Session<'_>, aside: &SetAside) -> StoreResult<AsideOutcome> {
+    let known = match (aside.letter_id, aside.held_until) {
+        (Some(letter_id), Some(held_until)) if !is_held(session, letter_id, held_until).await? => {
+            return Ok(AsideOutcome::Elsewhere);
+        }
+        (Some(letter_id), _) => Some(letter_id),
+        (None, _) => open_letter_of(session, &aside.letter).await?,
     };
-    if status == LetterStatus::Dead
-        && let (Some(event_id), Some(handler)) = (aside.letter.event_id, &aside.letter.handler)
-    {
-        let dead = inbox_step(InboxStatus::Retry, InboxStep::GiveUp)?;
-        let sql = "UPDATE inbox SET status = ?, status_changed_at = ? \
-             WHERE event_id = ? AND handler = ? AND status = 'RETRY'";
-        let given_up = values![dead.as_str(), aside.now, event_id.0, handler.as_str()];
-        session.execute("letters.give_up", sql, given_up).await?;
+    let too_large = known.is_none() && is_too_large(session, &aside.letter).await?;
+    let due_at = aside.due_at.filter(|_| !too_large);
+    let status = if due_at.is_some() { LetterStatus::Retry } else { LetterStatus::Dead };
+    if let (Some(event_id), Some(handler)) = (aside.letter.event_id, &aside.letter.handler) {
+        if status == LetterStatus::Dead {
+            let dead = inbox_step(InboxStatus::Retry, InboxStep::GiveUp)?;
+            let sql = "UPDATE inbox SET status = ?, status_changed_at = ?, begun_by = NULL \
+                 WHERE event_id = ? AND handler = ? AND status = 'RETRY'";
+            let given_up = values![dead.as_str(), aside.now, event_id.0, handler.as_str()];
+            session.execute("letters.give_up", sql, given_up).await?;
+        } else {
+            end_attempt(session, event_id, handler).await?;
+        }
     }
+    let (reason, message) = match too_large {
+        true => (TOO_LARGE, too_large_message(&aside.message)),
+        false => (aside.reason.as_str(), aside.message.clone()),
+    };
     let standing = values![
         status.as_str(),
         aside.now,
-        Some(code(&aside.reason)),
-        Some(readable(&aside.message)),
+        Some(code(reason)),
+        Some(readable(&message)),
         aside.retry_count,
-        aside.due_at
+        due_at
     ];
-    let known = match aside.letter_id {
-        Some(letter_id) => Some(letter_id),
-        None => open_letter_of(session, &aside.letter).await?,
-    };
     let Some(letter_id) = known else {
-        return insert(session, &aside.letter, standing, None).await;
+        insert(session, &aside.letter, standing, None, !too_large).await?;
+        return Ok(if too_large { AsideOutcome::TooLarge } else { AsideOutcome::Set });
     };
     let sql = "UPDATE dead_letters SET status = ?, status_changed_at = ?, status_reason = ?, status_message = ?, \
          retry_count = ?, due_at = ? WHERE dead_letter_id = ? AND status IN ('RETRY', 'BEHIND', 'DEAD')";
     // An operator may have ended it meanwhile: then it stays so.
     let mut changed = standing;
     changed.extend(values![letter_id]);
-    session.execute("letters.update", sql, changed).await?;
+    let changed = session.execute("letters.update", sql, changed).await?;
+    Ok(if changed == 1 { AsideOutcome::Set } else { AsideOutcome::Elsewhere })
+}
+
+/// The attempt at a delivery has ended, whether it was counted or not.
+async fn end_attempt(session: &mut Session<'_>, event_id: EventId, handler: &HandlerName) -> StoreResult<()> {
+    let sql = "UPDATE inbox SET begun_by = NULL WHERE event_id = ? AND handler = ? AND begun_by IS NOT NULL";
+    session.execute("letters.end_attempt", sql, values![event_id.0, handler.as_str()]).await?;
     Ok(())
+}
+
+/// The reason of a letter whose body the database cannot take.
+const TOO_LARGE: &str = "letter-too-large";
+
+fn too_large_message(message: &str) -> String {
+    format!(
+        "its body is larger than the database takes, and only size and hash are kept; before that: {message}"
+    )
+}
+
+/// Whether the database would refuse a letter with its body.
+async fn is_too_large(session: &mut Session<'_>, letter: &NewLetter) -> StoreResult<bool> {
+    /// Below this no database refuses a row.
+    const NEVER: usize = 1 << 19;
+    /// What the row has besides body and headers, at most: texts are cut to 4,000 characters.
+    const BESIDES: usize = 1 << 17;
+    let message = &letter.message;
+    let headers: usize = message.headers.iter().map(|(name, value)| name.len() + value.len() + 8).sum();
+    // In base64, should it be no text.
+    if (message.body.len() + headers) / 3 * 4 + BESIDES < NEVER {
+        return Ok(false);
+    }
+    let size = body_to_stored(&message.body).0.len() + headers * 2 + BESIDES;
+    let most = match session.dialect().largest_statement() {
+        Some(sql) => {
+            session.row("letters.largest", sql, values![]).await?.map(|row| row.count("most")).transpose()?
+        }
+        None => None,
+    };
+    // PostgreSQL and SQLite keep a text of up to a thousand million bytes.
+    Ok(size as u64 > most.unwrap_or(900_000_000))
+}
+
+/// Which of these deliveries have an open letter that stands for them.
+pub(crate) async fn set_aside_of(
+    session: &mut Session<'_>,
+    handler: &HandlerName,
+    event_ids: &[EventId],
+) -> StoreResult<Vec<EventId>> {
+    let (open_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[1], "");
+    let marks = vec!["?"; event_ids.len()].join(", ");
+    let sql = format!(
+        "SELECT event_id FROM dead_letters WHERE {open_handler} = ?{condition} AND event_id IN ({marks})"
+    );
+    let mut keys = values![handler.as_str()];
+    keys.extend(event_ids.iter().flat_map(|id| values![id.0]));
+    let rows = session.rows("letters.stand", &sql, keys).await?;
+    rows.iter().map(|row| Ok(EventId(row.uuid("event_id")?))).collect()
 }
 
 /// Takes a message of the broker's dead-letter queue in. Answers whether it was new. Runs in a transaction.
@@ -133,7 +211,8 @@ pub(crate) async fn read_in(
     if session.row("letters.death", sql, values![death_key]).await?.is_some() {
         return Ok(false);
     }
-    insert(session, letter, status, Some(death_key)).await.map(|()| true)
+    let with_body = !is_too_large(session, letter).await?;
+    insert(session, letter, status, Some(death_key), with_body).await.map(|()| true)
 }
 
 async fn insert(
@@ -141,10 +220,11 @@ async fn insert(
     letter: &NewLetter,
     status: Vec<Value<'_>>,
     death_key: Option<&str>,
+    with_body: bool,
 ) -> StoreResult<()> {
     let status: [Value<'_>; 6] =
         status.try_into().map_err(|_| unreadable("dead_letters", "a status has six columns"))?;
-    let row = letter_values(letter, status, death_key);
+    let row = letter_values(letter, status, death_key, with_body);
     match session.execute("letters.insert", &insert_sql(&DEAD_LETTERS, 1), row).await {
         Ok(_) => Ok(()),
         // Somebody else has the same delivery at this moment.
@@ -176,11 +256,13 @@ pub(crate) async fn next_due(
     row.map(|row| row.time("due_at")).transpose()
 }
 
-/// Takes the next letter of a handler that is due. Runs in the handler's transaction, which then holds it.
+/// Takes the next letter of a handler that is due, and holds it until a moment: it is due again then. Runs in a transaction
+/// of its own. The letter is answered as it is held.
 pub(crate) async fn take(
     session: &mut Session<'_>,
     handler: &HandlerName,
     now: DateTime<Utc>,
+    until: DateTime<Utc>,
 ) -> StoreResult<Option<Letter>> {
     let (due_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[2], "d.");
     let sql = format!(
@@ -190,7 +272,50 @@ pub(crate) async fn take(
         session.dialect().for_update_skip_locked()
     );
     let row = session.row("letters.take", &sql, values![handler.as_str(), now]).await?;
-    row.as_ref().map(read_letter).transpose()
+    let Some(mut letter) = row.as_ref().map(read_letter).transpose()? else { return Ok(None) };
+    let sql = "UPDATE dead_letters SET due_at = ? WHERE dead_letter_id = ?";
+    session.execute("letters.hold", sql, values![until, letter.letter_id]).await?;
+    letter.due_at = Some(until);
+    Ok(Some(letter))
+}
+
+/// Whether a letter is still held as it was taken; locked, if so.
+pub(crate) async fn is_held(
+    session: &mut Session<'_>,
+    letter_id: u64,
+    until: DateTime<Utc>,
+) -> StoreResult<bool> {
+    let sql = format!(
+        "SELECT dead_letter_id FROM dead_letters WHERE dead_letter_id = ? AND status = 'RETRY' AND due_at = ? {}",
+        session.dialect().for_update()
+    );
+    Ok(session.row("letters.held", &sql, values![letter_id, until]).await?.is_some())
+}
+
+/// Lets go of a letter that is held: it is due then.
+pub(crate) async fn release(
+    session: &mut Session<'_>,
+    letter: &Letter,
+    due_at: DateTime<Utc>,
+) -> StoreResult<()> {
+    let sql =
+        "UPDATE dead_letters SET due_at = ? WHERE dead_letter_id = ? AND status = 'RETRY' AND due_at = ?";
+    session.execute("letters.release", sql, values![due_at, letter.letter_id, letter.due_at]).await?;
+    Ok(())
+}
+
+/// Counts a failure of a letter that is held; `None` when somebody else has it by now. Runs in a transaction.
+pub(crate) async fn count_failure(
+    session: &mut Session<'_>,
+    letter: &Letter,
+    failure: &InboxFailure<'_>,
+) -> StoreResult<Option<InboxEntry>> {
+    match letter.due_at {
+        Some(until) if is_held(session, letter.letter_id, until).await? => {
+            super::inbox::fail_entry(session, failure).await.map(Some)
+        }
+        _ => Ok(None),
+    }
 }
 
 /// Ends a letter that was handled, and lets the next of its lane go on. Runs in the handler's transaction.
@@ -211,44 +336,69 @@ pub(crate) async fn handled(
 }
 
 /// Ends a letter that went back to its queue, unless it was set aside anew since it was taken: its message may have been
-/// delivered again by then. Answers whether it ended.
+/// delivered again by then, and then it is not due when it was. Answers whether it ended.
 pub(crate) async fn given_back(
     session: &mut Session<'_>,
     letter: &Letter,
     now: DateTime<Utc>,
 ) -> StoreResult<bool> {
-    let (letter_id, taken_at) = (letter.letter_id, letter.status_changed_at);
+    let (letter_id, until) = (letter.letter_id, letter.due_at);
     let ended = if letter.replayed_at.is_some() {
         let status = step(LetterStatus::Retry, LetterStep::Handle)?;
         let sql = "UPDATE dead_letters SET status = ?, status_changed_at = ?, due_at = NULL \
-             WHERE dead_letter_id = ? AND status = 'RETRY' AND status_changed_at = ?";
-        session.execute("letters.given_back", sql, values![status.as_str(), now, letter_id, taken_at]).await?
+             WHERE dead_letter_id = ? AND status = 'RETRY' AND due_at = ?";
+        session.execute("letters.given_back", sql, values![status.as_str(), now, letter_id, until]).await?
     } else {
-        let sql = "DELETE FROM dead_letters WHERE dead_letter_id = ? AND status = 'RETRY' AND status_changed_at = ?";
-        session.execute("letters.given_back", sql, values![letter_id, taken_at]).await?
+        let sql = "DELETE FROM dead_letters WHERE dead_letter_id = ? AND status = 'RETRY' AND due_at = ?";
+        session.execute("letters.given_back", sql, values![letter_id, until]).await?
     };
     Ok(ended == 1)
 }
 
-/// Lets every lane of a handler go on whose first letter only waits: the one it waited for ended while it was set aside.
-/// Runs in a transaction; answers how many.
-pub(crate) async fn advance_all(
+/// How many letters one look for lanes that wait for nothing reads.
+const LOOKED_THROUGH: usize = 1000;
+
+/// Lets lanes of a handler go on whose first letter only waits: the one it waited for ended while it was set aside. Looks at
+/// one page of the letters behind a lane, in the order of an index; answers after which lane to go on, `None` at the end.
+/// Runs in a transaction.
+pub(crate) async fn advance_behind(
     session: &mut Session<'_>,
     handler: &HandlerName,
+    after: Option<Lane>,
     now: DateTime<Utc>,
-) -> StoreResult<u64> {
+) -> StoreResult<Option<Lane>> {
     let (open_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[0], "");
+    let (pinned, first) = session.dialect().pinned_for_a_walk(&open_handler);
     let sql = format!(
-        "SELECT b.lane FROM dead_letters b JOIN (SELECT lane, MIN(dead_letter_id) AS first_id FROM dead_letters \
-         WHERE {open_handler} = ?{condition} GROUP BY lane) f ON f.first_id = b.dead_letter_id \
-         WHERE b.status = 'BEHIND' ORDER BY b.lane"
+        "SELECT lane, status FROM dead_letters WHERE {pinned}{condition} AND lane > ? \
+         ORDER BY {first}lane, dead_letter_id LIMIT {LOOKED_THROUGH}"
     );
-    let mut advanced = 0;
-    for row in session.rows("letters.left_behind", &sql, values![handler.as_str()]).await? {
-        advance(session, Some(handler), Lane::from_stored(row.long("lane")?), now).await?;
-        advanced += 1;
+    let mut keys: Vec<Value<'_>> = pinned.matches('?').map(|_| Value::from(handler.as_str())).collect();
+    keys.extend(values![after.map_or(i64::MIN, Lane::to_stored)]);
+    let rows = session.rows("letters.left_behind", &sql, keys).await?;
+    let (mut last, mut waiting) = (None, Vec::new());
+    for row in &rows {
+        let lane = Lane::from_stored(row.long("lane")?);
+        // Only the first of a lane tells; the page may end among its others, and the next one begins behind the lane.
+        if last.replace(lane) != Some(lane) && row.text("status")? == LetterStatus::Behind.as_str() {
+            waiting.push(lane);
+        }
     }
-    Ok(advanced)
+    advance_lanes(session, handler, &waiting, now).await?;
+    Ok(last.filter(|_| rows.len() == LOOKED_THROUGH))
+}
+
+/// The same for lanes that are known.
+pub(crate) async fn advance_lanes(
+    session: &mut Session<'_>,
+    handler: &HandlerName,
+    lanes: &[Lane],
+    now: DateTime<Utc>,
+) -> StoreResult<()> {
+    for lane in lanes {
+        advance(session, Some(handler), *lane, now).await?;
+    }
+    Ok(())
 }
 
 /// The first of a lane, if it was waiting, is due now.
@@ -276,14 +426,26 @@ async fn first_of_lane(
     handler: &HandlerName,
     lane: Lane,
 ) -> StoreResult<Option<(u64, LetterStatus)>> {
-    let (open_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[0], "");
-    let sql = format!(
-        "SELECT dead_letter_id, status FROM dead_letters WHERE {open_handler} = ?{condition} AND lane = ? \
-         ORDER BY dead_letter_id LIMIT 1 {}",
-        session.dialect().for_update()
-    );
-    let first = session.row("letters.first", &sql, values![handler.as_str(), lane.to_stored()]).await?;
+    let (first, keys) = first_of(session, handler, lane);
+    let sql = format!("SELECT dead_letter_id, status {first} {}", session.dialect().for_update());
+    let first = session.row("letters.first", &sql, keys).await?;
     first.map(|row| Ok((row.count("dead_letter_id")?, stored(&row, "status")?))).transpose()
+}
+
+/// What stands behind the columns of a SELECT of the first letter of a lane that is not through: always by the index of open
+/// letters, however many there are in this lane or in others.
+fn first_of<'a>(session: &Session<'_>, handler: &'a HandlerName, lane: Lane) -> (String, Vec<Value<'a>>) {
+    let dialect = session.dialect();
+    let (open_handler, condition) = dialect.partial(&DEAD_LETTERS.indexes[0], "");
+    let (by_handler, handler_first) = dialect.pinned(&open_handler);
+    let (by_lane, lane_first) = dialect.pinned("lane");
+    let mut keys: Vec<Value<'a>> = by_handler.matches('?').map(|_| Value::from(handler.as_str())).collect();
+    keys.extend(by_lane.matches('?').map(|_| Value::from(lane.to_stored())));
+    let rest = format!(
+        "FROM dead_letters WHERE {by_handler}{condition} AND {by_lane} \
+         ORDER BY {handler_first}{lane_first}dead_letter_id LIMIT 1"
+    );
+    (rest, keys)
 }
 
 // Operators -------------------------------------------------------------------------------------------------
@@ -521,9 +683,10 @@ pub(crate) async fn clean(
 ) -> StoreResult<u64> {
     let mut ended: Vec<(i64, Option<(String, uuid::Uuid)>)> = Vec::new();
     for status in LetterStatus::ALL.iter().filter(|status| ENDED.contains(status)) {
+        let (ended_status, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[5], "");
         let sql = format!(
-            "SELECT dead_letter_id, handler, event_id FROM dead_letters WHERE status = ? AND status_changed_at < ? \
-             ORDER BY dead_letter_id LIMIT {limit}"
+            "SELECT dead_letter_id, handler, event_id FROM dead_letters WHERE {ended_status} = ?{condition} \
+             AND status_changed_at < ? ORDER BY status_changed_at LIMIT {limit}"
         );
         for row in session.rows("letters.ended", &sql, values![status.as_str(), before]).await? {
             let delivery = row.text_or_null("handler")?.zip(row.uuid_or_null("event_id")?);

@@ -4,10 +4,13 @@
 //! size of a batch, opens a transaction, marks the inbox, runs the handler, commits, then acknowledges. What fails is rolled
 //! back; its failure is recorded in a transaction of its own, and decides what happens next (`failing`). When the store
 //! cannot be reached nothing has failed: the worker waits for it.
+//!
+//! What may have been delivered before may be what ended the process that had it. So the attempt is written down before it
+//! begins; one that is found begun and not ended is counted, and such a delivery runs alone from then on, so that those
+//! which only happened to run beside it are not taken for it again.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::panic::AssertUnwindSafe;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -18,12 +21,14 @@ use towpath_core::letters::Letter;
 use towpath_core::ports::broker::{Broker, BrokerError, DeliveryTag, Received, Settlement};
 use towpath_core::ports::store::StoreError;
 use towpath_core::retry::ErrorClass;
-use towpath_store::{FirstDelivery, SqlStore, SqlTransaction};
+use towpath_store::{CameBefore, FirstDelivery, SqlStore, SqlTransaction};
 use tracing::Instrument as _;
 
 use super::failing::Failure;
+use super::reading::{self, Readable};
 use super::receiving::{Arrived, Gather, Inbound, receive};
-use super::{Batch, Consumer, Delivered, HandlerError, HandlerTx, Next, Step};
+use super::redelivery::redeliver;
+use super::{Batch, Consumer, DeadTo, Delivered, HandlerError, HandlerTx, Next, Step};
 use crate::bus::{Bus, random_unit, with_causes};
 use crate::metrics::ConsumerMeters;
 use crate::service::{Service, Stopping, Wake};
@@ -41,6 +46,12 @@ pub(crate) struct Running {
     pub(crate) watchers: Watchers,
     /// How long to wait before the store or the broker is tried again, at most.
     pub(crate) patience: Duration,
+    /// How long this process may be silent before others take over what it holds.
+    pub(crate) lease: Duration,
+    /// What this process writes down by what it begins with: a name that no other has, nor an earlier life of this one.
+    pub(crate) process: Arc<str>,
+    /// Held while something runs that may have ended a process.
+    pub(crate) alone: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// A consumer whose names are checked.
@@ -52,64 +63,90 @@ pub(crate) struct Job {
     pub(super) meters: ConsumerMeters,
     /// Wakes the redelivery of what was set aside.
     pub(super) aside: Wake,
-    /// Something was set aside behind a letter since anyone looked for letters whose head is gone.
-    pub(super) set_behind: AtomicBool,
-    /// When to look for such letters whatever this process knows: one that is gone may have set something behind.
-    pub(super) look_behind_at: Mutex<Instant>,
-    /// Letters that this process is at.
-    pub(super) in_hand: Mutex<HashSet<u64>>,
+    /// Lanes in which something was set behind a letter since anyone looked whether that letter is still there.
+    pub(super) set_behind: Mutex<BTreeSet<Lane>>,
+    /// Where to look, and when, whatever this process knows: one that is gone may have set something behind.
+    pub(super) look_behind: Mutex<LookBehind>,
 }
 
-/// Starts a consumer: one service that receives, one that brings back what was set aside.
+/// Where to look for letters that wait behind nothing.
+pub(super) struct LookBehind {
+    pub(super) at: Instant,
+    /// The lane up to which this round has looked.
+    pub(super) after: Option<Lane>,
+}
+
+/// Starts a consumer: one service that receives, and as many as it handles at a time that bring back what was set aside:
+/// after an outage that may be everything.
 pub(crate) fn start(
     running: Running,
     consumer: Consumer,
     handler: HandlerName,
     queue: String,
 ) -> Vec<Service> {
-    let set_behind = AtomicBool::new(true);
-    let (aside, in_hand) = (Wake::default(), Mutex::default());
     let meters = ConsumerMeters::of(&queue, handler.as_str());
-    let look_behind_at = Mutex::new(Instant::now());
+    let look_behind = Mutex::new(LookBehind { at: Instant::now(), after: None });
+    let at_a_time = consumer.policy.concurrency.max(1);
     let job = Arc::new(Job {
         running,
         consumer,
         handler,
         queue,
         meters,
-        aside,
-        set_behind,
-        look_behind_at,
-        in_hand,
+        aside: Wake::default(),
+        set_behind: Mutex::default(),
+        look_behind,
     });
-    let again = Arc::clone(&job);
-    vec![
-        Service::keep_running("consumer", move |stopping| receive(Arc::clone(&job), stopping)),
-        Service::keep_running("redelivery", move |stopping| {
-            super::redelivery::run(Arc::clone(&again), stopping)
-        }),
-    ]
+    let redelivery = (0..at_a_time).map(|_| {
+        let job = Arc::clone(&job);
+        Service::keep_running("redelivery", move |stopping| redeliver(Arc::clone(&job), stopping))
+    });
+    let mut services: Vec<Service> = redelivery.collect();
+    services.push(Service::keep_running("consumer", move |stopping| receive(Arc::clone(&job), stopping)));
+    services
 }
 
 /// A delivery that can be handled.
 pub(super) struct Ready {
     pub(super) arrived: Arrived,
+    /// The inbox's key.
     pub(super) event_id: EventId,
     /// Given to the handler, and read again if it is needed once more: that is rare, and a copy for each is not free.
     event: Option<IncomingEvent>,
     pub(super) lane: Lane,
+    /// It may have been delivered before.
+    came_before: bool,
 }
 
 impl Ready {
-    fn take_event(&mut self) -> Result<IncomingEvent, towpath_broker::FormatError> {
-        self.event.take().map_or_else(|| towpath_broker::read(&self.arrived.received), Ok)
+    fn take_event(&mut self, job: &Job) -> Result<IncomingEvent, towpath_broker::FormatError> {
+        self.event.take().map_or_else(|| Ok(job.read(&self.arrived.received)?.event), Ok)
     }
+}
+
+/// A delivery on its way through an attempt.
+pub(super) struct Trying<'r> {
+    pub(super) id: EventId,
+    pub(super) event: IncomingEvent,
+    pub(super) received: &'r Received,
+    pub(super) lane: Lane,
+    /// This process has written down that it begins with it.
+    pub(super) begun: bool,
 }
 
 /// How an attempt to handle deliveries ended.
 pub(super) enum Attempt {
-    /// Committed, or found to be done already; with the next transaction, where one is open already.
-    Done(Option<SqlTransaction>),
+    /// Committed, or found to be done already.
+    Done {
+        /// The next transaction, where one is open already.
+        next: Option<SqlTransaction>,
+        /// How many of the deliveries were not done already.
+        handled: usize,
+    },
+    /// A letter stands for the delivery.
+    SetAside,
+    /// Rolled back before the handler ran: these were delivered before, although the broker does not say so.
+    CameBefore(Vec<EventId>),
     /// Rolled back, because the handler said no.
     Failed(Failure),
     /// Rolled back before the handler ran, because earlier deliveries of these lanes wait and order is kept.
@@ -157,19 +194,23 @@ impl Job {
     async fn handle_all(&self, arrived: Vec<Arrived>, spare: &mut Spare, stopping: &mut Stopping) {
         let mut ready = Vec::with_capacity(arrived.len());
         for arrived in arrived {
-            match towpath_broker::read(&arrived.received) {
-                Ok(event) if self.wants(&event) => {
+            match self.read(&arrived.received) {
+                Ok(Readable { id: event_id, event }) if self.wants(&event) => {
                     let lane = lane_of(&arrived.received, &event);
-                    ready.push(Ready { arrived, event_id: event.event_id, event: Some(event), lane });
+                    let came_before = arrived.came_before();
+                    ready.push(Ready { arrived, event_id, event: Some(event), lane, came_before });
                 }
                 Ok(_) => self.settle(&arrived, Settlement::Acknowledge).await,
                 Err(error) => self.unreadable(&arrived, &error, stopping).await,
             }
         }
-        while ready.len() > 1 {
+        while ready.len() > 1 && self.may_go_together(&ready, spare).await {
             match self.attempt(&mut ready, spare).await {
-                Attempt::Done(next) => {
+                Attempt::Done { next, handled } => {
                     *spare = next.filter(|_| self.may_keep_a_connection());
+                    if let Some(ready) = ready.first() {
+                        ready.arrived.new_ones(handled);
+                    }
                     return self.acknowledge_all(&ready).await;
                 }
                 // Those whose aggregate waits leave the batch; the others stay together.
@@ -177,25 +218,90 @@ impl Job {
                     let (mut waiting, going_on): (Vec<Ready>, Vec<Ready>) =
                         ready.into_iter().partition(|ready| lanes.contains(&ready.lane));
                     ready = going_on;
-                    for ready in &mut waiting {
-                        if stopping.is_asked() {
-                            // Unsettled, so delivered again: a later one must not be set behind before an earlier one.
-                            return;
-                        }
-                        self.handle_one(ready, spare, stopping).await;
+                    if !self.handle_each(&mut waiting, spare, stopping).await {
+                        // A later one must not be set behind before an earlier one.
+                        return self.let_go(&ready).await;
                     }
                 }
+                Attempt::CameBefore(ids) => {
+                    ready.iter_mut().for_each(|ready| ready.came_before |= ids.contains(&ready.event_id));
+                }
                 // One of them does not go through, or the store is away: each for itself.
-                Attempt::Failed(_) | Attempt::NoStore(_) => break,
+                Attempt::Failed(_) | Attempt::SetAside | Attempt::NoStore(_) => break,
             }
         }
-        for ready in &mut ready {
-            if stopping.is_asked() {
-                // Unsettled, so delivered again.
-                return;
+        self.handle_each(&mut ready, spare, stopping).await;
+    }
+
+    /// Handles deliveries one after the other; `false` when it was told to stop before the end. The rest is unsettled then,
+    /// and delivered again.
+    async fn handle_each(&self, ready: &mut [Ready], spare: &mut Spare, stopping: &mut Stopping) -> bool {
+        let mut done = 0;
+        while let Some(next) = ready.get_mut(done) {
+            if stopping.is_asked() || !self.handle_one(next, spare, stopping).await {
+                self.let_go(ready.get(done..).unwrap_or_default()).await;
+                return false;
             }
-            self.handle_one(ready, spare, stopping).await;
+            done += 1;
         }
+        true
+    }
+
+    /// Whether none of a batch is what may have ended a process, or is done with by a letter. What may have been delivered
+    /// before is begun with this.
+    async fn may_go_together(&self, ready: &[Ready], spare: &mut Spare) -> bool {
+        match self.begin(ready, spare).await {
+            Ok(before) => before == CameBefore::default(),
+            // Alone each of them waits for the store.
+            Err(_) => false,
+        }
+    }
+
+    /// Writes down that this process begins with those that may have been delivered before.
+    async fn begin(&self, ready: &[Ready], spare: &mut Spare) -> Result<CameBefore, StoreError> {
+        let ids: Vec<EventId> =
+            ready.iter().filter(|ready| ready.came_before).map(|ready| ready.event_id).collect();
+        if !ids.is_empty() {
+            // A transaction that is open already would wait idle, and its connection may be the last one.
+            *spare = None;
+        }
+        self.begin_with(&ids, self.consumer.policy.dead == DeadTo::Store).await
+    }
+
+    /// What goes back to the broker is in its queue before its letter is gone: there a letter stands for nothing.
+    pub(super) async fn begin_with(
+        &self,
+        ids: &[EventId],
+        letters_stand: bool,
+    ) -> Result<CameBefore, StoreError> {
+        if ids.is_empty() {
+            return Ok(CameBefore::default());
+        }
+        let Running { store, process, bus, .. } = &self.running;
+        store.begin_attempts(ids, &self.handler, process, letters_stand, bus.clock.now()).await
+    }
+
+    /// What was begun with and did not come to an end, because this process stops: nothing has failed. Should the store not
+    /// answer, the next process takes the attempt for one that ended this one.
+    async fn let_go(&self, ready: &[Ready]) {
+        let ids: Vec<EventId> =
+            ready.iter().filter(|ready| ready.came_before).map(|ready| ready.event_id).collect();
+        self.let_go_of(&ids).await;
+    }
+
+    pub(super) async fn let_go_of(&self, ids: &[EventId]) {
+        if ids.is_empty() {
+            return;
+        }
+        let Running { store, process, patience, .. } = &self.running;
+        let letting_go = store.let_go_of_attempts(ids, &self.handler, process);
+        if let Ok(Err(error)) = tokio::time::timeout(*patience, letting_go).await {
+            self.note_store(&error);
+        }
+    }
+
+    pub(super) fn read(&self, received: &Received) -> Result<Readable, towpath_broker::FormatError> {
+        reading::read(self.consumer.identity, &self.consumer.source, received)
     }
 
     fn wants(&self, event: &IncomingEvent) -> bool {
@@ -203,15 +309,22 @@ impl Job {
         types.is_empty() || types.iter().any(|glob| glob.matches(event.event_type.as_str()))
     }
 
-    /// Handles one delivery until it is settled.
-    async fn handle_one(&self, ready: &mut Ready, spare: &mut Spare, stopping: &mut Stopping) {
+    /// Handles one delivery until it is settled; `false` when it was told to stop before. Unsettled, it is delivered again.
+    async fn handle_one(&self, ready: &mut Ready, spare: &mut Spare, stopping: &mut Stopping) -> bool {
         let mut backoff = Backoff::default();
         let mut gave_way = 0;
+        let mut alone = None;
         loop {
-            let settlement = match self.attempt(std::slice::from_mut(ready), spare).await {
-                Attempt::Done(next) => {
+            let settlement = match self.attempt_one(ready, spare).await {
+                Attempt::Done { next, handled } => {
                     *spare = next.filter(|_| self.may_keep_a_connection());
+                    ready.arrived.new_ones(handled);
                     Ok(Some(Settlement::Acknowledge))
+                }
+                Attempt::SetAside => Ok(Some(Settlement::Acknowledge)),
+                Attempt::CameBefore(_) => {
+                    ready.came_before = true;
+                    continue;
                 }
                 Attempt::Waits(_) => {
                     self.set_behind(ready).await.map(|set| set.then_some(Settlement::Acknowledge))
@@ -219,35 +332,65 @@ impl Job {
                 Attempt::Failed(failure) if failure.gave_way && gave_way < GIVES_WAY_AT_MOST => {
                     gave_way += 1;
                     tokio::select! {
-                        // Unsettled, so delivered again.
-                        () = stopping.asked() => return,
+                        () = stopping.asked() => return false,
                         () = tokio::time::sleep(way_clear(gave_way)) => {}
                     }
                     continue;
                 }
-                Attempt::Failed(failure) => match ready.take_event() {
-                    Ok(event) => {
-                        self.failed(&ready.arrived.received, &event, ready.lane, None, failure).await
+                Attempt::Failed(failure) => {
+                    let not_ended = failure.not_ended;
+                    let decided = match ready.take_event(self) {
+                        Ok(event) => {
+                            let (id, received, lane) = (ready.event_id, &ready.arrived.received, ready.lane);
+                            let failed = Trying { id, event, received, lane, begun: ready.came_before };
+                            self.failed(&failed, None, failure).await
+                        }
+                        // It was read before.
+                        Err(error) => {
+                            self.unreadable(&ready.arrived, &error, stopping).await;
+                            return true;
+                        }
+                    };
+                    if not_ended && alone.is_none() && matches!(decided, Ok(None)) {
+                        alone = tokio::select! {
+                            () = stopping.asked() => return false,
+                            alone = self.running.alone.lock() => Some(alone),
+                        };
                     }
-                    // It was read before.
-                    Err(error) => return self.unreadable(&ready.arrived, &error, stopping).await,
-                },
+                    decided
+                }
                 Attempt::NoStore(error) => Err(error),
             };
             match settlement {
-                Ok(Some(settlement)) => return self.settle(&ready.arrived, settlement).await,
-                // At once again.
-                Ok(None) if !stopping.is_asked() => {}
-                Ok(None) => return,
+                Ok(Some(settlement)) => {
+                    self.settle(&ready.arrived, settlement).await;
+                    return true;
+                }
+                // At once again, and not for the first time.
+                Ok(None) if !stopping.is_asked() => ready.came_before = true,
+                Ok(None) => return false,
                 Err(error) => {
                     self.note_store(&error);
                     tokio::select! {
-                        () = stopping.asked() => return,
+                        () = stopping.asked() => return false,
                         () = tokio::time::sleep(backoff.next(self.running.patience)) => {}
                     }
                 }
             }
         }
+    }
+
+    /// Begins with a delivery that may have come before, then tries it.
+    async fn attempt_one(&self, ready: &mut Ready, spare: &mut Spare) -> Attempt {
+        if ready.came_before {
+            match self.begin(std::slice::from_ref(ready), spare).await {
+                Ok(before) if !before.unfinished.is_empty() => return Attempt::Failed(Failure::not_ended()),
+                Ok(before) if !before.set_aside.is_empty() => return Attempt::SetAside,
+                Ok(_) => {}
+                Err(error) => return Attempt::NoStore(error),
+            }
+        }
+        self.attempt(std::slice::from_mut(ready), spare).await
     }
 
     fn may_keep_a_connection(&self) -> bool {
@@ -273,8 +416,9 @@ impl Job {
         let mut arrived = Vec::with_capacity(deliveries.len());
         for ready in deliveries {
             // What could be read once can be read again.
-            let Ok(event) = ready.take_event() else { continue };
-            arrived.push((event, &ready.arrived.received, ready.lane));
+            let Ok(event) = ready.take_event(self) else { continue };
+            let Ready { arrived: Arrived { received, .. }, event_id, lane, came_before, .. } = &*ready;
+            arrived.push(Trying { id: *event_id, event, received, lane: *lane, begun: *came_before });
         }
         self.attempt_events(arrived, None, tx).await
     }
@@ -291,44 +435,53 @@ impl Job {
     /// says which deliveries these are.
     pub(super) async fn attempt_events(
         &self,
-        arrived: Vec<(IncomingEvent, &Received, Lane)>,
+        arrived: Vec<Trying<'_>>,
         letter: Option<&Letter>,
         tx: HandlerTx,
     ) -> Attempt {
-        let handled: Vec<&IncomingEvent> = arrived.iter().map(|(event, ..)| event).collect();
+        let handled: Vec<&IncomingEvent> = arrived.iter().map(|trying| &trying.event).collect();
         let span = spans::consume(&self.queue, self.handler.as_str(), &handled);
         self.attempt_inside(arrived, letter, tx).instrument(span).await
     }
 
     async fn attempt_inside(
         &self,
-        arrived: Vec<(IncomingEvent, &Received, Lane)>,
+        arrived: Vec<Trying<'_>>,
         letter: Option<&Letter>,
         mut tx: HandlerTx,
     ) -> Attempt {
         let now = self.running.bus.clock.now();
         if self.consumer.policy.in_order && letter.is_none() {
-            let lanes: Vec<Lane> = arrived.iter().map(|(.., lane)| *lane).collect();
+            let lanes: Vec<Lane> = arrived.iter().map(|trying| trying.lane).collect();
             match tx.inner.waiting_lanes(&self.handler, &lanes).await {
                 Ok(waiting) if waiting.is_empty() => {}
                 Ok(waiting) => return Attempt::Waits(waiting),
                 Err(error) => return Attempt::NoStore(error),
             }
         }
-        let ids: Vec<_> = arrived.iter().map(|(event, ..)| event.event_id).collect();
+        let ids: Vec<_> = arrived.iter().map(|trying| trying.id).collect();
         let first = match tx.inner.mark_deliveries(&ids, &self.handler, now).await {
             Ok(first) => first,
             Err(error) => return Attempt::NoStore(error),
         };
+        // A sender that is not sure publishes again, and the broker takes that for another message.
+        let known = |trying: &&Trying<'_>| {
+            let before = first.iter().find(|first| first.event_id == trying.id);
+            !trying.begun && before.is_some_and(|before| before.begun || before.failures > 0)
+        };
+        let came_before: Vec<EventId> = arrived.iter().filter(known).map(|trying| trying.id).collect();
+        if !came_before.is_empty() {
+            return Attempt::CameBefore(came_before);
+        }
         let mut failures: HashMap<EventId, u32> =
             first.iter().map(|first| (first.event_id, first.failures)).collect();
         let all = arrived.len();
         // The handler gets the events, so what is told of them afterwards is noted before.
         let told = self.noted(&arrived, &first);
         let mut deliveries = Vec::with_capacity(first.len());
-        for (event, received, _) in arrived {
+        for Trying { id, event, received, .. } in arrived {
             // Taken out: the same event twice in one batch is one delivery.
-            let Some(failures) = failures.remove(&event.event_id) else { continue };
+            let Some(failures) = failures.remove(&id) else { continue };
             deliveries.push(Delivered {
                 event,
                 attempt: failures + 1,
@@ -336,7 +489,7 @@ impl Job {
                 headers: Arc::clone(&received.headers),
             });
         }
-        let (handled, duplicates) = (deliveries.len() as u64, (all - deliveries.len()) as u64);
+        let (handled, duplicates) = (deliveries.len(), (all - deliveries.len()) as u64);
         let answer = if deliveries.is_empty() {
             Ok(Next::handled(Some(tx)))
         } else {
@@ -363,37 +516,32 @@ impl Job {
                 match ended {
                     Ok(()) => match tx.commit(marked, &self.handler).await {
                         Ok(next) => {
-                            self.meters.handled.increment(handled);
+                            self.meters.handled.increment(handled as u64);
                             self.meters.duplicates.increment(duplicates);
                             for (event, received, outcome) in &told {
                                 self.tell(received, Some(event), *outcome);
                             }
-                            return Attempt::Done(next);
+                            return Attempt::Done { next, handled };
                         }
                         Err(error) => Failure::of_store(&error),
                     },
                     Err(error) => Failure::of_store(&error),
                 }
             }
-            Ok(Next(Step::Handled(None))) => Failure {
-                class: ErrorClass::Unrecoverable,
-                reason: "transaction-lost".to_owned(),
-                message: "the handler answered without its transaction".to_owned(),
-                after: None,
-                gave_way: false,
-            },
+            Ok(Next(Step::Handled(None))) => Failure::new(
+                ErrorClass::Unrecoverable,
+                "transaction-lost",
+                "the handler answered without its transaction",
+            ),
             Ok(Next(Step::RetryAfter { delay, reason, message })) => {
-                Failure { class: ErrorClass::Transient, reason, message, after: Some(delay), gave_way: false }
+                Failure { after: Some(delay), ..Failure::new(ErrorClass::Transient, reason, message) }
             }
             Ok(Next(Step::Dead { reason, message })) => {
-                Failure { class: ErrorClass::Unrecoverable, reason, message, after: None, gave_way: false }
+                Failure::new(ErrorClass::Unrecoverable, reason, message)
             }
             Err(error) => Failure {
-                class: error.class(),
-                reason: error.code().to_owned(),
-                message: error.message(),
-                after: None,
                 gave_way: error.gave_way(),
+                ..Failure::new(error.class(), error.code(), error.message())
             },
         };
         Attempt::Failed(failure)
@@ -402,18 +550,17 @@ impl Job {
     /// What watchers are told once the deliveries are through. Nothing, when nobody watches.
     fn noted<'r>(
         &self,
-        arrived: &[(IncomingEvent, &'r Received, Lane)],
+        arrived: &[Trying<'r>],
         first: &[FirstDelivery],
     ) -> Vec<(IncomingEvent, &'r Received, DeliveringOutcome<'static>)> {
         if self.running.watchers.0.is_empty() {
             return Vec::new();
         }
-        let outcome = |event: &IncomingEvent| match first.iter().any(|first| first.event_id == event.event_id)
-        {
+        let outcome = |id: EventId| match first.iter().any(|first| first.event_id == id) {
             true => DeliveringOutcome::Handled,
             false => DeliveringOutcome::Duplicate,
         };
-        arrived.iter().map(|(event, received, _)| (event.clone(), *received, outcome(event))).collect()
+        arrived.iter().map(|trying| (trying.event.clone(), trying.received, outcome(trying.id))).collect()
     }
 
     /// Tells the application's watchers.

@@ -1,18 +1,18 @@
 //! What becomes of a delivery that does not go through: at once again, set aside, back to the broker, or dead.
 
-use std::sync::atomic::Ordering;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{EventId, Lane};
 use towpath_core::incoming::IncomingEvent;
-use towpath_core::letters::{NewLetter, SetAside};
+use towpath_core::letters::{AsideOutcome, Letter, NewLetter, SetAside};
 use towpath_core::lifecycle::InboxStatus;
 use towpath_core::ports::broker::{Received, Settlement};
 use towpath_core::ports::store::{InboxFailure, StoreError};
 use towpath_core::retry::{ErrorClass, RetryDecision};
 
-use super::engine::{Backoff, Job, Ready, lane_of_key};
+use super::engine::{Backoff, Job, Ready, Trying, lane_of_key};
 use super::receiving::Arrived;
 use super::{Afterwards, DeadTo};
 use crate::bus::{random_unit, with_causes};
@@ -31,17 +31,30 @@ pub(super) struct Failure {
     /// Its transaction gave way to another one (a deadlock, a lock that was not to be had): it is run again, and not
     /// counted unless that happens too often in a row.
     pub(super) gave_way: bool,
+    /// An earlier attempt began and did not end.
+    pub(super) not_ended: bool,
 }
 
+/// The reason of an attempt that began and did not end.
+pub(super) const NOT_ENDED: &str = "attempt-not-ended";
+
 impl Failure {
+    pub(super) fn new(class: ErrorClass, reason: impl Into<String>, message: impl Into<String>) -> Self {
+        let (reason, message) = (reason.into(), message.into());
+        Self { class, reason, message, after: None, gave_way: false, not_ended: false }
+    }
+
+    /// Another process began with it and is gone. Whether because of it is not known; the policy says how often it may be.
+    pub(super) fn not_ended() -> Self {
+        let message = "the process that handled it ended before it did";
+        Self { not_ended: true, ..Self::new(ErrorClass::Transient, NOT_ENDED, message) }
+    }
+
     /// The commit failed. Whatever the reason, another attempt may do better; the policy says how many there are.
     pub(super) fn of_store(error: &StoreError) -> Self {
         Self {
-            class: ErrorClass::Transient,
-            reason: error.code().to_owned(),
-            message: with_causes(error),
-            after: None,
             gave_way: matches!(error, StoreError::Contention(_)),
+            ..Self::new(ErrorClass::Transient, error.code(), with_causes(error))
         }
     }
 }
@@ -59,7 +72,7 @@ impl Job {
         let finished = transaction.finish().await;
         // After the commit, whatever came of it: the letter before it may have ended without seeing this one, and who looks
         // for such ones must see it.
-        self.set_behind.store(true, Ordering::SeqCst);
+        self.set_behind.lock().unwrap_or_else(PoisonError::into_inner).insert(ready.lane);
         self.aside.wake();
         finished?;
         Ok(true)
@@ -68,18 +81,18 @@ impl Job {
     /// Records a failure and decides: `None` is "at once again".
     pub(super) async fn failed(
         &self,
-        received: &Received,
-        event: &IncomingEvent,
-        lane: Lane,
-        letter_id: Option<u64>,
+        tried: &Trying<'_>,
+        letter: Option<&Letter>,
         failure: Failure,
     ) -> Result<Option<Settlement>, StoreError> {
+        let Trying { id, event, received, lane, .. } = tried;
         let now = self.running.bus.clock.now();
-        let Failure { class, reason, message, after, gave_way: _ } = failure;
+        let store = &self.running.store;
+        let Failure { class, reason, message, after, .. } = failure;
         let (event_id, handler, queue) = (event.event_id, &self.handler, &received.queue);
         let trace_id = event.trace_id.as_ref().map(ToString::to_string).unwrap_or_default();
         let failed = InboxFailure {
-            event_id,
+            event_id: *id,
             handler: &self.handler,
             reason: &reason,
             message: &message,
@@ -87,8 +100,9 @@ impl Job {
             dead: false,
         };
         let aside = |due_at, retry_count| SetAside {
-            letter_id,
-            letter: self.letter(received, Some(event_id), lane, now),
+            letter_id: letter.map(|letter| letter.letter_id),
+            held_until: letter.and_then(|letter| letter.due_at),
+            letter: self.letter(received, Some(*id), *lane, now),
             due_at,
             reason: reason.clone(),
             message: message.clone(),
@@ -96,21 +110,26 @@ impl Job {
             now,
         };
         if let Some(delay) = after {
-            tracing::info!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, "a delivery comes again later");
-            self.meters.failed(metrics::Next::Later);
-            self.running.store.set_aside(&aside(Some(later(now, delay)), 0)).await?;
-            self.aside.wake();
+            let set = store.set_aside(&aside(Some(later(now, delay)), 0)).await?;
+            if set == AsideOutcome::Set {
+                tracing::info!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, "a delivery comes again later");
+                self.meters.failed(metrics::Next::Later);
+                self.aside.wake();
+            }
+            self.note_size(set, received, Some(event));
             return Ok(Some(Settlement::Acknowledge));
         }
-        let entry = self.running.store.count_failure(&failed).await?;
-        if entry.status != InboxStatus::Retry {
-            // Handled or given up by another delivery of the same event, or committed after all.
+        let entry = match letter {
+            Some(letter) => store.count_failure_of(letter, &failed).await?,
+            None => Some(store.count_failure(&failed).await?),
+        };
+        // Handled or given up by another delivery of the same event, or committed after all; or somebody else has the letter.
+        let Some(entry) = entry.filter(|entry| entry.status == InboxStatus::Retry) else {
             return Ok(Some(Settlement::Acknowledge));
-        }
+        };
         let failures = entry.retry_count.max(1);
         let policy = &self.consumer.policy;
-        let retryable = matches!(class, ErrorClass::Transient | ErrorClass::Conflict);
-        if retryable && failures <= policy.immediate_retries {
+        if class.is_retryable() && failures <= policy.immediate_retries {
             tracing::info!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, "a delivery is tried again");
             self.meters.failed(metrics::Next::AtOnce);
             self.tell(
@@ -131,42 +150,66 @@ impl Job {
                     RetryDecision::GiveUp(_) => None,
                 }
             }
-            Afterwards::Requeue { at_most } => (retryable && failures < *at_most).then_some(None),
+            Afterwards::Requeue { at_most } => (class.is_retryable() && failures < *at_most).then_some(None),
         };
-        let outcome = match next {
-            Some(_) => DeliveringOutcome::Retried { reason: &reason, message: &message },
-            None => DeliveringOutcome::GivenUp { reason: &reason, message: &message },
-        };
-        self.tell(received, Some(event), outcome);
+        let retried = DeliveringOutcome::Retried { reason: &reason, message: &message };
+        let given_up = DeliveringOutcome::GivenUp { reason: &reason, message: &message };
         // A letter is not in the broker's hands: there is nothing to reject.
-        let dead = if letter_id.is_some() { DeadTo::Store } else { policy.dead };
+        let dead = if letter.is_some() { DeadTo::Store } else { policy.dead };
+        // It is told once it is so, and by whom it is so.
         match (next, dead) {
             (Some(Some(due_at)), _) => {
-                tracing::warn!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, failures, "a delivery failed and is set aside");
-                self.meters.failed(metrics::Next::Later);
-                self.running.store.set_aside(&aside(Some(due_at), failures)).await?;
-                self.aside.wake();
+                let set = store.set_aside(&aside(Some(due_at), failures)).await?;
+                if set == AsideOutcome::Set {
+                    tracing::warn!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, failures, "a delivery failed and is set aside");
+                    self.meters.failed(metrics::Next::Later);
+                    self.tell(received, Some(event), retried);
+                    self.aside.wake();
+                }
+                self.note_size(set, received, Some(event));
                 Ok(Some(Settlement::Acknowledge))
             }
             (Some(None), _) => {
                 tracing::warn!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, failures, "a delivery failed and goes back");
                 self.meters.failed(metrics::Next::Requeued);
+                self.tell(received, Some(event), retried);
                 Ok(Some(Settlement::Requeue))
             }
             (None, DeadTo::Store) => {
-                tracing::error!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, failures, "a delivery was given up");
-                self.meters.failed(metrics::Next::Dead);
-                self.running.store.set_aside(&aside(None, failures)).await?;
+                if store.set_aside(&aside(None, failures)).await? != AsideOutcome::Elsewhere {
+                    tracing::error!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, failures, "a delivery was given up");
+                    self.meters.failed(metrics::Next::Dead);
+                    self.tell(received, Some(event), given_up);
+                }
                 Ok(Some(Settlement::Acknowledge))
             }
             (None, DeadTo::Broker) => {
+                // Should it come back from there, it has all its attempts again.
+                store.forget_failures(*id, handler).await?;
                 tracing::error!(eventId = %event_id, traceId = trace_id, queue, consumer = %handler, reason, cause = message, failures, "a delivery was given up and rejected");
                 self.meters.failed(metrics::Next::Dead);
-                // Should it come back from there, it has all its attempts again.
-                self.running.store.forget_failures(event_id, handler).await?;
+                self.tell(received, Some(event), given_up);
                 Ok(Some(Settlement::Reject))
             }
         }
+    }
+
+    /// Says so when a delivery that should have been tried again was given up, because the database does not take it.
+    fn note_size(&self, set: AsideOutcome, received: &Received, event: Option<&IncomingEvent>) {
+        if set != AsideOutcome::TooLarge {
+            return;
+        }
+        let message = format!(
+            "its body has {} bytes, which is more than the database takes: it cannot be set aside",
+            received.body.len()
+        );
+        tracing::error!(eventId = received.message_id.as_deref().unwrap_or_default(), queue = received.queue, consumer = %self.handler, reason = "letter-too-large", cause = message, "a delivery was given up");
+        self.meters.failed(metrics::Next::Dead);
+        self.tell(
+            received,
+            event,
+            DeliveringOutcome::GivenUp { reason: "letter-too-large", message: &message },
+        );
     }
 
     /// A message that is no event for anyone: dead at once.
@@ -197,6 +240,7 @@ impl Job {
             let now = self.running.bus.clock.now();
             let aside = SetAside {
                 letter_id: None,
+                held_until: None,
                 letter: self.letter(received, None, lane_of_key(received), now),
                 due_at: None,
                 reason: error.code().to_owned(),
@@ -205,7 +249,7 @@ impl Job {
                 now,
             };
             match self.running.store.set_aside(&aside).await {
-                Ok(()) => return self.settle(arrived, Settlement::Acknowledge).await,
+                Ok(_) => return self.settle(arrived, Settlement::Acknowledge).await,
                 Err(error) => self.note_store(&error),
             }
             tokio::select! {

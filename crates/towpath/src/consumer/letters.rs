@@ -59,6 +59,8 @@ pub struct ReplayReport {
     pub changed_meanwhile: u64,
     /// Letters that were refused, because they are older than the de-duplication horizon.
     pub beyond_horizon: u64,
+    /// Letters that were refused, because their body was larger than the database takes and is gone.
+    pub without_body: u64,
 }
 
 /// Why an action on letters was refused.
@@ -83,6 +85,12 @@ pub enum LettersError {
         /// How long the inbox remembers.
         horizon: Duration,
     },
+    /// Its body was larger than the database takes: only size and hash are kept.
+    #[error("letter {letter_id} has no body: it was larger than the database takes")]
+    WithoutBody {
+        /// Which.
+        letter_id: u64,
+    },
     /// The broker did not take it back.
     #[error("the broker did not take letter {letter_id} back: {reason}")]
     NotTaken {
@@ -103,6 +111,7 @@ impl LettersError {
             Self::Unknown(_) => "letter-unknown",
             Self::NotDead { .. } => "letter-not-dead",
             Self::BeyondHorizon { .. } => "beyond-horizon",
+            Self::WithoutBody { .. } => "letter-without-body",
             Self::NotTaken { .. } => "letter-not-taken",
             Self::Store(error) => error.code(),
         }
@@ -115,6 +124,9 @@ impl LettersError {
             Self::NotDead { .. } => "Look at the letter again; somebody may have acted on it.",
             Self::BeyondHorizon { .. } => {
                 "Make sure that no handler has handled it before, then replay it with force."
+            }
+            Self::WithoutBody { .. } => {
+                "Give it its body again by editing it, if somebody still has it; or have it sent again, and discard this one."
             }
             Self::NotTaken { .. } => "Check the broker and the queue the letter came from, then try again.",
             Self::Store(error) => error.next_step(),
@@ -162,6 +174,7 @@ impl Letters<'_> {
     ///
     /// # Errors
     /// `BeyondHorizon` for one that goes back to the broker and is older than the inbox remembers, unless `force`.
+    /// `WithoutBody` for one that was too large to be kept.
     pub async fn replay(&self, letter_id: u64, force: bool) -> Result<(), LettersError> {
         let letter = self.get(letter_id).await?;
         if letter.status != LetterStatus::Dead {
@@ -170,6 +183,9 @@ impl Letters<'_> {
         let report = self.replay_page(std::slice::from_ref(&letter), force).await?;
         if report.beyond_horizon > 0 {
             return Err(LettersError::BeyondHorizon { letter_id, horizon: self.horizon });
+        }
+        if report.without_body > 0 {
+            return Err(LettersError::WithoutBody { letter_id });
         }
         match report.changed_meanwhile {
             0 => Ok(()),
@@ -189,12 +205,15 @@ impl Letters<'_> {
             total.to_broker += report.to_broker;
             total.changed_meanwhile += report.changed_meanwhile;
             total.beyond_horizon += report.beyond_horizon;
+            total.without_body += report.without_body;
         }
     }
 
     async fn replay_page(&self, page: &[Letter], force: bool) -> Result<ReplayReport, LettersError> {
         let now = self.clock.now();
-        let mut report = ReplayReport::default();
+        let (page, without_body): (Vec<&Letter>, Vec<&Letter>) =
+            page.iter().partition(|letter| letter.body_kept);
+        let mut report = ReplayReport { without_body: without_body.len() as u64, ..ReplayReport::default() };
         // The inbox remembers what was given up until it is replayed, whatever the horizon.
         let handlers: Vec<u64> = page
             .iter()

@@ -1,7 +1,7 @@
 //! Consumers: handlers that take facts, each once.
 //!
 //! Reading order: this file declares a consumer and what its handler gets and answers; `wiring` finds its queue; `tx` is
-//! the handler's transaction; `receiving` hands deliveries to workers; `engine` runs and settles; `failing` decides what
+//! the handler's transaction; `receiving` hands deliveries to workers; `reading` says what they are; `engine` runs and settles; `failing` decides what
 //! becomes of what does not go through; `redelivery` brings back what was set aside; `letters` is what an operator does
 //! with the dead; `reader` takes in what the broker itself gave up.
 
@@ -9,6 +9,7 @@ mod engine;
 mod failing;
 mod letters;
 mod reader;
+mod reading;
 mod receiving;
 mod redelivery;
 mod tx;
@@ -27,12 +28,14 @@ use towpath_core::payload::InvalidPayload;
 use towpath_core::ports::store::StoreError;
 use towpath_core::retry::{ErrorClass, RetryPolicy};
 use towpath_core::route::Glob;
+use towpath_store::sqlx;
 
 use crate::bus::SendError;
 
 pub(crate) use engine::{Running, start};
 pub use letters::{Letters, LettersError, Preview, ReplayReport};
 pub(crate) use reader::start as start_reader;
+pub(crate) use reading::Identity;
 pub use tx::{HandlerTx, WrongDatabase};
 pub(crate) use wiring::{Wired, wire};
 
@@ -58,6 +61,7 @@ pub struct Consumer {
     pub(crate) handler: String,
     pub(crate) event_types: Vec<Glob>,
     pub(crate) policy: ConsumerPolicy,
+    pub(crate) identity: Identity,
     pub(crate) batch: usize,
     pub(crate) run: Run,
 }
@@ -67,6 +71,7 @@ pub struct ConsumerOf {
     source: Source,
     event_types: Vec<Glob>,
     policy: ConsumerPolicy,
+    identity: Identity,
 }
 
 /// Where deliveries come from.
@@ -153,7 +158,8 @@ impl Consumer {
 
 impl ConsumerOf {
     fn from(source: Source) -> Self {
-        Self { source, event_types: Vec::new(), policy: ConsumerPolicy::default() }
+        let identity = Identity::Event;
+        Self { source, event_types: Vec::new(), policy: ConsumerPolicy::default(), identity }
     }
 
     /// Only events that fit any of the patterns; others are acknowledged and left alone.
@@ -165,6 +171,19 @@ impl ConsumerOf {
     /// With another policy.
     pub fn with(mut self, policy: ConsumerPolicy) -> Self {
         self.policy = policy;
+        self
+    }
+
+    /// Tells deliveries by their messages, and not by the events in them: what counts is the channel (or the queue) and the
+    /// message id there, as a receiver records them that knows nothing else of its sender. The order of the ids does not
+    /// matter. A message that is no event in any known format is one by its properties, then: its type, its moment, and a
+    /// body that is JSON; its event id is made from channel and message id.
+    ///
+    /// # Caveats
+    /// The same event in two messages is handled twice: senders that publish again must use the same message id. Changing
+    /// this for a handler that has handled some makes it handle them again if they come again.
+    pub fn by_message_id(mut self) -> Self {
+        self.identity = Identity::Message;
         self
     }
 
@@ -210,6 +229,7 @@ impl ConsumerOf {
             handler: handler.into(),
             event_types: self.event_types,
             policy: self.policy,
+            identity: self.identity,
             batch: most.max(1),
             run: Arc::new(move |batch| Box::pin(run(batch))),
         }
@@ -345,9 +365,12 @@ pub(crate) fn read_event<A: Aggregate>(event: &IncomingEvent) -> Result<A::Event
 
 /// Why a handler failed. Any error becomes one by `?`; its class decides whether it is tried again.
 ///
-/// Errors of Towpath itself, and of reading a payload, are classified by their type. A [`StoreError::Contention`] is no
-/// failure of the delivery: it is handled again at once, and not counted. Any other error, those of the database
-/// among them, counts as passing: use [`HandlerError::unrecoverable`] for what will be no better the next time.
+/// Errors of Towpath itself, and of reading a payload, are classified by their type. What the database says means the same
+/// whether a statement ran through [`HandlerTx::execute`], through [`HandlerTx::own_tables`] or on the connection: a deadlock
+/// or a lock that was not to be had ([`StoreError::Contention`]), also as the cause of another error, is no failure of the
+/// delivery, which is handled again at once and not counted; a row that is there already is a conflict, and the next attempt
+/// sees it; whatever else the database refuses counts as passing, as any other error does. Use
+/// [`HandlerError::unrecoverable`] for what will be no better the next time.
 pub struct HandlerError {
     class: ErrorClass,
     code: String,
@@ -385,7 +408,16 @@ impl HandlerError {
 
     /// Whether the handler's transaction gave way to another one. It is run again then, and that does not count.
     pub(crate) fn gave_way(&self) -> bool {
-        matches!(self.source.downcast_ref::<StoreError>(), Some(StoreError::Contention(_)))
+        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(self.source.as_ref());
+        while let Some(error) = cause {
+            if matches!(error.downcast_ref::<StoreError>(), Some(StoreError::Contention(_)))
+                || error.downcast_ref::<sqlx::Error>().is_some_and(towpath_store::gives_way)
+            {
+                return true;
+            }
+            cause = error.source();
+        }
+        false
     }
 
     /// What happened, with its causes.
@@ -397,19 +429,34 @@ impl HandlerError {
 // Like other errors that take in every error, it is not one itself: the conversions would overlap.
 impl<E: std::error::Error + Send + Sync + 'static> From<E> for HandlerError {
     fn from(error: E) -> Self {
-        let known: &(dyn std::error::Error + 'static) = &error;
-        let (class, code) = if let Some(error) = known.downcast_ref::<StoreError>() {
+        let source: Box<dyn std::error::Error + Send + Sync> = Box::new(error);
+        // What the driver says means the same, whoever ran the statement.
+        let source = match source.downcast::<sqlx::Error>() {
+            Ok(error) => Box::new(towpath_store::fault("a statement of the handler", *error)),
+            Err(source) => source,
+        };
+        let (class, code) = if let Some(error) = source.downcast_ref::<StoreError>() {
+            (class_of_store(error), error.code())
+        } else if let Some(error) = source.downcast_ref::<SendError>() {
             (error.class(), error.code())
-        } else if let Some(error) = known.downcast_ref::<SendError>() {
-            (error.class(), error.code())
-        } else if known.is::<InvalidPayload>() || known.is::<serde_json::Error>() {
+        } else if source.is::<InvalidPayload>() || source.is::<serde_json::Error>() {
             (ErrorClass::InvalidPayload, "invalid-payload")
-        } else if known.is::<WrongDatabase>() {
+        } else if source.is::<WrongDatabase>() {
             (ErrorClass::Unrecoverable, "wrong-database")
         } else {
             (ErrorClass::Transient, "handler-failed")
         };
-        Self { class, code: code.to_owned(), source: Box::new(error) }
+        Self { class, code: code.to_owned(), source }
+    }
+}
+
+/// How a handler's retry decision sees an error of the store. What the database refuses it may take the next time: another
+/// handler writes the row that is missing, or an operator the table. The policy says how often that is hoped for.
+fn class_of_store(error: &StoreError) -> ErrorClass {
+    match error {
+        StoreError::Refused { .. } if towpath_store::is_unique_violation(error) => ErrorClass::Conflict,
+        StoreError::Refused { .. } | StoreError::NotMigrated { .. } => ErrorClass::Transient,
+        other => other.class(),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Receives deliveries and hands them to workers: with order, each aggregate has one worker.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -15,6 +16,31 @@ use crate::service::Stopping;
 pub(super) struct Arrived {
     pub(super) received: Received,
     pub(super) from: Arc<dyn Deliveries>,
+    /// How many deliveries of this subscription may still be what an earlier one did not end.
+    doubtful: Arc<AtomicUsize>,
+}
+
+impl Arrived {
+    /// Whether it may have been delivered before.
+    pub(super) fn came_before(&self) -> bool {
+        self.received.redelivered || self.doubtful.load(Ordering::Relaxed) > 0
+    }
+
+    /// So many of this subscription's deliveries had not been handled before.
+    pub(super) fn new_ones(&self, count: usize) {
+        let less = |doubtful: usize| doubtful.checked_sub(count).or((doubtful > 0).then_some(0));
+        let _ = self.doubtful.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+}
+
+/// How many deliveries are in doubt where the broker does not say what comes again: what was fetched and not ended when a
+/// receiver ended is among the first that were not handled. Several times as many, because what other receivers left
+/// comes in between.
+fn doubtful(job: &Job, share: Share) -> usize {
+    match job.running.broker.promises().tells_redelivered {
+        true => 0,
+        false => usize::from(share.prefetch) * 4,
+    }
 }
 
 /// What one subscription feeds.
@@ -69,6 +95,7 @@ async fn receive_share(job: Arc<Job>, share: Share, mut stopping: Stopping) {
         queues.push(shared);
     }
     let mut backoff = Backoff::default();
+    let mut fallen = None;
     while !stopping.is_asked() {
         let deliveries = tokio::select! {
             () = stopping.asked() => break,
@@ -76,9 +103,15 @@ async fn receive_share(job: Arc<Job>, share: Share, mut stopping: Stopping) {
         };
         match deliveries {
             Ok(deliveries) => {
+                let doubtful = Arc::new(AtomicUsize::new(doubtful(&job, share)));
                 let error = tokio::select! {
                     () = stopping.asked() => break,
-                    error = hand_out(&job, &deliveries, &queues, &mut backoff) => error,
+                    // What it was at is unsettled, and what comes behind that must not overtake it: all of it begins anew.
+                    Some(ended) = workers.join_next() => {
+                        fallen = ended.err();
+                        break;
+                    }
+                    error = hand_out(&job, &deliveries, &doubtful, &queues, &mut backoff) => error,
                 };
                 tracing::warn!(queue = job.queue, consumer = %job.handler, cause = error, "receiving was interrupted");
             }
@@ -100,8 +133,13 @@ async fn receive_share(job: Arc<Job>, share: Share, mut stopping: Stopping) {
     // Workers end with their queues, after what they are at; the rest was never settled and is delivered again.
     drop(queues);
     while let Some(ended) = workers.join_next().await {
-        if let Err(error) = ended {
-            tracing::error!(queue = job.queue, consumer = %job.handler, %error, "a worker ended badly");
+        fallen = fallen.or(ended.err());
+    }
+    if let Some(error) = fallen {
+        tracing::error!(queue = job.queue, consumer = %job.handler, %error, "a worker ended badly");
+        if let Ok(panic) = error.try_into_panic() {
+            // The service that this is starts all of it again.
+            std::panic::resume_unwind(panic);
         }
     }
 }
@@ -122,6 +160,7 @@ fn prefetch(job: &Job) -> u16 {
 async fn hand_out(
     job: &Job,
     deliveries: &Arc<dyn Deliveries>,
+    doubtful: &Arc<AtomicUsize>,
     queues: &[mpsc::Sender<Arrived>],
     backoff: &mut Backoff,
 ) -> String {
@@ -134,7 +173,7 @@ async fn hand_out(
         job.meters.received.increment(many.len() as u64);
         for received in many {
             let place = if job.consumer.policy.in_order { place_of(&received, queues.len()) } else { 0 };
-            let arrived = Arrived { received, from: Arc::clone(deliveries) };
+            let arrived = Arrived { received, from: Arc::clone(deliveries), doubtful: Arc::clone(doubtful) };
             let Some(queue) = queues.get(place) else { return "there are no workers".to_owned() };
             if queue.send(arrived).await.is_err() {
                 return "the workers have ended".to_owned();

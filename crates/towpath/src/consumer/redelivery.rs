@@ -1,21 +1,21 @@
 //! Brings back deliveries that were set aside, when they are due.
 //!
-//! The letter is taken in the handler's own transaction, and held by the lock on its row: a process that dies lets go of
-//! it, and nothing is left claimed.
+//! A letter is taken before the handler's transaction and held beyond it, until what became of the attempt is written down:
+//! in between nobody else may take it, or it would be tried again too early and counted twice. A process that dies leaves
+//! the letter held for as long as others wait for a silent instance.
 
-use std::collections::HashSet;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::task::JoinSet;
-
+use chrono::{DateTime, Utc};
 use towpath_core::letters::{Letter, SetAside};
 use towpath_core::ports::store::StoreError;
 
 use super::DeadTo;
-use super::engine::{Attempt, Backoff, GIVES_WAY_AT_MOST, Job, lane_of, way_clear};
+use super::engine::{Attempt, Backoff, GIVES_WAY_AT_MOST, Job, Trying, lane_of, way_clear};
+use super::failing::{Failure, NOT_ENDED};
 use super::letters::republish;
+use super::reading::Readable;
 use crate::bus::with_causes;
 use crate::service::{Stopping, rest};
 
@@ -25,6 +25,9 @@ const LOOK: Duration = Duration::from_secs(1);
 /// How often to look for letters that wait behind one that is through: who was to let them go on may have died.
 const LOOK_BEHIND: Duration = Duration::from_secs(5);
 
+/// How long to wait between two pages of such a look.
+const NEXT_PAGE: Duration = Duration::from_secs(1);
+
 /// What a round did.
 enum Round {
     /// A letter was taken; there may be more.
@@ -33,25 +36,11 @@ enum Round {
     Nothing(Duration),
 }
 
-/// As many at a time as the consumer handles: after an outage everything may have been set aside. Of one aggregate, one
-/// letter at most is due.
-pub(super) async fn run(job: Arc<Job>, stopping: Stopping) {
-    let mut loops = JoinSet::new();
-    for _ in 0..job.consumer.policy.concurrency.max(1) {
-        loops.spawn(redeliver(Arc::clone(&job), stopping.clone()));
-    }
-    while let Some(ended) = loops.join_next().await {
-        if let Err(error) = ended {
-            tracing::error!(queue = job.queue, consumer = %job.handler, %error, "redelivery ended badly");
-        }
-    }
-}
-
-async fn redeliver(job: Arc<Job>, mut stopping: Stopping) {
+/// One of several at a time. Of one aggregate, one letter at most is due.
+pub(super) async fn redeliver(job: Arc<Job>, mut stopping: Stopping) {
     let mut backoff = Backoff::default();
-    let mut gave_way = 0;
     while !stopping.is_asked() {
-        let pause = match job.redeliver_one(&mut gave_way).await {
+        let pause = match job.redeliver_one(&mut stopping).await {
             Ok(Round::Worked) => {
                 backoff.reset();
                 continue;
@@ -72,26 +61,36 @@ async fn redeliver(job: Arc<Job>, mut stopping: Stopping) {
 }
 
 impl Job {
-    /// Whether this process has not looked for a while for letters that wait behind nothing.
-    fn is_time_to_look_behind(&self) -> bool {
-        let mut look_at = self.look_behind_at.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        let is_time = now >= *look_at;
-        if is_time {
-            *look_at = now + LOOK_BEHIND;
+    /// Lets letters go on that wait behind nothing: in the lanes where this process has set one behind, and, in turns, in all.
+    async fn look_behind(&self, now: DateTime<Utc>) -> Result<(), StoreError> {
+        let lanes = std::mem::take(&mut *self.set_behind.lock().unwrap_or_else(PoisonError::into_inner));
+        if !lanes.is_empty() {
+            let known: Vec<_> = lanes.iter().copied().collect();
+            if let Err(error) = self.running.store.advance_lanes(&self.handler, &known, now).await {
+                self.set_behind.lock().unwrap_or_else(PoisonError::into_inner).extend(lanes);
+                return Err(error);
+            }
         }
-        is_time
+        let after = {
+            let mut look = self.look_behind.lock().unwrap_or_else(PoisonError::into_inner);
+            if Instant::now() < look.at {
+                return Ok(());
+            }
+            look.at = Instant::now() + LOOK_BEHIND;
+            look.after
+        };
+        let after = self.running.store.advance_letters(&self.handler, after, now).await?;
+        let mut look = self.look_behind.lock().unwrap_or_else(PoisonError::into_inner);
+        if after.is_some() {
+            look.at = Instant::now() + NEXT_PAGE;
+        }
+        look.after = after;
+        Ok(())
     }
 
-    async fn redeliver_one(&self, gave_way: &mut u32) -> Result<Round, StoreError> {
+    async fn redeliver_one(&self, stopping: &mut Stopping) -> Result<Round, StoreError> {
         let now = self.running.bus.clock.now();
-        let asked = self.set_behind.swap(false, Ordering::SeqCst);
-        if (asked | self.is_time_to_look_behind())
-            && let Err(error) = self.running.store.advance_letters(&self.handler, now).await
-        {
-            self.set_behind.store(true, Ordering::SeqCst);
-            return Err(error);
-        }
+        self.look_behind(now).await?;
         match self.running.store.next_letter_due(&self.handler).await? {
             None => return Ok(Round::Nothing(LOOK)),
             Some(due_at) if due_at > now => {
@@ -100,30 +99,23 @@ impl Job {
             }
             Some(_) => {}
         }
-        let mut tx = self.open(None).await?;
         // Somebody else may have it: then there is nothing to do here for a moment.
-        let Some(letter) = tx.inner.take_letter(&self.handler, now).await? else {
+        let Some(letter) =
+            self.running.store.take_letter(&self.handler, now, now + self.running.lease).await?
+        else {
             return Ok(Round::Nothing(LOOK.min(Duration::from_millis(100))));
-        };
-        // A letter that failed is let go of a moment before its failure is written down. Nobody here must take it then: it
-        // would be tried again too early.
-        let Some(_in_hand) = InHand::take(&self.in_hand, letter.letter_id) else {
-            return Ok(Round::Nothing(Duration::from_millis(10)));
         };
         // What is given up must be given up to the broker, and that is only possible for what is in its hands.
         if self.consumer.policy.dead == DeadTo::Broker {
-            // Not while the letter is held: the broker may live in the same database.
-            drop(tx);
             return self.hand_back(&letter).await;
         }
-        let received = &letter.letter.message;
-        let event = match towpath_broker::read(received) {
-            Ok(event) => event,
+        let readable = match self.read(&letter.letter.message) {
+            Ok(readable) => readable,
             Err(error) => {
                 // It was edited into something that is no event.
-                drop(tx);
                 let aside = SetAside {
                     letter_id: Some(letter.letter_id),
+                    held_until: letter.due_at,
                     letter: letter.letter.clone(),
                     due_at: None,
                     reason: error.code().to_owned(),
@@ -135,23 +127,69 @@ impl Job {
                 return Ok(Round::Worked);
             }
         };
-        let lane = lane_of(received, &event);
-        match self.attempt_events(vec![(event.clone(), received, lane)], Some(&letter), tx).await {
-            Attempt::Done(_) => {}
-            Attempt::Failed(failure) if failure.gave_way && *gave_way < GIVES_WAY_AT_MOST => {
-                *gave_way += 1;
-                return Ok(Round::Nothing(way_clear(*gave_way)));
-            }
-            Attempt::Failed(failure) => {
-                // At once again, set aside, or dead: the letter is still there and says which.
-                self.failed(received, &event, lane, Some(letter.letter_id), failure).await?;
-            }
-            // A letter does not wait behind itself.
-            Attempt::Waits(_) => {}
-            Attempt::NoStore(error) => return Err(error),
+        // What has perhaps ended a process runs alone, and is not held while it waits for its turn.
+        let alone = match letter.status_reason.as_deref() {
+            Some(NOT_ENDED) => match self.running.alone.try_lock() {
+                Ok(alone) => Some(alone),
+                Err(_) => {
+                    self.running.store.release_letter(&letter, now + LOOK).await?;
+                    return Ok(Round::Worked);
+                }
+            },
+            _ => None,
+        };
+        let ended = self.try_letter(&letter, &readable, stopping).await;
+        drop(alone);
+        if !matches!(ended, Ok(true)) {
+            // At once again, once the store is there, or by whoever is there when this process is not.
+            self.let_go_of(&[readable.id]).await;
+            self.running.store.release_letter(&letter, self.running.bus.clock.now()).await?;
         }
-        *gave_way = 0;
-        Ok(Round::Worked)
+        ended.map(|_| Round::Worked)
+    }
+
+    /// Runs the handler on a letter that is held; `false` when it is to be tried again at once.
+    async fn try_letter(
+        &self,
+        letter: &Letter,
+        readable: &Readable,
+        stopping: &mut Stopping,
+    ) -> Result<bool, StoreError> {
+        let received = &letter.letter.message;
+        let Readable { id, event } = readable;
+        let lane = lane_of(received, event);
+        let trying = || Trying { id: *id, event: event.clone(), received, lane, begun: true };
+        let mut gave_way = 0;
+        let failure = loop {
+            // Its letter is this one.
+            let before = self.begin_with(&[*id], false).await?;
+            if !before.unfinished.is_empty() {
+                break Failure::not_ended();
+            }
+            let mut tx = self.open(None).await?;
+            if !tx.inner.holds_letter(letter).await? {
+                drop(tx);
+                self.let_go_of(&[*id]).await;
+                return Ok(true);
+            }
+            match self.attempt_events(vec![trying()], Some(letter), tx).await {
+                // A letter does not wait behind itself.
+                Attempt::Done { .. } | Attempt::SetAside | Attempt::Waits(_) | Attempt::CameBefore(_) => {
+                    return Ok(true);
+                }
+                Attempt::Failed(failure) if failure.gave_way && gave_way < GIVES_WAY_AT_MOST => {
+                    gave_way += 1;
+                    tokio::select! {
+                        () = stopping.asked() => return Ok(false),
+                        () = tokio::time::sleep(way_clear(gave_way)) => {}
+                    }
+                }
+                Attempt::Failed(failure) => break failure,
+                Attempt::NoStore(error) => return Err(error),
+            }
+        };
+        // At once again, set aside, or dead.
+        Ok(self.failed(&trying(), Some(letter), failure).await?.is_some())
     }
 
     /// Puts a letter back into the queue that it came from; with that the store is done with it.
@@ -164,28 +202,10 @@ impl Job {
                 queue = self.queue, consumer = %self.handler, cause = reason,
                 "a delivery that was set aside could not go back to its queue"
             );
+            self.running.store.release_letter(letter, self.running.bus.clock.now() + LOOK).await?;
             return Ok(Round::Nothing(LOOK));
         }
         self.running.store.letter_given_back(letter, self.running.bus.clock.now()).await?;
         Ok(Round::Worked)
-    }
-}
-
-/// The mark that this process is at a letter.
-struct InHand<'a> {
-    letters: &'a Mutex<HashSet<u64>>,
-    letter_id: u64,
-}
-
-impl<'a> InHand<'a> {
-    fn take(letters: &'a Mutex<HashSet<u64>>, letter_id: u64) -> Option<Self> {
-        let new = letters.lock().unwrap_or_else(PoisonError::into_inner).insert(letter_id);
-        new.then_some(Self { letters, letter_id })
-    }
-}
-
-impl Drop for InHand<'_> {
-    fn drop(&mut self) {
-        self.letters.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.letter_id);
     }
 }

@@ -41,6 +41,17 @@ impl Stage {
         Self { fresh: Fresh::shared(&self.fresh), broker: self.broker, channel: self.channel.clone() }
     }
 
+    /// The one that another process has made.
+    pub fn at(store: &str, broker: &str, channel: &str) -> Self {
+        let broker = match broker.split(':').next() {
+            Some("local") => Broker::Local,
+            #[cfg(feature = "kafka")]
+            Some("kafka") => Broker::Kafka,
+            _ => Broker::RabbitMq,
+        };
+        Self { fresh: Fresh::at(store), broker, channel: channel.to_owned() }
+    }
+
     /// Host and port of the broker's server, where it has one.
     pub fn server(&self) -> Option<String> {
         match self.broker {
@@ -215,7 +226,7 @@ impl Stage {
     }
 
     /// Queues that go away by themselves when the test is over. Their names are those that consumers would declare.
-    fn topology(&self, dead: bool) -> Topology {
+    pub fn topology(&self, dead: bool) -> Topology {
         #[cfg(feature = "kafka")]
         if self.broker == Broker::Kafka {
             // Its queues are consumer groups, and have no arguments.

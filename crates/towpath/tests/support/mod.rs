@@ -148,7 +148,12 @@ impl Fresh {
 
     /// The same database; it is removed with the other one.
     pub fn shared(other: &Self) -> Self {
-        Self { scratch: None, url: other.url.clone() }
+        Self::at(other.url())
+    }
+
+    /// The database that somebody else has made, and removes.
+    pub fn at(url: &str) -> Self {
+        Self { scratch: None, url: url.to_owned() }
     }
 
     /// The same schema of PostgreSQL with others behind it.

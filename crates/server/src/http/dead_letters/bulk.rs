@@ -200,6 +200,8 @@ struct Replayed {
     changed_meanwhile: u64,
     /// Letters that were refused, because they are older than inboxes remember.
     beyond_horizon: u64,
+    /// Letters that were refused, because their body was larger than the database takes and is gone.
+    without_body: u64,
 }
 
 impl From<ReplayReport> for Replayed {
@@ -209,6 +211,7 @@ impl From<ReplayReport> for Replayed {
             to_broker: report.to_broker,
             changed_meanwhile: report.changed_meanwhile,
             beyond_horizon: report.beyond_horizon,
+            without_body: report.without_body,
         }
     }
 }
