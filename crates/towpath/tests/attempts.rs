@@ -176,12 +176,16 @@ async fn the_default_policy_is_what_it_says(stage: &Stage) {
         })
     };
     until(3).await;
-    let aside = || async {
-        let letters = app.dead_letters().list(&LetterFilter::default(), 0, 10).await.unwrap();
-        (letters.len() == 1 && letters[0].due_at.is_some_and(|due| due > clock.now())).then_some(())
+    let aside = |failures: usize| {
+        let app = &app;
+        async move {
+            let letters = app.dead_letters().list(&LetterFilter::default(), 0, 10).await.unwrap();
+            letters.iter().any(|letter| letter.retry_count as usize == failures).then_some(())
+        }
     };
     for (delay, at) in [(5_000, 5_000), (30_000, 35_000), (120_000, 155_000)] {
-        eventually("it is set aside", aside).await;
+        let failures = expected.len();
+        eventually("it is set aside", || aside(failures)).await;
         clock.advance(Duration::from_millis(delay - 1));
         let seen = looks.0.load(Ordering::SeqCst);
         let looked = || async { (looks.0.load(Ordering::SeqCst) > seen + 10).then_some(()) };

@@ -1,5 +1,5 @@
 //! Receivers that record (channel, message id): messages in any order, messages again, and messages again after the records
-//! were cleaned up.
+//! were cleaned up. And messages that are too large to be kept.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
 
@@ -10,9 +10,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use support::delivery::{Broker, Stage, effects};
-use support::{eventually, eventually_within};
+use support::{Order, OrderCommand, eventually, eventually_within};
+use towpath::ids::EventId;
+use towpath::letters::{AsideOutcome, LetterFilter, SetAside};
 use towpath::ports::broker::{Destination, Message};
-use towpath::{Consumer, Delivery, Towpath};
+use towpath::{Consumer, Delivery, HandlerError, LettersError, Next, Towpath, sqlx};
 
 on_every_pair!(
     messages_out_of_order_are_no_duplicates_and_duplicates_are_found,
@@ -116,4 +118,73 @@ async fn what_comes_again_after_a_clean_up_is_found_inside_the_horizon_only(stag
     let mut numbers = seen.lock().unwrap().clone();
     numbers.sort_unstable();
     assert_eq!(numbers, [1, 2, 2, 3], "inside the horizon once, outside again");
+}
+
+/// MariaDB has a limit for a statement; what the others take is more than any broker carries.
+mod large {
+    use super::*;
+
+    mod rabbitmq {
+        on_every_pair!(@database mysql, RabbitMq, a_message_that_the_database_cannot_keep_ends_with_size_and_hash);
+    }
+
+    async fn record(mut delivery: Delivery) -> Result<Next, HandlerError> {
+        let id = delivery.event.event_id.to_string();
+        let sql = "INSERT INTO effects (event_id, handler) VALUES (?, ?)";
+        delivery.tx.execute(sql, &[&id, "record"]).await?;
+        Ok(delivery.handled())
+    }
+
+    async fn a_message_that_the_database_cannot_keep_ends_with_size_and_hash(stage: &Stage) {
+        let consumer = Consumer::of(stage.channel()).each("record", record);
+        let app = stage.app([consumer]).await;
+        let pool = app.store().mysql_pool().unwrap();
+        let asked = sqlx::query_scalar("SELECT CAST(@@max_allowed_packet AS SIGNED)");
+        let most: i64 = asked.fetch_one(pool).await.unwrap();
+        // In base64 it is more than a statement may be.
+        let size = usize::try_from(most).unwrap() / 4 * 3 + (1 << 20);
+        let message = Message { body: vec![0xFF; size], message_id: "large".to_owned(), ..plain(stage, "1") };
+        stage.publish(&[message]).await;
+        let letter = eventually_within("a dead letter", Duration::from_secs(60), || async {
+            app.dead_letters().list(&LetterFilter::dead(), 0, 10).await.unwrap().into_iter().next()
+        })
+        .await;
+        assert!(!letter.body_kept);
+        let body: serde_json::Value = serde_json::from_slice(&letter.letter.message.body).unwrap();
+        assert_eq!(body["bytes"], size);
+        assert_eq!(body["sha256"].as_str().unwrap().len(), 64);
+        assert_eq!(letter.letter.message.message_id.as_deref(), Some("large"));
+        let letters = app.dead_letters();
+        let refused = letters.replay(letter.letter_id, false).await.unwrap_err();
+        assert!(matches!(refused, LettersError::WithoutBody { .. }), "{refused}");
+        let preview = letters.preview(LetterFilter::default()).await.unwrap();
+        assert_eq!(letters.replay_all(&preview, false).await.unwrap().without_body, 1);
+
+        // One that should be tried again cannot be, either.
+        let mut large = letter.letter.clone();
+        large.event_id = Some(EventId(uuid::Uuid::now_v7()));
+        large.message.body = vec![0xFF; size];
+        let aside = SetAside {
+            letter_id: None,
+            held_until: None,
+            letter: large,
+            due_at: Some(chrono::Utc::now()),
+            reason: "not-today".to_owned(),
+            message: "never works".to_owned(),
+            retry_count: 1,
+            now: chrono::Utc::now(),
+        };
+        assert_eq!(app.store().set_aside(&aside).await.unwrap(), AsideOutcome::TooLarge);
+        let dead = letters.list(&LetterFilter::dead(), letter.letter_id, 10).await.unwrap();
+        assert_eq!(dead[0].status_reason.as_deref(), Some("letter-too-large"));
+        assert!(dead[0].status_message.as_deref().unwrap().contains("never works"));
+
+        // Given its body again, it is a letter like any other.
+        letters.edit(dead[0].letter_id, b"{}").await.unwrap();
+        assert!(letters.get(dead[0].letter_id).await.unwrap().body_kept);
+        // And none of it is in anybody's way.
+        app.send::<Order>("order-1", OrderCommand::Place { sku: "book".into() }).await.unwrap();
+        eventually("the next one", || async { (effects(&app).await.len() == 1).then_some(()) }).await;
+        app.stop().await;
+    }
 }
