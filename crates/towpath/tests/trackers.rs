@@ -5,8 +5,8 @@
 #[macro_use]
 mod support;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use support::{Fresh, Order, OrderCommand, eventually};
@@ -19,8 +19,10 @@ use towpath::ports::probe::Probe;
 use towpath::ports::store::Store;
 use towpath::retry::RetryPolicy;
 use towpath::{
-    BrokerUrl, Builder, Channel, ChannelPolicy, EventEnvelope, Glob, RabbitMq, Start, StoreOptions, Towpath,
+    BrokerUrl, Builder, Channel, ChannelPolicy, Consumer, ConsumerPolicy, Delivering, DeliveringOutcome,
+    Delivery, EventEnvelope, Glob, HandlerError, Next, RabbitMq, Start, StoreOptions, Towpath, Watch,
 };
+use towpath_testkit::VirtualClock;
 
 on_every_database!(
     a_new_channel_begins_with_the_first_with_now_or_with_a_position,
@@ -34,6 +36,7 @@ on_every_database!(
     an_event_that_is_not_taken_holds_the_later_ones_of_its_aggregate_back,
     the_id_of_a_message_is_its_place_in_the_log,
     an_event_that_is_refused_holds_up_no_other_aggregate,
+    messages_of_the_log_are_told_apart_whatever_their_order_and_age,
     a_fanout_exchange_is_declared_again_and_again_and_messages_say_what_they_are,
 );
 
@@ -385,6 +388,101 @@ async fn an_event_that_is_refused_holds_up_no_other_aggregate(fresh: &Fresh) {
         app.channels().parked(&name("log")).await.unwrap().is_empty().then_some(())
     })
     .await;
+    broker.close().await;
+    app.stop().await;
+}
+
+/// What became of deliveries, by the number of their message.
+#[derive(Default)]
+struct Delivered(Mutex<Vec<(String, bool)>>);
+
+impl Watch for Delivered {
+    fn delivered(&self, delivering: &Delivering<'_>) {
+        let is_new = match delivering.outcome {
+            DeliveringOutcome::Handled => true,
+            DeliveringOutcome::Duplicate => false,
+            _ => return,
+        };
+        self.0.lock().unwrap().push((delivering.message.message_id.clone().unwrap(), is_new));
+    }
+}
+
+impl Delivered {
+    /// The next so many: which, and whether each was handled or known.
+    async fn take(&self, count: usize) -> Vec<(String, bool)> {
+        eventually("deliveries", || async {
+            let mut delivered = self.0.lock().unwrap();
+            (delivered.len() >= count).then(|| std::mem::take(&mut *delivered))
+        })
+        .await
+    }
+}
+
+/// N8, as a receiver sees it: what comes late is no duplicate, and what comes again is one for as long as the horizon goes,
+/// however often it is cleaned up meanwhile.
+async fn messages_of_the_log_are_told_apart_whatever_their_order_and_age(fresh: &Fresh) {
+    const DAY: Duration = Duration::from_secs(86_400);
+    let topology = Topology {
+        exchanges: vec![Exchange { name: "facts".to_owned(), kind: ExchangeKind::Fanout }],
+        queues: vec![Queue { name: "all".to_owned(), arguments: Vec::new() }],
+        bindings: vec![Binding {
+            queue: "all".to_owned(),
+            exchange: "facts".to_owned(),
+            routing_key: String::new(),
+        }],
+    };
+    let (clock, delivered) = (Arc::new(VirtualClock::new()), Arc::new(Delivered::default()));
+    let statements = Arc::new(towpath_testkit::CountingProbe::new());
+    let options = StoreOptions { probe: statements.clone(), ..StoreOptions::default() };
+    let any_order = ConsumerPolicy { in_order: false, ..ConsumerPolicy::default() };
+    let receiver = Consumer::from_queue("all")
+        .with(any_order)
+        .each("receive", |delivery: Delivery| async move { Ok::<Next, HandlerError>(delivery.handled()) });
+    let builder = fresh.builder().topology(topology).consumer(receiver).watch(delivered.clone());
+    let builder = builder.clock(clock.clone()).store_options(options).clean_every(Duration::from_millis(20));
+    let app = builder.horizon(7 * DAY).start().await.unwrap();
+    write(&app, 3).await;
+    let broker = towpath::LocalBroker::over(Arc::new(app.store().clone()), towpath::LocalOptions::default());
+    // As a tracker publishes them.
+    let mut messages = Vec::new();
+    for event in app.store().events_between(1, 3).await.unwrap() {
+        let to =
+            towpath::ports::broker::Destination { exchange: "facts".to_owned(), routing_key: String::new() };
+        let format = towpath::channel::Format::Towpath;
+        let mut message = towpath::format::message(format, None, &event.envelope, to).unwrap();
+        message.message_id = event.position.unwrap().to_string();
+        message.headers.push(("x-event-id".to_owned(), event.envelope.event_id.to_string()));
+        messages.push(message);
+    }
+    let publish = |number: usize| {
+        let (broker, message) = (&broker, &messages[number - 1]);
+        async move { broker.publish(std::slice::from_ref(message), Duration::from_secs(10)).await }
+    };
+    for (number, is_new) in [(3, true), (1, true), (2, true), (1, false)] {
+        publish(number).await;
+        assert_eq!(delivered.take(1).await, [(number.to_string(), is_new)]);
+    }
+    let cleaned = || async {
+        statements.take();
+        let mut seen = 0;
+        eventually("it was cleaned up", || {
+            seen += statements.take().iter().filter(|name| name.starts_with("clean.")).count();
+            async move { (seen > 12).then_some(()) }
+        })
+        .await;
+    };
+    clock.advance(6 * DAY);
+    cleaned().await;
+    publish(2).await;
+    assert_eq!(delivered.take(1).await, [("2".to_owned(), false)], "inside the horizon it is known");
+    clock.advance(2 * DAY);
+    cleaned().await;
+    publish(2).await;
+    assert_eq!(
+        delivered.take(1).await,
+        [("2".to_owned(), true)],
+        "outside nobody can tell it from a new one"
+    );
     broker.close().await;
     app.stop().await;
 }
