@@ -7,13 +7,14 @@
 #[macro_use]
 mod support;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use support::{Fresh, OrderCommand, eventually};
 use towpath::ids::{EventId, HandlerName};
 use towpath::ports::store::Store;
-use towpath::{SqlStore, sqlx};
+use towpath::{Builder, SqlStore, SystemClock, sqlx};
 use uuid::Uuid;
 
 const BEHIND: TimeDelta = TimeDelta::days(10);
@@ -43,23 +44,34 @@ fn is_the_databases(time: DateTime<Utc>) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn what_was_handled_an_hour_ago_is_not_deleted_by_a_host_that_is_days_ahead() {
     let fresh = behind().await;
-    let builder = || fresh.builder().clean_every(Duration::from_millis(50));
-    let app = builder().start().await.unwrap();
+    assert!(remembers_what_was_handled_an_hour_ago(fresh.builder()).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn by_the_hosts_own_clock_it_would_be_deleted() {
+    let fresh = behind().await;
+    assert!(!remembers_what_was_handled_an_hour_ago(fresh.builder().clock(Arc::new(SystemClock))).await);
+}
+
+/// Lets the cleaner delete a mark of eight days ago, and answers whether one of an hour ago is still there.
+async fn remembers_what_was_handled_an_hour_ago(builder: Builder) -> bool {
+    let app = builder.clean_every(Duration::from_millis(50)).start().await.unwrap();
     let now = app.store().now().await.unwrap();
     is_the_databases(now);
     let handler = HandlerName::new("shelf").unwrap();
-    // The fresh one comes first in the walk: it would be gone before the old one.
-    let (fresh_one, old_one) = (EventId(Uuid::now_v7()), EventId(Uuid::now_v7()));
-    for (event, ago) in [(fresh_one, TimeDelta::hours(1)), (old_one, TimeDelta::days(8))] {
-        let mut tx = app.store().begin().await.unwrap();
+    let (recent, old) = (EventId(Uuid::now_v7()), EventId(Uuid::now_v7()));
+    // In one transaction, so that no pass of the cleaner sees one without the other.
+    let mut tx = app.store().begin().await.unwrap();
+    for (event, ago) in [(recent, TimeDelta::hours(1)), (old, TimeDelta::days(8))] {
         tx.mark_inbox(event, &handler, now - ago).await.unwrap();
-        tx.commit().await.unwrap();
     }
+    tx.commit().await.unwrap();
     let mark = |event| app.store().inbox_entry(event, &handler);
-    eventually("the old mark is gone", || async { mark(old_one).await.unwrap().is_none().then_some(()) })
-        .await;
-    assert!(mark(fresh_one).await.unwrap().is_some(), "it was handled an hour ago");
+    eventually("the old mark is gone", || async { mark(old).await.unwrap().is_none().then_some(()) }).await;
+    // Whatever is deleted of one page is deleted at once.
+    let is_left = mark(recent).await.unwrap().is_some();
     app.stop().await;
+    is_left
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

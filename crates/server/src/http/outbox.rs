@@ -191,7 +191,7 @@ async fn retry_many(
     State(app): State<Towpath>,
     JsonBody(asked): JsonBody<ManyAsked>,
 ) -> Result<Response, Problem> {
-    let now = Utc::now();
+    let now = app.now();
     let filter = FailedFilter {
         channel: asked.channel.map(channel_name).transpose()?,
         reason: asked.reason.map(String::from),
