@@ -8,7 +8,7 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use support::place::{Place, behind_a_proxy, facts_in, place, versions};
+use support::place::{Place, facts_in, place, versions};
 use support::{Fresh, eventually};
 use towpath::ids::AggregateKey;
 use towpath::lifecycle::OutboxStatus;
@@ -17,6 +17,7 @@ use towpath::ports::store::Store;
 use towpath::retry::RetryPolicy;
 use towpath::{Channel, ChannelPolicy, Start, StoreOptions, Towpath};
 use towpath_testkit::CountingProbe;
+use towpath_testkit::broker::TcpProxy;
 
 on_every_database!(
     an_application_starts_without_its_broker_and_publishes_when_it_is_there,
@@ -127,7 +128,7 @@ async fn a_full_queue_uses_up_no_attempt(fresh: &Fresh) {
 }
 
 async fn a_channel_that_counts_absences_gives_up_while_the_broker_is_away(fresh: &Fresh) {
-    let (url, proxy) = behind_a_proxy(&Place::new().url).await;
+    let (url, proxy) = TcpProxy::before(&Place::new().url).await;
     let place_of_test = Place { url, ..Place::new() };
     let policy = ChannelPolicy {
         counts_absence: true,
