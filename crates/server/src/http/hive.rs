@@ -170,6 +170,15 @@ struct Behind {
     limit: u32,
 }
 
+#[derive(IntoParams)]
+#[into_params(parameter_in = Header)]
+#[allow(dead_code, reason = "it describes a header, which is read by its grammar")]
+struct Precondition {
+    /// Only if it has this specification: its `ETag`, or a list of them.
+    #[param(rename = "If-Match", required = false, value_type = String, pattern = r#"^(\*|(W/)?"[!#-~]*"(, ?(W/)?"[!#-~]*")*)$"#)]
+    if_match: String,
+}
+
 fn service_status() -> utoipa::openapi::schema::Object {
     one_of(ServiceStatus::ALL.map(ServiceStatus::as_str))
 }
@@ -262,7 +271,7 @@ async fn show(State(app): State<App>, caller: Caller, id: Id) -> Result<Response
 #[utoipa::path(
     put, path = "/api/hive/services/{id}", tag = "hive", operation_id = "updateService",
     params(("id" = String, Path, description = "The service's id."),
-        ("If-Match" = Option<String>, Header, description = "Only if it has this specification: its `ETag`.", pattern = r#"^(\*|(W/)?"[!#-~]*"(, ?(W/)?"[!#-~]*")*)$"#),
+        Precondition,
         ("Idempotency-Key" = Option<String>, Header, description = "The command's id.")),
     request_body = Changed,
     responses(
@@ -298,7 +307,7 @@ async fn update(
 #[utoipa::path(
     delete, path = "/api/hive/services/{id}", tag = "hive", operation_id = "deleteService",
     params(("id" = String, Path, description = "The service's id."),
-        ("If-Match" = Option<String>, Header, description = "Only if it has this specification: its `ETag`.", pattern = r#"^(\*|(W/)?"[!#-~]*"(, ?(W/)?"[!#-~]*")*)$"#),
+        Precondition,
         ("Idempotency-Key" = Option<String>, Header, description = "The command's id.")),
     responses(
         (status = 200, description = "It was accepted.", body = Shown),

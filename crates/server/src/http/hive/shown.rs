@@ -8,7 +8,7 @@ use towpath_hive::ServiceView;
 use towpath_hive::failures::{LookFailure, Looks};
 use towpath_hive::gateway::{Condition, ConditionStatus};
 use towpath_hive::service::{ServiceStatus, Snapshot};
-use towpath_hive::spec::{EnvValue, SecretKey, ValueFrom};
+use towpath_hive::spec::EnvValue;
 use towpath_hive::targets::DELETION_DEADLINE;
 use towpath_hive::views::ServiceRow;
 use utoipa::ToSchema;
@@ -162,10 +162,7 @@ pub(super) fn env_for(
     let sees_values = caller.role > Role::Viewer;
     let shown = |value: EnvValue| match value {
         EnvValue::Plain(_) if !sees_values => None,
-        EnvValue::From(ValueFrom { value_from: SecretKey { secret, key } }) => {
-            Some(EnvValue::from_secret(secret, key))
-        }
-        EnvValue::Plain(_) => Some(value),
+        value => Some(value),
     };
     env.into_iter().map(|(name, value)| (name, shown(value))).collect()
 }
