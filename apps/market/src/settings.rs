@@ -105,6 +105,7 @@ struct WrittenOutbox {
     batch: Option<u32>,
     scan: Option<WrittenDuration>,
     retries: Option<Vec<WrittenDuration>>,
+    counts_absence: Option<bool>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -184,6 +185,9 @@ impl<'de> Deserialize<'de> for Settings {
         if let Some(WrittenDuration(scan)) = outbox.scan {
             settings.outbox.scan = scan;
         }
+        if let Some(counts_absence) = outbox.counts_absence {
+            settings.outbox.counts_absence = counts_absence;
+        }
         if let Some(retries) = outbox.retries {
             let delays = retries.into_iter().map(|delay| delay.0).collect();
             settings.outbox.retries = towpath::retry::RetryPolicy::Fixed(delays);
@@ -235,6 +239,7 @@ mod tests {
         assert_eq!(settings.pending, Duration::from_secs(900));
         assert_eq!((settings.prefetch, settings.outbox), (20, ChannelPolicy::market()));
         assert_eq!(settings.queue_depth, 1000);
+        assert!(read("outbox.counts-absence = true").unwrap().outbox.counts_absence);
         assert!(!settings.actor_required && read("order.actor-required = true").unwrap().actor_required);
     }
 

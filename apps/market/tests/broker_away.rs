@@ -7,6 +7,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
+use support::log::Log;
 use support::{Pair, Shop, Stage, settings};
 use towpath_market::topology::CONSUMERS;
 use towpath_market::{EventType, Order, OrderStatus, Settings, ShipmentStatus};
@@ -100,6 +101,65 @@ async fn orders_go_on(pair: Pair, away: Duration) {
     proxy.cut();
     all_arrived(&stage, &shop, &orders, 2).await;
     shop.stop().await;
+}
+
+/// Section 7 to the letter, by the switch: without the broker each attempt counts, after the third delay a row is FAILED with
+/// its reason and alarm, and somebody puts it back.
+async fn each_attempt_counts(pair: Pair) {
+    let stage = Stage::new(pair).await;
+    let log = Log::of_this_process();
+    let (before, rest) = stage.broker_url.split_once('@').unwrap();
+    let (server, vhost) = rest.split_once('/').unwrap();
+    let proxy = TcpProxy::to(server).await;
+    let url = format!("{before}@{}/{vhost}", proxy.address());
+    let mut settings = settings();
+    settings.outbox.counts_absence = true;
+    settings.outbox.patience = Duration::from_secs(1);
+    let shop = stage.try_open(&url, settings).await.unwrap();
+    proxy.hold_everything();
+    proxy.cut();
+    let order = shop.order().await;
+    eventually("FAILED", || async {
+        let rows = stage.outbox().await;
+        rows.iter().all(|(_, status, failures)| status == "FAILED" && *failures == 4).then_some(())
+    })
+    .await;
+    let filter = towpath::ports::store::FailedFilter::default();
+    let failed = shop.app.outbox().failed(&filter, 0, 10).await.unwrap();
+    assert_eq!(failed.len(), 2, "ORDER_CREATED and ORDER_TIMEOUT");
+    for failed in &failed {
+        assert!(failed.row.status_reason.is_some(), "with its reason: {failed:?}");
+        let event_id = failed.row.event_id.to_string();
+        let alarms = eventually("the alarm", || async {
+            let alarms = log.lines(Some("market-publishing-failed"), &event_id);
+            (!alarms.is_empty()).then_some(alarms)
+        })
+        .await;
+        assert_eq!(alarms.len(), 1, "{alarms:?}");
+        assert_eq!(alarms[0]["message"], "消息发送失败");
+    }
+    // Business goes on meanwhile, and what is put back goes out.
+    shop.market.pay(order.order_id, None).await.unwrap();
+    proxy.heal();
+    proxy.cut();
+    eventually("SENT", || async {
+        shop.app.outbox().retry_where(&filter).await.unwrap();
+        let rows = stage.outbox().await;
+        rows.iter().all(|(_, status, _)| status == "SENT").then_some(())
+    })
+    .await;
+    shop.seen.until("order.fulfillment", "handled", 1).await;
+    shop.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn each_attempt_counts_without_rabbitmq_when_it_is_switched_on_on_mariadb() {
+    each_attempt_counts(Pair::MariaDbRabbitMq).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn each_attempt_counts_without_rabbitmq_when_it_is_switched_on_on_postgres() {
+    each_attempt_counts(Pair::PostgresRabbitMq).await;
 }
 
 /// Waits until everything is SENT; answers how many rows there are.

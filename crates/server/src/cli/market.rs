@@ -70,6 +70,7 @@ impl MarketConfig {
             let delays = delays.iter().copied().map(duration).collect();
             outbox.insert("retries".to_owned(), toml::Value::Array(delays));
         }
+        outbox.insert("counts-absence".to_owned(), settings.outbox.counts_absence.into());
         let mut consumer = toml::Table::new();
         consumer.insert("prefetch".to_owned(), number(settings.prefetch.into()));
         consumer.insert("concurrency".to_owned(), number(settings.concurrency as u64));
