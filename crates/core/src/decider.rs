@@ -330,7 +330,7 @@ impl<A: Aggregate> TypedDecider<A> {
         let unknown = A::internal_commands().iter().filter(|name| !command_names.contains(name));
         flaws.extend(unknown.map(|command| RegistrationFlaw::UnknownInternal {
             kind: A::KIND.to_owned(),
-            command: *command,
+            command: command,
         }));
         let results = Self::pairings(&commands, &events_by_name, (command_names, event_names), &mut flaws);
         let machine = match A::machine().map(|machine| machine.check(event_names)).transpose() {

@@ -292,7 +292,10 @@ mod tests {
             let declaration = declaration.clone();
             async move { assert!(declaration.done(&mut stopping).await) }
         });
-        until(&broker, 5).await;
+        let mut standing = declaration.0.standing.subscribe();
+        let declared = standing.wait_for(|standing| standing.declared);
+        let declared = tokio::time::timeout(Duration::from_secs(10), declared).await.expect("it is declared");
+        drop(declared.unwrap());
         declaration.check().unwrap();
         running.stop().await;
         service.stop().await;

@@ -52,6 +52,17 @@ fn every_error_code_has_its_section() {
         assert!(read("crates/server/src/http/hive.rs").contains(&format!("\"{code}\"")), "{code}");
         codes.insert(code.to_owned());
     }
+    for (code, file) in [
+        ("service-spec-too-large", "service/asked.rs"),
+        ("convergence-deadline", "service/mod.rs"),
+        ("spec-version-mismatch", "service/mod.rs"),
+        ("deletion-deadline", "targets.rs"),
+        ("drift-corrected", "targets.rs"),
+        ("drift-again", "targets.rs"),
+    ] {
+        assert!(read(&format!("apps/hive/src/{file}")).contains(&format!("\"{code}\"")), "{code}");
+        codes.insert(code.to_owned());
+    }
     // A consumer of hive's keeps its own with the delivery.
     assert!(read("apps/hive/src/views.rs").contains("\"fact-out-of-order\""));
     codes.insert("fact-out-of-order".to_owned());

@@ -339,6 +339,9 @@ async fn what_is_seen_after_the_lease_was_lost_has_no_effect(fresh: &Fresh) {
     // Long enough that it does not notice by itself.
     let app = fresh.builder().lease(Duration::from_secs(60)).observer(observer).start().await.unwrap();
     eventually("it looks", || async { (shelf.looked("book") > 0).then_some(()) }).await;
+    let sql = "SELECT holder_id FROM leases WHERE lease_name = 'observer/shelf'";
+    let rows = app.store().own_rows("test.holder", sql, Vec::new()).await.unwrap();
+    let holder = rows[0].text("holder_id").unwrap();
     let sql = "UPDATE leases SET holder_id = 'other', epoch = epoch + 1 WHERE lease_name = 'observer/shelf'";
     assert_eq!(app.store().own_execute("test.take", sql, Vec::new()).await.unwrap(), 1);
     shelf.gate.add_permits(1_000);
@@ -347,8 +350,10 @@ async fn what_is_seen_after_the_lease_was_lost_has_no_effect(fresh: &Fresh) {
     assert!(app.load::<Order>("book").await.unwrap().is_none());
     let sql = "SELECT command_id FROM command_box";
     assert!(app.store().own_rows("test.commands", sql, Vec::new()).await.unwrap().is_empty());
-    let sql = "UPDATE leases SET epoch = epoch - 1 WHERE lease_name = 'observer/shelf'";
-    app.store().own_execute("test.give", sql, Vec::new()).await.unwrap();
+    let sql = format!(
+        "UPDATE leases SET holder_id = '{holder}', epoch = epoch - 1 WHERE lease_name = 'observer/shelf'"
+    );
+    app.store().own_execute("test.give", &sql, Vec::new()).await.unwrap();
     was_seen(&app, "book").await;
     app.stop().await;
 }
