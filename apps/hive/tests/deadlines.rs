@@ -174,7 +174,7 @@ async fn a_deletion_that_takes_too_long_is_told_and_tried_again(database: &str) 
     let calls = running.cluster.calls();
     eventually("it is tried again", || async { (running.cluster.calls() > calls + 4).then_some(()) }).await;
     assert_eq!(running.service(&id).await.status, Some(ServiceStatus::Deleting));
-    assert_eq!(stuck().await, [alert.clone()]);
+    assert_eq!(stuck().await, std::slice::from_ref(&alert));
     // When the platform lets go of it, all is well.
     running.cluster.set_broken(resource("cart"), false);
     running.reaches(&id, ServiceStatus::Deleted).await;

@@ -213,7 +213,7 @@ async fn products_are_found_by_seller_text_and_price(stage: &Stage) {
     assert_eq!(shop.market.products(&filter, page).await.unwrap()[0].product_id, blue);
     shop.market.change(red, Some("A tricycle"), None).await.unwrap();
     assert_eq!((text("bicycle").await, text("tricycle").await), (vec![blue], vec![red]));
-    for nothing in ["", " ,;", &"a b c d e f g h i j k l m n o p q r s t u".to_owned()] {
+    for nothing in ["", " ,;", "a b c d e f g h i j k l m n o p q r s t u"] {
         let filter = ProductFilter { text: Some(nothing.to_owned()), ..ProductFilter::default() };
         let refused = shop.market.products(&filter, Page::default()).await.unwrap_err();
         assert_eq!(refused.code(), "market-invalid", "{nothing:?}");

@@ -520,7 +520,7 @@ async fn refusal(broker: &dyn Broker, queue: &str) -> String {
         prefetch: 10,
     };
     let error = match broker.subscribe(&subscription).await {
-        Ok(deliveries) => in_time("being told", deliveries.next()).await.err().expect("a refusal"),
+        Ok(deliveries) => in_time("being told", deliveries.next()).await.expect_err("a refusal"),
         Err(error) => error,
     };
     assert!(matches!(error, BrokerError::Refused { .. }), "{error:?}");

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use towpath_broker::{BrokerUrl, RabbitMq};
 use towpath_core::ports::broker::{
@@ -102,10 +102,9 @@ impl Publisher {
     }
 
     async fn confirms_more(&self, when: &str) {
-        let (before, began) = (self.confirmed.lock().unwrap().len(), Instant::now());
+        let before = self.confirmed.lock().unwrap().len();
         let enough = || async { (self.confirmed.lock().unwrap().len() >= before + ENOUGH).then_some(()) };
         eventually(when, enough).await;
-        println!("{ENOUGH} more confirmed {when}, after {:?}", began.elapsed());
     }
 
     async fn stop(self) -> BTreeSet<String> {

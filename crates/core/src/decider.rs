@@ -328,10 +328,9 @@ impl<A: Aggregate> TypedDecider<A> {
         let events = event_names.iter().filter_map(|name| events_by_name.get(name).cloned()).collect();
 
         let unknown = A::internal_commands().iter().filter(|name| !command_names.contains(name));
-        flaws.extend(unknown.map(|command| RegistrationFlaw::UnknownInternal {
-            kind: A::KIND.to_owned(),
-            command: command,
-        }));
+        flaws.extend(
+            unknown.map(|command| RegistrationFlaw::UnknownInternal { kind: A::KIND.to_owned(), command }),
+        );
         let results = Self::pairings(&commands, &events_by_name, (command_names, event_names), &mut flaws);
         let machine = match A::machine().map(|machine| machine.check(event_names)).transpose() {
             Ok(machine) => machine,

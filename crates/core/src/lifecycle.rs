@@ -528,7 +528,7 @@ mod tests {
     fn stored_texts_are_contracts() {
         use serde_json::json;
         assert_eq!(json!(CommandStatus::ALL), json!(["PENDING", "PROCESSING", "COMPLETED", "FAILED"]));
-        assert_eq!(json!(OutboxStatus::ALL), json!(["NEW", "RETRY", "SENT", "FAILED"]));
+        assert_eq!(json!(OutboxStatus::ALL), json!(["NEW", "RETRY", "SENT", "FAILED", "SKIPPED"]));
         assert_eq!(json!(InboxStatus::ALL), json!(["RETRY", "HANDLED", "DEAD"]));
         assert_eq!(json!(LetterStatus::ALL), json!(["RETRY", "BEHIND", "DEAD", "REPLAYED", "DISCARDED"]));
         let tasks =

@@ -4,7 +4,6 @@
 #![allow(clippy::print_stdout, reason = "who runs it by hand sees how it went")]
 #![cfg(target_os = "linux")]
 
-#[allow(dead_code, reason = "it serves other tests, too")]
 mod parcels;
 
 use parcels::Server;

@@ -1,5 +1,7 @@
 //! Connections that callers leave in the middle of something, and servers that are gone without a word.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
+
 mod fixtures;
 
 use std::error::Error as _;

@@ -194,9 +194,10 @@ async fn a_command_is_tried_again_after_1_5_and_15_seconds(fresh: &Fresh) {
         clock.advance(delay);
     }
     let last = eventually("it is given up", || async {
-        app.command(&id).await.unwrap().filter(|record| {
-            record.status == CommandStatus::Failed && record.next_retry_at.is_none()
-        })
+        app.command(&id)
+            .await
+            .unwrap()
+            .filter(|record| record.status == CommandStatus::Failed && record.next_retry_at.is_none())
     })
     .await;
     assert_eq!(last.retry_count, 3);

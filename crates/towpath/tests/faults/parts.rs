@@ -303,7 +303,7 @@ async fn note(
     let version = format!("{:09}", event.aggregate_version.unwrap());
     let content = event.payload.as_text().to_owned();
     let sql = "INSERT INTO noted_effects (handler, aggregate_id, version, content, instance) VALUES (?, ?, ?, ?, ?)";
-    tx.execute(sql, &[&handler, &aggregate, &version, &content, &instance]).await?;
+    tx.execute(sql, &[handler, &aggregate, &version, &content, instance]).await?;
     Ok(())
 }
 

@@ -96,7 +96,7 @@ enum Source {
     Url {
         url: hyper::Uri,
         /// Nothing where the public authorities count.
-        tls: Option<ClientConfig>,
+        tls: Option<Box<ClientConfig>>,
     },
 }
 
@@ -124,7 +124,7 @@ impl Tokens {
                      Write an https URL, with access.jwt.ca if its authority is a private one; or a file."
                 ));
             }
-            Source::Url { url, tls: settings.ca.as_deref().map(trusting).transpose()? }
+            Source::Url { url, tls: settings.ca.as_deref().map(trusting).transpose()?.map(Box::new) }
         } else {
             let path = PathBuf::from(jwks);
             let text = std::fs::read(&path)
@@ -286,10 +286,10 @@ fn trusting(file: &Path) -> Result<ClientConfig, String> {
 }
 
 /// Gets a small document. Redirects are not followed: the keys are where the operator said.
-async fn get(url: hyper::Uri, tls: Option<ClientConfig>) -> Result<Vec<u8>, String> {
+async fn get(url: hyper::Uri, tls: Option<Box<ClientConfig>>) -> Result<Vec<u8>, String> {
     let builder = hyper_rustls::HttpsConnectorBuilder::new();
     let builder = match tls {
-        Some(tls) => builder.with_tls_config(tls),
+        Some(tls) => builder.with_tls_config(*tls),
         // Named, because a build with several would otherwise not know which one to take.
         None => builder
             .with_provider_and_webpki_roots(rustls::crypto::ring::default_provider())
