@@ -98,7 +98,8 @@ impl Broker for RabbitMq {
     }
 
     fn connections(&self) -> u64 {
-        self.publisher.connections() + self.receiving.made()
+        // The first of each is made when it is needed, and says nothing of the broker.
+        self.publisher.connections().saturating_sub(1) + self.receiving.made().saturating_sub(1)
     }
 
     async fn ready(&self) -> BrokerResult<()> {

@@ -371,8 +371,8 @@ pub trait Broker: Send + Sync + 'static {
     /// What this adapter promises beyond the contract.
     fn promises(&self) -> BrokerPromises;
 
-    /// How many connections were made so far. On a new one everything may have to be declared again; brokers that keep
-    /// what was declared and reconnect beneath their users need not count.
+    /// How often a connection that was lost has been made again. Then everything may have to be declared again; brokers
+    /// that keep what was declared and reconnect beneath their users need not count.
     fn connections(&self) -> u64 {
         0
     }
