@@ -78,7 +78,7 @@ fn part() {
 
 /// How many faults a run has.
 fn kills() -> u64 {
-    std::env::var("TOWPATH_FAULT_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(50)
+    std::env::var("TOWPATH_FAULT_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(24)
 }
 
 /// Lets the run go on for a random while: that is how long it takes, and nothing is waited for.
