@@ -209,6 +209,7 @@ async fn connect_sqlite(path: &str, options: &StoreOptions, address: &str) -> St
         .max_connections(1)
         .acquire_timeout(options.acquire_timeout.max(Duration::from_secs(30)))
         .test_before_acquire(false)
+        .after_release(|connection, _| Box::pin(is_at_rest(connection)))
         .connect_with(connect.clone())
         .await
         .map_err(failed)?;
@@ -231,6 +232,15 @@ async fn connect_sqlite(path: &str, options: &StoreOptions, address: &str) -> St
         })
         .connect_lazy_with(connect);
     Ok(Pool::Sqlite { writer, readers, listings })
+}
+
+/// Whether a connection that comes back may write again. A disk that is full makes SQLite undo a transaction by itself, and
+/// the driver takes it for open for ever: such a connection is closed.
+#[cfg(feature = "sqlite")]
+async fn is_at_rest(connection: &mut sqlx::SqliteConnection) -> sqlx::Result<bool> {
+    // Waits for the rollback of a transaction that was dropped.
+    drop(connection.lock_handle().await?);
+    Ok(!connection.is_in_transaction())
 }
 
 /// Lets SQLite end what a connection is asked from now on when it takes longer than this.
