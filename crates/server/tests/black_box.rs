@@ -121,7 +121,7 @@ fn wrong_urls_are_refused_with_what_to_write_instead() {
     refused(&["--store", "oracle://host"], 2, "postgres://");
     refused(&["--broker", "pigeon:"], 2, "local:");
     if cfg!(feature = "kafka") {
-        refused(&["--broker", "kafka://me:s3cret@localhost:9092"], 2, "no password");
+        refused(&["--broker", "kafka://me:s3cret@localhost:9092"], 2, "belong together");
     } else {
         refused(&["--broker", "kafka://localhost:9092"], 2, "--features kafka");
     }
