@@ -8,7 +8,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use support::log::Log;
-use support::{Pair, Shop, Stage, settings};
+use support::{Pair, Shop, Stage, eventually, settings};
 use towpath_market::topology::CONSUMERS;
 use towpath_market::{EventType, Order, OrderStatus, Settings, ShipmentStatus};
 use towpath_testkit::broker::TcpProxy;

@@ -182,7 +182,7 @@ fn kill_under_load(store: &str) {
 
 /// Offers a product, orders it, pays for it, and asks for a service.
 fn round(client: &Client, number: u64) -> Done {
-    let offered = json!({ "sellerId": 7, "title": format!("thing {number}"), "price": 12.50 });
+    let offered = json!({ "sellerId": 1_000_007, "title": format!("thing {number}"), "price": 12.50 });
     let product = client.post("/api/market/products", &format!("offer-{number}"), &offered);
     let product = product["productId"].as_i64().unwrap();
     let placed = json!({ "productId": product, "buyerId": number });

@@ -76,6 +76,7 @@ async fn metrics_do_not_wait_for_the_store() {
             (server.get(path, &[]), began.elapsed())
         })
     };
+    assert_eq!(ask("/api/events").0.status, 200);
     assert!(ask("/metrics").0.body.contains("towpath_http_requests_total"));
     proxy.hold_everything();
     // What was measured is fresh for some seconds; after that the store is asked again, and does not answer.

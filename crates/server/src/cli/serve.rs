@@ -62,6 +62,8 @@ pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Bui
     let address = listener.local_addr().map_err(|error| Failure::unreachable(error.to_string()))?;
     let tls = tls.map(Tls::begin).transpose().map_err(Failure::usage)?;
     let scheme = if tls.is_some() { "https" } else { "http" };
+    // Before anybody knows that they may stop it.
+    let stop_signal = told_to_stop();
     output::note(&format!("towpath {} listens on {scheme}://{address}/", env!("CARGO_PKG_VERSION")));
     let memory = http::memory::Memory::sized(config.limits.memory_bytes, config.limits.caller_share);
     let feed = http::Feed::start(app.clone(), feed_options(&config.limits, &access));
@@ -80,7 +82,7 @@ pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Bui
     let listener = http::Patient { listener, patience: http::PATIENCE, tls };
     let drain = config.drain;
     let told_to_stop = async move {
-        told_to_stop().await;
+        stop_signal.await;
         readiness.stop();
         if !drain.is_zero() {
             tracing::info!(?drain, "told to stop: /readyz says so, and requests are still taken for a while");

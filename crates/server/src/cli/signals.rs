@@ -2,15 +2,18 @@
 
 use super::output;
 
-/// Waits for Ctrl-C or, on Unix, SIGTERM. From then on another one ends the process, whatever it is at.
-pub(super) async fn told_to_stop() {
+/// Waits for Ctrl-C or, on Unix, SIGTERM. From then on another one ends the process, whatever it is at. What comes after the
+/// call is heard, also before somebody awaits it.
+pub(super) fn told_to_stop() -> impl Future<Output = ()> {
     let mut signals = Signals::listen();
-    signals.next().await;
-    tokio::spawn(async move {
-        let code = signals.next().await;
-        output::note("told to stop again: ends at once");
-        std::process::exit(code);
-    });
+    async move {
+        signals.next().await;
+        tokio::spawn(async move {
+            let code = signals.next().await;
+            output::note("told to stop again: ends at once");
+            std::process::exit(code);
+        });
+    }
 }
 
 /// Signals that tell to stop. They are listened for from the beginning: one that comes between two waits is not lost.
