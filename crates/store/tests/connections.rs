@@ -233,7 +233,7 @@ async fn slow_listings_end_and_make_nobody_wait(fresh: Fresh) {
         assert!(statement.contains("outbox"), "{statement}");
     }
     if let Some(connection) = holder.mysql() {
-        drop(towpath_store::sqlx::raw_sql("UNLOCK TABLES").execute(connection).await.unwrap());
+        let _unlocked = towpath_store::sqlx::raw_sql("UNLOCK TABLES").execute(connection).await.unwrap();
     }
     holder.abandon().await.unwrap();
     stage.closes().await;

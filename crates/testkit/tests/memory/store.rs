@@ -983,7 +983,8 @@ impl Store for MemoryStore {
         }
         let is_through = |result: &OutboxResult| {
             let fails = !matches!(result.outcome, OutboxOutcome::Sent);
-            fails && tables.outbox.get(&result.outbox_id).is_none_or(|row| row.status == OutboxStatus::Sent)
+            let is_over = |status| matches!(status, OutboxStatus::Sent | OutboxStatus::Skipped);
+            fails && tables.outbox.get(&result.outbox_id).is_none_or(|row| is_over(row.status))
         };
         let open: Vec<OutboxResult> = if self.has(Fault::SentRowsPark) {
             results.to_vec()
