@@ -32,6 +32,10 @@ include-operation-id = ["showLog", "sendCommand"]
 checks.positive_data_acceptance.expected-statuses = [200, 201, 304, 400, 404, 409, 422]
 
 [[operations]]
+include-operation-id = ["updateService", "deleteService"]
+checks.positive_data_acceptance.expected-statuses = [200, 201, 202, 204, 400, 404, 409, 412, 422]
+
+[[operations]]
 include-operation-id = ["payOrder", "shipOrder", "completeOrder", "cancelOrder", "changeProduct", "withdrawProduct"]
 checks.positive_data_acceptance.expected-statuses = [200, 403, 404, 409, 422]
 

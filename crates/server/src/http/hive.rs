@@ -614,11 +614,6 @@ async fn spec_version_of(
 ) -> Result<Option<u64>, Problem> {
     let mut versions = Vec::new();
     for list in headers.get_all(header::IF_MATCH) {
-        if list.is_empty() {
-            // It names no specification, so none fits.
-            versions.push(None);
-            continue;
-        }
         let tags = list.to_str().ok().and_then(conditional::strong_tags);
         let tags = tags.ok_or_else(|| {
             Problem::malformed("If-Match is no list of tags", "Send the ETag of the service as it was shown.")
