@@ -6,7 +6,8 @@
 //! is gone without a word answers nothing at all: whatever waits for it has an end.
 
 use std::future::Future;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use sqlx::pool::PoolConnection;
 use sqlx::{Connection as _, Database};
@@ -63,12 +64,30 @@ pub(crate) struct Lent<DB: Lendable> {
 }
 
 /// How long statements may take.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Limits {
     /// Until the connection is given up.
     pub(crate) answer: Option<Duration>,
     /// Whether the server ends statements of this connection by itself, before that.
     pub(crate) server_ends: bool,
+    /// Where it is noted that the server did not answer.
+    pub(crate) silence: Silence,
+}
+
+/// When the server last kept somebody waiting beyond the limit. The connections that were idle then hang, too, as far as
+/// anybody knows: nobody waits for each of them in turn to find out.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Silence(Arc<Mutex<Option<Instant>>>);
+
+impl Silence {
+    fn noted(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// Whether it fell silent since a connection came back that has been idle for so long.
+    fn fell_within(&self, idle_for: Duration) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|last| last.elapsed() <= idle_for)
+    }
 }
 
 /// Looks after the statements of a connection: each has a time limit, and one that does not come to its end is noted.
@@ -87,7 +106,7 @@ impl<'c> Care<'c> {
     /// For a file of this machine: the driver runs its statements in a thread of their own, and undoes what nobody waits
     /// for any more. The thread ends what takes too long where that has a limit.
     pub(crate) fn of_a_file(server_ends: bool) -> Self {
-        Self { limits: Limits { answer: None, server_ends }, standing: None }
+        Self { limits: Limits { answer: None, server_ends, silence: Silence::default() }, standing: None }
     }
 
     /// Without a time limit: for what may take as long as it takes.
@@ -129,6 +148,7 @@ impl<'c> Care<'c> {
             }
             Ok(Err(error)) => Err(classify(name, error)),
             Err(_) => {
+                self.limits.silence.noted();
                 let limit = self.limits.answer.unwrap_or_default();
                 let what = format!("{name} was not answered within {limit:?}; its connection was closed");
                 Err(SqlFault::Other(StoreError::Unavailable(what.into())))
@@ -144,7 +164,7 @@ impl<DB: Lendable> Lent<DB> {
 
     /// The connection, and who looks after its statements.
     pub(crate) fn parts(&mut self) -> (&mut DB::Connection, Care<'_>) {
-        (&mut *self.connection, Care { limits: self.limits, standing: Some(&mut self.standing) })
+        (&mut *self.connection, Care { limits: self.limits.clone(), standing: Some(&mut self.standing) })
     }
 
     /// The connection for somebody else's statements. How they end we do not see, so it is asked before others get it.
@@ -228,14 +248,19 @@ pub(crate) async fn may_be_lent_again<DB: Lendable>(connection: &mut DB::Connect
 }
 
 /// Asked by the pool of each connection that has waited for a borrower: whether the server still answers on it. One that
-/// was in use a moment ago is not asked, which would cost a round trip per command.
+/// was in use a moment ago is not asked, which would cost a round trip per command; one that was idle when another got no
+/// answer is not asked either, and closed.
 pub(crate) async fn still_answers<DB: Lendable>(
     connection: &mut DB::Connection,
     idle_for: Duration,
+    silence: Silence,
 ) -> sqlx::Result<bool> {
     /// After how long the server is asked: about what firewalls and balancers forget connections after, and less.
     const ASKED_AFTER: Duration = Duration::from_secs(30);
     const PATIENCE: Duration = Duration::from_secs(2);
+    if silence.fell_within(idle_for) {
+        return Ok(false);
+    }
     if idle_for < ASKED_AFTER {
         return Ok(true);
     }

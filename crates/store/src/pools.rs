@@ -7,7 +7,7 @@ use sqlx::{Connection as _, Database};
 use towpath_core::ports::probe::{NoProbe, Probe};
 use towpath_core::ports::store::{BoxError, StoreError, StoreResult};
 
-use crate::lent::{may_be_lent_again, still_answers};
+use crate::lent::{Silence, may_be_lent_again, still_answers};
 use crate::sql::classify;
 use crate::url::StoreUrl;
 
@@ -157,14 +157,19 @@ async fn first_connection<DB: Database>(pool: &sqlx::Pool<DB>, address: &str) ->
 
 impl Pool {
     /// Connects. The database must exist, except for SQLite, where the file and its folder are made.
-    pub(crate) async fn connect(url: &StoreUrl, options: &StoreOptions, address: &str) -> StoreResult<Self> {
+    pub(crate) async fn connect(
+        url: &StoreUrl,
+        options: &StoreOptions,
+        address: &str,
+        silence: &Silence,
+    ) -> StoreResult<Self> {
         match url {
             #[cfg(feature = "sqlite")]
             StoreUrl::Sqlite { path } => connect_sqlite_patiently(path, options, address).await,
             #[cfg(feature = "postgres")]
-            StoreUrl::Postgres { url } => connect_postgres(url, options, address).await,
+            StoreUrl::Postgres { url } => connect_postgres(url, options, address, silence.clone()).await,
             #[cfg(feature = "mysql")]
-            StoreUrl::MySql { url } => connect_mysql(url, options, address).await,
+            StoreUrl::MySql { url } => connect_mysql(url, options, address, silence.clone()).await,
             #[allow(unreachable_patterns, reason = "reachable when a database is not built in")]
             other => Err(StoreError::BadUrl(format!("this build cannot open {other}"))),
         }
@@ -262,7 +267,12 @@ const LOCK_TIMEOUT_MILLIS: &str = "5000";
 const IDLE_TRANSACTION_MILLIS: &str = "60000";
 
 #[cfg(feature = "postgres")]
-async fn connect_postgres(url: &str, options: &StoreOptions, address: &str) -> StoreResult<Pool> {
+async fn connect_postgres(
+    url: &str,
+    options: &StoreOptions,
+    address: &str,
+    silence: Silence,
+) -> StoreResult<Pool> {
     use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
     let connect: PgConnectOptions =
@@ -282,8 +292,8 @@ async fn connect_postgres(url: &str, options: &StoreOptions, address: &str) -> S
         // A connection that was in use a moment ago is not asked whether it lives: if not, its first statement is
         // answered as "unavailable" and may be repeated.
         .test_before_acquire(false)
-        .before_acquire(|connection, about| {
-            Box::pin(still_answers::<sqlx::Postgres>(connection, about.idle_for))
+        .before_acquire(move |connection, about| {
+            Box::pin(still_answers::<sqlx::Postgres>(connection, about.idle_for, silence.clone()))
         })
         .after_release(|connection, _| Box::pin(may_be_lent_again::<sqlx::Postgres>(connection)));
     let limit = options.listing_timeout.as_millis().to_string();
@@ -297,7 +307,12 @@ async fn connect_postgres(url: &str, options: &StoreOptions, address: &str) -> S
 }
 
 #[cfg(feature = "mysql")]
-async fn connect_mysql(url: &str, options: &StoreOptions, address: &str) -> StoreResult<Pool> {
+async fn connect_mysql(
+    url: &str,
+    options: &StoreOptions,
+    address: &str,
+    silence: Silence,
+) -> StoreResult<Pool> {
     use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
 
     let connect: MySqlConnectOptions =
@@ -306,8 +321,8 @@ async fn connect_mysql(url: &str, options: &StoreOptions, address: &str) -> Stor
     let pool = MySqlPoolOptions::new()
         .acquire_timeout(options.acquire_timeout)
         .test_before_acquire(false)
-        .before_acquire(|connection, about| {
-            Box::pin(still_answers::<sqlx::MySql>(connection, about.idle_for))
+        .before_acquire(move |connection, about| {
+            Box::pin(still_answers::<sqlx::MySql>(connection, about.idle_for, silence.clone()))
         })
         .after_release(|connection, _| Box::pin(may_be_lent_again::<sqlx::MySql>(connection)));
     let limit = options.listing_timeout;

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use crate::dialect::Dialect;
 use crate::floors::{Floors, Place};
-use crate::lent::{Care, Lent, Limits};
+use crate::lent::{Care, Lent, Limits, Silence};
 use crate::ops;
 use crate::pools::{Pool, StoreOptions};
 use crate::sql::{Session, classify};
@@ -47,16 +47,22 @@ impl SqlStore {
     /// Connects. The database must exist, except for SQLite, where the file and its folder are made.
     pub async fn connect_with(url: &StoreUrl, options: StoreOptions) -> StoreResult<Self> {
         let address: Arc<str> = crate::pools::address(url).into();
-        let pool = Pool::connect(url, &options, &address).await?;
+        let silence = Silence::default();
+        let pool = Pool::connect(url, &options, &address, &silence).await?;
         Ok(Self {
             pool,
             floors: Floors::default(),
             rules: Arc::default(),
-            limits: Limits { answer: Some(options.statement_timeout), server_ends: false },
+            limits: Limits {
+                answer: Some(options.statement_timeout),
+                server_ends: false,
+                silence: silence.clone(),
+            },
             // The server ends it first, and says so.
             listing_limits: Limits {
                 answer: Some(options.listing_timeout + LISTING_MARGIN),
                 server_ends: true,
+                silence,
             },
             probe: options.probe,
             address,
@@ -84,7 +90,7 @@ impl SqlStore {
         transaction: &mut impl JoinTransaction,
         append: &Append,
     ) -> StoreResult<Appended> {
-        let mut session = transaction.as_session(self.probe.as_ref(), self.limits);
+        let mut session = transaction.as_session(self.probe.as_ref(), self.limits.clone());
         match self.rules.get() {
             None => ops::append::append_tx(&mut session, append).await,
             Some(rules) => {
@@ -112,7 +118,7 @@ impl SqlStore {
         now: DateTime<Utc>,
     ) -> StoreResult<()> {
         ops::operations::answer(
-            &mut transaction.as_session(self.probe.as_ref(), self.limits),
+            &mut transaction.as_session(self.probe.as_ref(), self.limits.clone()),
             claim,
             answer,
             now,
@@ -129,7 +135,7 @@ impl SqlStore {
         now: DateTime<Utc>,
     ) -> StoreResult<InboxMark> {
         ops::inbox::mark(
-            &mut transaction.as_session(self.probe.as_ref(), self.limits),
+            &mut transaction.as_session(self.probe.as_ref(), self.limits.clone()),
             event_id,
             handler,
             now,
@@ -143,7 +149,8 @@ impl SqlStore {
         transaction: &mut impl JoinTransaction,
         timer: &NewTimer,
     ) -> StoreResult<()> {
-        ops::timers::schedule(&mut transaction.as_session(self.probe.as_ref(), self.limits), timer).await
+        ops::timers::schedule(&mut transaction.as_session(self.probe.as_ref(), self.limits.clone()), timer)
+            .await
     }
 
     /// Cancels a timer inside the application's own transaction.
@@ -153,8 +160,12 @@ impl SqlStore {
         timer_id: Uuid,
         now: DateTime<Utc>,
     ) -> StoreResult<bool> {
-        ops::timers::cancel(&mut transaction.as_session(self.probe.as_ref(), self.limits), timer_id, now)
-            .await
+        ops::timers::cancel(
+            &mut transaction.as_session(self.probe.as_ref(), self.limits.clone()),
+            timer_id,
+            now,
+        )
+        .await
     }
 
     /// The pool, for the application's own tables: the one connection that writes. Whoever holds a transaction of it
@@ -235,7 +246,7 @@ impl SqlStore {
 
     /// A connection for reading and for single statements that commit themselves.
     pub(crate) async fn connection(&self, purpose: Purpose) -> StoreResult<OpenConnection> {
-        let limits = if purpose == Purpose::List { self.listing_limits } else { self.limits };
+        let limits = if purpose == Purpose::List { &self.listing_limits } else { &self.limits }.clone();
         let inner = match &self.pool {
             #[cfg(feature = "sqlite")]
             Pool::Sqlite { writer, readers, listings } => {
@@ -293,13 +304,13 @@ impl SqlStore {
             }
             #[cfg(feature = "postgres")]
             Pool::Postgres { all, .. } => {
-                let mut lent = Lent::new(self.lent_by(all).await?, self.limits);
+                let mut lent = Lent::new(self.lent_by(all).await?, self.limits.clone());
                 lent.begin().await?;
                 Inner::Postgres(lent)
             }
             #[cfg(feature = "mysql")]
             Pool::MySql { all, .. } => {
-                let mut lent = Lent::new(self.lent_by(all).await?, self.limits);
+                let mut lent = Lent::new(self.lent_by(all).await?, self.limits.clone());
                 lent.begin().await?;
                 Inner::MySql(lent)
             }

@@ -166,6 +166,35 @@ async fn a_server_that_falls_silent_keeps_nobody_waiting(fresh: Fresh) {
     stage.closes().await;
 }
 
+/// Who has found out that the server is silent has found it out for all: nobody else waits on an old connection.
+async fn one_that_waits_in_vain_is_enough(fresh: Fresh) {
+    let limits = StoreOptions {
+        max_connections: 4,
+        statement_timeout: Duration::from_millis(300),
+        acquire_timeout: Duration::from_secs(2),
+        ..StoreOptions::default()
+    };
+    let stage = Stage::on(fresh, limits).await;
+    let ask = || stage.through.own_rows("test.marks", "SELECT mark FROM marks", vec![]);
+    let mut open = Vec::new();
+    for _ in 0..4 {
+        open.push(stage.through.open_transaction().await.unwrap());
+    }
+    for transaction in open {
+        transaction.abandon().await.unwrap();
+    }
+    // Each is back in the pool when the next can be taken.
+    for _ in 0..4 {
+        ask().await.unwrap();
+    }
+    stage.proxy.strand();
+    assert!(matches!(ask().await, Err(StoreError::Unavailable(_))));
+    for _ in 0..8 {
+        ask().await.unwrap();
+    }
+    stage.closes().await;
+}
+
 /// Nobody answers on new connections either, until somebody does.
 async fn a_silent_server_is_found_again(fresh: Fresh) {
     let limits = StoreOptions {
@@ -262,6 +291,7 @@ on_servers!(
     a_statement_left_halfway_in_a_transaction_costs_no_connection,
     a_commit_left_halfway_costs_no_connection,
     a_server_that_falls_silent_keeps_nobody_waiting,
+    one_that_waits_in_vain_is_enough,
     a_silent_server_is_found_again,
     closing_waits_for_nobody_who_never_lets_go,
     slow_listings_end_and_make_nobody_wait,

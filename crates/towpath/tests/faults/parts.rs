@@ -28,7 +28,7 @@ pub(crate) const POISON: &str = "parcel-poison";
 pub(crate) const BATCH: u32 = 10;
 
 /// How long a statement may take in these runs before its connection is given up.
-pub(crate) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(2);
+pub(crate) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// A thing that is told facts, each with a text of its own.
 #[derive(Default, Serialize, Deserialize)]
@@ -123,7 +123,11 @@ impl Part {
         let lost = Channel::named(format!("{}-nowhere", self.channel), ["parcel.lost"]);
         let lost =
             lost.map(|channel| channel.to(format!("{}.nowhere", self.channel), "no.such.key").with(nowhere));
-        let options = StoreOptions { acquire_timeout: Duration::from_secs(2), ..StoreOptions::default() };
+        let options = StoreOptions {
+            acquire_timeout: Duration::from_secs(2),
+            statement_timeout: STATEMENT_TIMEOUT,
+            ..StoreOptions::default()
+        };
         Towpath::builder()
             .store(&self.store)
             .broker(&self.broker)
