@@ -22,6 +22,9 @@ pub struct StoreOptions {
     /// unavailable: a server that is gone without a word would be waited for for ever. SQLite is not gone without a word,
     /// and migrations take as long as they take.
     pub statement_timeout: Duration,
+    /// How long a transaction may be open without a statement. Then the server rolls it back: the locks of a host that is
+    /// gone without a word would be kept for ever.
+    pub idle_transaction_timeout: Duration,
     /// How many connections listings and metrics have for themselves: a slow one makes no command wait.
     pub listing_connections: u32,
     /// How long a statement of a listing may take. Then the database ends it.
@@ -36,6 +39,7 @@ impl Default for StoreOptions {
             max_connections: 10,
             acquire_timeout: Duration::from_secs(5),
             statement_timeout: Duration::from_secs(30),
+            idle_transaction_timeout: Duration::from_secs(60),
             listing_connections: 3,
             listing_timeout: Duration::from_secs(10),
             probe: Arc::new(NoProbe),
@@ -262,10 +266,6 @@ async fn end_after(connection: &mut sqlx::SqliteConnection, limit: Duration) -> 
 #[cfg(feature = "postgres")]
 const LOCK_TIMEOUT_MILLIS: &str = "5000";
 
-/// How long a transaction may sleep on PostgreSQL.
-#[cfg(feature = "postgres")]
-const IDLE_TRANSACTION_MILLIS: &str = "60000";
-
 #[cfg(feature = "postgres")]
 async fn connect_postgres(
     url: &str,
@@ -280,9 +280,10 @@ async fn connect_postgres(
     // Whoever waits for a lock longer than this gives way and is run again, and whoever sleeps inside a transaction is
     // thrown out of it: neither may stall the others for ever. The driver has no keepalive of its own; the server's tells
     // it of a client that is gone without a word, whose locks it then frees.
+    let idle = options.idle_transaction_timeout.as_millis().to_string();
     let connect = connect.application_name("towpath").options([
         ("lock_timeout", LOCK_TIMEOUT_MILLIS),
-        ("idle_in_transaction_session_timeout", IDLE_TRANSACTION_MILLIS),
+        ("idle_in_transaction_session_timeout", idle.as_str()),
         ("tcp_keepalives_idle", "30"),
         ("tcp_keepalives_interval", "10"),
         ("tcp_keepalives_count", "3"),
@@ -325,22 +326,26 @@ async fn connect_mysql(
             Box::pin(still_answers::<sqlx::MySql>(connection, about.idle_for, silence.clone()))
         })
         .after_release(|connection, _| Box::pin(may_be_lent_again::<sqlx::MySql>(connection)));
-    let limit = options.listing_timeout;
+    let (limit, idle) = (options.listing_timeout, options.idle_transaction_timeout);
     let listings = pool
         .clone()
         .max_connections(options.listing_connections.max(1))
-        .after_connect(move |connection, _| Box::pin(prepare_mysql(connection, Some(limit))))
+        .after_connect(move |connection, _| Box::pin(prepare_mysql(connection, idle, Some(limit))))
         .connect_lazy_with(connect.clone());
     let all = pool
         .max_connections(options.max_connections)
-        .after_connect(|connection, _| Box::pin(prepare_mysql(connection, None)))
+        .after_connect(move |connection, _| Box::pin(prepare_mysql(connection, idle, None)))
         .connect_lazy_with(connect);
     first_connection(&all, address).await?;
     Ok(Pool::MySql { all, listings })
 }
 
 #[cfg(feature = "mysql")]
-async fn prepare_mysql(connection: &mut sqlx::MySqlConnection, limit: Option<Duration>) -> sqlx::Result<()> {
+async fn prepare_mysql(
+    connection: &mut sqlx::MySqlConnection,
+    idle: Duration,
+    limit: Option<Duration>,
+) -> sqlx::Result<()> {
     // Gap locks of the default level would make unrelated writers wait for each other and deadlock; nothing here
     // depends on them.
     // Strict mode refuses what a column cannot hold instead of cutting it off silently.
@@ -352,7 +357,8 @@ async fn prepare_mysql(connection: &mut sqlx::MySqlConnection, limit: Option<Dur
     .execute(&mut *connection)
     .await?;
     // MariaDB throws out whoever sleeps inside a transaction; MySQL does not know the variable.
-    let _ = sqlx::raw_sql("SET SESSION idle_transaction_timeout = 60").execute(&mut *connection).await;
+    let idle = format!("SET SESSION idle_transaction_timeout = {}", idle.as_secs().max(1));
+    let _ = sqlx::raw_sql(sqlx::AssertSqlSafe(idle)).execute(&mut *connection).await;
     if let Some(limit) = limit {
         // MariaDB counts in seconds, MySQL in milliseconds under another name.
         let mariadb = format!("SET SESSION max_statement_time = {}", limit.as_secs_f64());

@@ -126,6 +126,7 @@ impl Part {
         let options = StoreOptions {
             acquire_timeout: Duration::from_secs(2),
             statement_timeout: STATEMENT_TIMEOUT,
+            idle_transaction_timeout: STATEMENT_TIMEOUT,
             ..StoreOptions::default()
         };
         Towpath::builder()
