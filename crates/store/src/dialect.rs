@@ -2,6 +2,7 @@
 
 use crate::schema::{Column, ColumnKind, Index, Only, Table};
 use crate::sql::Value;
+use uuid::Uuid;
 
 /// Which database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,17 +82,32 @@ impl Dialect {
         )
     }
 
+    /// The condition that a lease has not run out. One that was renewed in what is the future now is of a time before the
+    /// database's clock was set back: a holder that lives renews it, and one that is gone would have it for the difference.
+    pub(crate) fn lease_lives(self) -> String {
+        let (now, soon) = (
+            self.now(),
+            say!(
+                self,
+                "(CAST(unixepoch('subsec') * 1000000 AS INTEGER) + 60000000)",
+                "(clock_timestamp() + interval '1 minute')",
+                "DATE_ADD(UTC_TIMESTAMP(6), INTERVAL 1 MINUTE)"
+            ),
+        );
+        format!("leases.expires_at > {now} AND leases.renewed_at <= {soon}")
+    }
+
     /// The statement that takes so many leases, each given by its name, its holder and for how many microseconds: those
     /// that nobody has, that have run out, or that are the holder's own.
     pub(crate) fn take_leases(self, count: usize) -> String {
         let (now, until) = (self.now(), self.now_plus_parameter());
         let row = format!("(?, ?, 1, {now}, {now}, {until})");
-        let assigned = ["acquired_at", "renewed_at", "holder_id", "expires_at"];
+        let assigned = ["acquired_at", "holder_id", "renewed_at", "expires_at"];
         let may_be_taken =
-            format!("leases.expires_at <= {now} OR leases.holder_id = {}", self.inserted("holder_id"));
+            format!("NOT ({}) OR leases.holder_id = {}", self.lease_lives(), self.inserted("holder_id"));
         let (assignments, condition) = if say!(self, false, false, true) {
-            // Without a condition for the whole row. Each assignment sees those before it: what the condition is about
-            // comes last, and once the holder is changed it holds all the same.
+            // Without a condition for the whole row. Each assignment sees those before it: the times that the condition is
+            // about come last, when the holder is changed and it holds all the same.
             let taken = |column: &str, value: String| {
                 format!("{column} = CASE WHEN {may_be_taken} THEN {value} ELSE leases.{column} END")
             };
@@ -206,6 +222,21 @@ impl Dialect {
         }
         let list: Vec<String> = numbers.iter().map(i64::to_string).collect();
         Value::from(format!("[{}]", list.join(",")))
+    }
+
+    /// The condition that a column is one of a set of ids that is one parameter. No index serves it everywhere: it is for
+    /// rows that are chosen by something else.
+    pub(crate) fn one_of_ids(self, column: &str, ids: &[Uuid]) -> (String, Value<'static>) {
+        let listed = || {
+            let list: Vec<String> = ids.iter().map(|id| format!("{:X}", id.simple())).collect();
+            Value::from(list.join(","))
+        };
+        say!(
+            self,
+            (format!("instr(?, hex({column})) > 0"), listed()),
+            (format!("{column} = ANY(?)"), Value::Uuids(ids.to_vec())),
+            (format!("LOCATE(HEX({column}), ?) > 0"), listed())
+        )
     }
 
     /// A set of ids that is one parameter, as a table in its order; none where sets of ids cannot be bound.

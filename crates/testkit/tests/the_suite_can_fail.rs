@@ -34,6 +34,7 @@ broken! {
     commands_are_ended_in_any_epoch: ClaimsHaveNoEpoch => commands::a_command_of_an_earlier_epoch_cannot_be_ended_in_a_later_one;
     timers_are_ended_in_any_epoch: ClaimsHaveNoEpoch => timers::a_timer_of_an_earlier_epoch_cannot_be_ended_in_a_later_one;
     only_sending_opens_a_lane: OnlySendingOpensALane => outbox::a_parked_row_that_need_not_be_waited_for_opens_its_lane;
+    events_are_not_compared: EventsAreNotCompared => outbox::a_result_is_of_its_event_and_of_no_other;
     sent_rows_park: SentRowsPark => outbox::a_row_that_was_sent_parks_nothing;
     seen_commands_are_returned: ReturnsWhatIsSeen => commands::a_claim_whose_answer_was_lost_can_be_returned;
     seen_timers_are_returned: ReturnsWhatIsSeen => timers::a_claim_whose_answer_was_lost_can_be_undone;

@@ -2,10 +2,11 @@
 //!
 //! A broker that is away when an instance starts is no reason not to start: commands are taken, their events wait, and the
 //! topology is declared as soon as the broker answers. It is declared again on every new connection, because a broker
-//! that comes back may have forgotten it.
+//! that comes back may have forgotten it, and when nothing finds its place any more, because somebody may have removed
+//! something.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use towpath_core::ports::broker::{Broker, BrokerError, BrokerResult, Topology};
@@ -24,6 +25,9 @@ struct Pace {
     /// Whether a topology that was refused is taken now: somebody has to change something first.
     refused: Duration,
 }
+
+/// How long a declaration is trusted when nothing finds its place.
+const TRUSTED: Duration = Duration::from_secs(60);
 
 const PACE: Pace = Pace { connections: Duration::from_secs(1), refused: Duration::from_secs(30) };
 
@@ -44,6 +48,8 @@ struct Standing {
     declared: bool,
     /// The connections that the broker had when it last answered.
     answered_at: Option<u64>,
+    /// When it last said yes.
+    declared_at: Option<Instant>,
     /// What it answered, if not yes.
     refusal: Option<BrokerError>,
 }
@@ -107,6 +113,27 @@ impl Declaration {
         self.0.standing.borrow().answered_at == Some(self.0.broker.connections())
     }
 
+    /// Asks for a new declaration because nothing finds its place, unless the last one is fresh. True if it is not: until it
+    /// is, what finds no place says nothing about the message.
+    pub(crate) fn doubt(&self) -> bool {
+        self.doubt_after(TRUSTED)
+    }
+
+    fn doubt_after(&self, trusted: Duration) -> bool {
+        let mut doubted = false;
+        self.0.standing.send_if_modified(|standing| {
+            doubted = standing.declared_at.is_some_and(|at| at.elapsed() >= trusted);
+            if doubted {
+                (standing.answered_at, standing.declared_at) = (None, None);
+            }
+            false
+        });
+        if doubted {
+            self.hurry();
+        }
+        doubted
+    }
+
     /// Asks for a declaration now if there are new connections.
     pub(crate) fn hurry(&self) {
         self.0.wake.wake();
@@ -154,10 +181,17 @@ impl Declaration {
         let answer = broker.declare(topology).await;
         match &answer {
             Ok(()) => {
-                let first = standing.send_if_modified(|standing| {
-                    let first = !standing.declared;
-                    *standing = Standing { declared: true, answered_at: Some(connections), refusal: None };
-                    first
+                let mut first = false;
+                standing.send_if_modified(|standing| {
+                    first = !standing.declared;
+                    let is_news = first || standing.answered_at.is_none();
+                    *standing = Standing {
+                        declared: true,
+                        answered_at: Some(connections),
+                        declared_at: Some(Instant::now()),
+                        refusal: None,
+                    };
+                    is_news
                 });
                 if first {
                     tracing::info!("the broker has the topology");
@@ -276,6 +310,24 @@ mod tests {
         assert!(declaration.is_current());
         broker.connections.store(5, Ordering::SeqCst);
         assert!(!declaration.is_current(), "a broker that comes back may have forgotten it");
+    }
+
+    #[tokio::test]
+    async fn it_is_declared_again_when_nothing_finds_its_place() {
+        let broker = scripted(yes);
+        let declaration = Declaration::begin(broker.clone(), Topology::default()).await.unwrap();
+        assert!(!declaration.doubt(), "it was declared a moment ago");
+        assert!(declaration.is_current());
+        assert!(declaration.doubt_after(Duration::ZERO));
+        assert!(!declaration.is_current(), "until it is declared again");
+        assert!(!declaration.doubt_after(Duration::ZERO), "once is enough");
+        let mut service = declaration.keep_at(OFTEN);
+        until(&broker, 2).await;
+        let mut standing = declaration.0.standing.subscribe();
+        let declared = standing.wait_for(|standing| standing.answered_at.is_some());
+        drop(tokio::time::timeout(Duration::from_secs(10), declared).await.expect("it is").unwrap());
+        service.stop().await;
+        assert!(declaration.is_current());
     }
 
     #[tokio::test]

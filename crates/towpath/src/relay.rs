@@ -156,11 +156,14 @@ impl Depth {
 
     /// Notes what a look found, and how long it took.
     fn found(&mut self, items: &[OutboxItem], share: u32, took: Duration, depth: u32, limit: u32) {
-        let mut lanes: HashMap<Lane, u32> = HashMap::new();
+        let mut lanes: HashMap<Lane, (u32, usize)> = HashMap::new();
         for item in items {
-            *lanes.entry(item.lane).or_default() += 1;
+            let (rows, bytes) = lanes.entry(item.lane).or_default();
+            *rows += 1;
+            *bytes += item.event.payload.as_text().len();
         }
-        let is_crowded = lanes.values().any(|rows| *rows >= share);
+        let most = usize::try_from(CLAIM_BYTES).unwrap_or(usize::MAX) / 2;
+        let is_crowded = lanes.values().any(|(rows, bytes)| *rows >= share || *bytes >= most);
         if !is_crowded {
             self.last = 0;
         } else if self.last == 0 {
@@ -414,6 +417,12 @@ impl Shaft {
             let rows = wave.iter().map(|item| item.outbox_id);
             let counts =
                 channel.policy.counts_absence || self.caution.counts(rows, &answers, confirmed, only);
+            let has_no_place = |answer: &Published| {
+                matches!(answer, Published::Unroutable { .. } | Published::Refused { .. })
+            };
+            if answers.iter().any(has_no_place) && !answers.contains(&Published::Confirmed) {
+                around.declaration.doubt();
+            }
             for (item, answer) in wave.iter().zip(answers) {
                 // It did not leave because of an earlier one.
                 if channel.policy.in_order && stuck.contains(&item.lane) {
@@ -424,7 +433,12 @@ impl Shaft {
                     stuck.insert(item.lane);
                 }
                 published.away |= outcome.is_none();
-                let result = |outcome| OutboxResult { outbox_id: item.outbox_id, lane: item.lane, outcome };
+                let result = |outcome| OutboxResult {
+                    outbox_id: item.outbox_id,
+                    event_id: item.event.event_id,
+                    lane: item.lane,
+                    outcome,
+                };
                 published.results.extend(outcome.map(result));
             }
             // What was taken over or is to be given away meanwhile is for its next holder to publish.

@@ -158,7 +158,8 @@ async fn a_poisoned_aggregate_with_a_long_queue_keeps_nobody_waiting(fresh: &Fre
     };
     let head = store.claim_outbox(&claim).await.unwrap().remove(0);
     let outcome = OutboxOutcome::Failed { reason: "poisoned".to_owned(), message: String::new(), park: true };
-    let results = [OutboxResult { outbox_id: head.outbox_id, lane: head.lane, outcome }];
+    let (outbox_id, event_id, lane) = (head.outbox_id, head.event.event_id, head.lane);
+    let results = [OutboxResult { outbox_id, event_id, lane, outcome }];
     store.record_outbox(std::slice::from_ref(&grant), &facts, chrono::Utc::now(), &results).await.unwrap();
     store.release_lease(&grant).await.unwrap();
     for _ in 1..20 {

@@ -36,7 +36,7 @@ pub(super) struct Link {
     address: Arc<Address>,
     purpose: &'static str,
     closed: AtomicBool,
-    /// How many connections were made.
+    /// How many connections were made, those aside that replaced one of a broker that is well.
     made: Arc<AtomicU64>,
     state: Arc<tokio::sync::Mutex<State>>,
     /// Connections that are no longer given out but may still be used, by a receiver for example.
@@ -51,6 +51,8 @@ struct State {
     failures: u32,
     next_attempt: Option<Instant>,
     last_failure: Option<Failure>,
+    /// The broker is well, and the connection was given up for another reason.
+    only_replaced: bool,
 }
 
 /// Why the last attempt failed; errors of the port cannot be told twice.
@@ -72,7 +74,8 @@ impl Link {
         }
     }
 
-    /// How many connections were made.
+    /// How many connections were made, those aside that replaced one of a broker that is well: a broker that was away may
+    /// have forgotten something, and that one has not.
     pub(super) fn made(&self) -> u64 {
         self.made.load(Ordering::Acquire)
     }
@@ -142,11 +145,21 @@ impl Link {
 
     /// Makes the next caller connect anew. Whoever still uses this connection may finish.
     pub(super) fn retire(&self, live: &Arc<Live>) {
+        self.give_up(live, false);
+    }
+
+    /// The same, for a connection to a broker that has just answered.
+    pub(super) fn replace(&self, live: &Arc<Live>) {
+        self.give_up(live, true);
+    }
+
+    fn give_up(&self, live: &Arc<Live>, only_replaced: bool) {
         // Who holds the lock is connecting anew already.
         if let Ok(mut state) = self.state.try_lock()
             && state.live.as_ref().is_some_and(|current| Arc::ptr_eq(current, live))
         {
             state.live = None;
+            state.only_replaced = only_replaced;
         }
         let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
         retired.retain(|retired| retired.strong_count() > 0);
@@ -191,8 +204,9 @@ async fn attempt(
         let name = format!("{}:{}", server.authority.host, server.authority.port);
         match opened {
             Ok(Ok(live)) => {
+                let is_counted = !state.only_replaced;
                 *state = State { live: Some(Arc::new(live)), server: place, ..State::default() };
-                made.fetch_add(1, Ordering::AcqRel);
+                made.fetch_add(u64::from(is_counted), Ordering::AcqRel);
                 return true;
             }
             Ok(Err(error)) => {
@@ -211,6 +225,7 @@ async fn attempt(
     }
     let backoff = FIRST_BACKOFF.saturating_mul(1 << state.failures.min(10)).min(LONGEST_BACKOFF);
     tracing::warn!(purpose, ?backoff, cause = failures.join("; "), "cannot connect to RabbitMQ");
+    state.only_replaced = false;
     state.failures = state.failures.saturating_add(1);
     state.next_attempt = Some(Instant::now() + backoff);
     false

@@ -222,8 +222,12 @@ impl Publisher {
         };
         // What lapin has not written yet when the broker closes a channel it writes all the same, and the broker then
         // closes the whole connection: a new one is on the safe side.
+        let is_well = channel_closed_over(&error).is_some();
+        if is_well {
+            self.link.replace(live);
+        }
         self.retire(live);
-        if channel_closed_over(&error).is_some() {
+        if is_well {
             return Attempt { outcomes, closed_over: Some(error) };
         }
         fill(&mut outcomes, &format!("the connection was lost: {}", words(&error)));

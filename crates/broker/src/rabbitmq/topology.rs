@@ -154,6 +154,9 @@ fn compared(what: &'static str, name: &str, declared: Result<(), Error>) -> Brok
     declared.map_err(|error| {
         if is_mismatch(&error) {
             BrokerError::Mismatch { what, name: name.to_owned(), difference: difference(&words(&error)) }
+        } else if is_missing(&error) {
+            // It is to be made and cannot be missing: the node of a cluster that has it is down.
+            unavailable(words(&error))
         } else {
             told(&error, OPERATION)
         }

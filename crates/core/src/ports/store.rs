@@ -704,6 +704,9 @@ pub struct OutboxItem {
 pub struct OutboxResult {
     /// The row.
     pub outbox_id: u64,
+    /// Its event. A database that has lost its last rows gives their numbers to others: what is known of one event says
+    /// nothing of another.
+    pub event_id: EventId,
     /// Its lane, as claimed.
     pub lane: Lane,
     /// How it ended.

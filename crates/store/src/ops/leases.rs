@@ -124,9 +124,9 @@ pub(crate) async fn list(session: &mut Session<'_>, prefix: &str) -> StoreResult
     // Between the prefix and the prefix with its last character raised: an index serves that on every database, and
     // nothing in the prefix has to be escaped as it would have to be for LIKE.
     let sql = format!(
-        "SELECT lease_name, holder_id, epoch, CASE WHEN expires_at > {} THEN 1 ELSE 0 END AS live \
+        "SELECT lease_name, holder_id, epoch, CASE WHEN {} THEN 1 ELSE 0 END AS live \
          FROM leases WHERE lease_name >= ? AND lease_name < ? ORDER BY lease_name",
-        session.dialect().now()
+        session.dialect().lease_lives()
     );
     let end = format!("{prefix}{}", char::MAX);
     let mut standings = Vec::new();
@@ -206,8 +206,8 @@ pub(crate) fn holder_is_gone(session: &Session<'_>, table: &str) -> String {
     format!(
         "{table}.claimed_by_id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM leases \
          WHERE leases.lease_name = {table}.claimed_by_id AND leases.epoch = {table}.claimed_epoch \
-         AND leases.expires_at > {})",
-        session.dialect().now()
+         AND {})",
+        session.dialect().lease_lives()
     )
 }
 

@@ -77,12 +77,13 @@ fn look_sql<'v>(
     let is_fair = room.per_lane >= *limit;
     // The head of a parked lane goes out when it is due, and what is earlier than the head goes first.
     let due = format!(
-        "SELECT o.outbox_id, o.lane, o.retry_count, o.status, o.event_id AS fact_id, \
+        "SELECT o.outbox_id, o.lane, o.retry_count, o.status, o.event_id AS fact_id{}, \
          CASE WHEN p.head_outbox_id < o.outbox_id THEN 1 WHEN p.head_outbox_id > o.outbox_id THEN 0 \
          WHEN p.head_outbox_id IS NULL OR p.due_at <= ? THEN 0 ELSE 2 END AS waits \
          FROM event_outbox o LEFT JOIN parked_lanes p ON p.channel = o.channel AND p.lane = o.lane \
          WHERE {pinned}{condition} AND (o.next_retry_at IS NULL OR o.next_retry_at <= ?){partitions}{from} \
          ORDER BY {first}o.outbox_id LIMIT {}",
+        if is_fair { ", 1 AS nth" } else { "" },
         if is_fair { *limit } else { room.depth.max(*limit) }
     );
     let fair = if is_fair {
@@ -91,16 +92,17 @@ fn look_sql<'v>(
         let per_lane = room.per_lane;
         format!(
             "SELECT numbered.outbox_id, numbered.lane, numbered.retry_count, numbered.status, numbered.fact_id, \
-             numbered.waits FROM (SELECT due.*, \
+             numbered.waits, numbered.nth FROM (SELECT due.*, \
              ROW_NUMBER() OVER (PARTITION BY due.lane ORDER BY due.outbox_id) AS nth FROM ({due}) AS due) AS numbered \
              WHERE numbered.nth <= {per_lane} OR numbered.waits <> 0 ORDER BY numbered.outbox_id LIMIT {limit}"
         )
     };
+    // The first of each lane has room before the second of any: a lane with large ones leaves some to the others.
     keys.extend(values![room.bytes]);
     format!(
         "SELECT sized.outbox_id, sized.lane, sized.retry_count, sized.status, sized.waits, {} \
          FROM (SELECT fair.*, SUM(CASE WHEN fair.waits = 0 THEN OCTET_LENGTH(b.payload) ELSE 0 END) \
-         OVER (ORDER BY fair.outbox_id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before \
+         OVER (ORDER BY fair.nth, fair.outbox_id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before \
          FROM ({fair}) AS fair JOIN domain_events b ON b.event_id = fair.fact_id) AS sized \
          LEFT JOIN domain_events e ON e.event_id = sized.fact_id AND sized.waits = 0 \
          WHERE sized.bytes_before IS NULL OR sized.bytes_before < ? OR sized.waits <> 0 ORDER BY sized.outbox_id",
@@ -255,16 +257,24 @@ async fn already_sent(session: &mut Session<'_>, results: &[OutboxResult]) -> St
     let mut keys = values![];
     let Chosen { target, condition, .. } =
         session.choose_from("event_outbox", "outbox_id", ids.clone(), &mut keys);
+    let failed = results.iter().filter(|result| parks(&result.outcome));
+    let (is_the_event, events) = session.dialect().one_of_ids("event_id", &event_ids(failed));
+    keys.push(events);
     let sql = format!(
-        "SELECT outbox_id FROM {target} WHERE {condition} AND status NOT IN ('SENT', 'SKIPPED') ORDER BY outbox_id {}",
+        "SELECT outbox_id FROM {target} WHERE {condition} AND {is_the_event} AND status NOT IN ('SENT', 'SKIPPED') \
+         ORDER BY outbox_id {}",
         session.dialect().for_update()
     );
     let mut sent: HashSet<u64> = ids.into_iter().map(i64::cast_unsigned).collect();
-    // One that is missing was sent so long ago that it is deleted.
+    // One that is missing was sent so long ago that it is deleted, or the database has lost it.
     for row in session.rows("outbox.unsent", &sql, keys).await? {
         sent.remove(&row.count("outbox_id")?);
     }
     Ok(sent)
+}
+
+fn event_ids<'r>(results: impl Iterator<Item = &'r OutboxResult>) -> Vec<uuid::Uuid> {
+    results.map(|result| result.event_id.0).collect()
 }
 
 /// Writes one outcome for all the rows that ended so.
@@ -297,10 +307,12 @@ async fn record_alike(
     ];
     let Chosen { target, condition, .. } =
         session.choose_for_update("event_outbox", "outbox_id", ids, &mut changed);
+    let (is_the_event, events) = session.dialect().one_of_ids("event_id", &event_ids(rows.iter().copied()));
+    changed.push(events);
     let sql = format!(
         "UPDATE {target} SET status = ?, status_changed_at = ?, status_reason = ?, status_message = ?, \
          next_retry_at = ?, retry_count = retry_count + ?, parked_at = NULL \
-         WHERE {condition} AND status IN ('NEW', 'RETRY')"
+         WHERE {condition} AND {is_the_event} AND status IN ('NEW', 'RETRY')"
     );
     session.execute("outbox.record", &sql, changed).await?;
     if parks(outcome) {
@@ -308,7 +320,7 @@ async fn record_alike(
     } else {
         // Whoever waited for these waits no longer. The lanes were locked and read before.
         let waited = rows.iter().filter(|row| parked.get(&row.lane) == Some(&row.outbox_id));
-        unpark(session, channel, waited.map(|row| row.lane.to_stored()).collect()).await
+        unpark(session, channel, now, waited.map(|row| row.lane).collect()).await
     }
 }
 
@@ -342,7 +354,7 @@ pub(crate) async fn skip(
         return Ok(false);
     }
     if heads.get(&lane) == Some(&outbox_id) {
-        unpark(session, &channel, vec![lane.to_stored()]).await?;
+        unpark(session, &channel, now, vec![lane]).await?;
         count_return(session, &channel).await?;
     }
     Ok(true)
@@ -417,24 +429,78 @@ pub(crate) async fn counts(
     Ok(counts)
 }
 
+/// How many rows of a lane are let go at a time: a lane that has waited for a day may have more than a statement can change
+/// in its time.
+const OPENED_AT_ONCE: usize = 1000;
+
 /// Lets the rows of these lanes go on. The lanes are locked.
-async fn unpark(session: &mut Session<'_>, channel: &ChannelName, lanes: Vec<i64>) -> StoreResult<()> {
-    if lanes.is_empty() {
+///
+/// Of a lane with very many the first ones go, and it then waits for the last of them.
+async fn unpark(
+    session: &mut Session<'_>,
+    channel: &ChannelName,
+    now: DateTime<Utc>,
+    lanes: Vec<Lane>,
+) -> StoreResult<()> {
+    let mut open = Vec::new();
+    for lane in &lanes {
+        match nth_parked(session, channel, *lane).await? {
+            None => open.push(lane.to_stored()),
+            Some(last) => unpark_up_to(session, channel, now, *lane, last).await?,
+        }
+    }
+    if open.is_empty() {
         return Ok(());
     }
     let mut keys = values![];
-    let chosen = session.choose_from("parked_lanes", "lane", lanes.clone(), &mut keys);
+    let chosen = session.choose_from("parked_lanes", "lane", open.clone(), &mut keys);
     keys.extend(values![channel.as_str()]);
     let sql = format!("{} WHERE {} AND channel = ?", chosen.delete, chosen.condition);
     session.execute("outbox.unpark_lanes", &sql, keys).await?;
-    let (parked_channel, parked) = session.dialect().partial(&EVENT_OUTBOX.indexes[2], "");
+    let (parked_channel, parked) = session.dialect().partial(parked_index(), "");
     let mut keys = values![];
-    let Chosen { target, condition, .. } =
-        session.choose_for_update("event_outbox", "lane", lanes, &mut keys);
+    let Chosen { target, condition, .. } = session.choose_for_update("event_outbox", "lane", open, &mut keys);
     keys.extend(values![channel.as_str()]);
     let sql =
         format!("UPDATE {target} SET parked_at = NULL WHERE {condition} AND {parked_channel} = ?{parked}");
     session.execute("outbox.unpark", &sql, keys).await?;
+    Ok(())
+}
+
+/// The last row of a lane that is let go, if there are others behind it.
+async fn nth_parked(
+    session: &mut Session<'_>,
+    channel: &ChannelName,
+    lane: Lane,
+) -> StoreResult<Option<i64>> {
+    let (parked_channel, parked) = session.dialect().partial(parked_index(), "");
+    let sql = format!(
+        "SELECT outbox_id FROM event_outbox WHERE {parked_channel} = ? AND lane = ?{parked} \
+         ORDER BY outbox_id LIMIT 2 OFFSET {}",
+        OPENED_AT_ONCE - 1
+    );
+    let rows = session.rows("outbox.nth_parked", &sql, values![channel.as_str(), lane.to_stored()]).await?;
+    match rows.as_slice() {
+        [last, _] => Ok(Some(last.long("outbox_id")?)),
+        _ => Ok(None),
+    }
+}
+
+async fn unpark_up_to(
+    session: &mut Session<'_>,
+    channel: &ChannelName,
+    now: DateTime<Utc>,
+    lane: Lane,
+    last: i64,
+) -> StoreResult<()> {
+    let sql = "UPDATE parked_lanes SET head_outbox_id = ?, due_at = ? WHERE channel = ? AND lane = ?";
+    let waits = values![last, now, channel.as_str(), lane.to_stored()];
+    session.execute("outbox.next_head", sql, waits).await?;
+    let (parked_channel, parked) = session.dialect().partial(parked_index(), "");
+    let sql = format!(
+        "UPDATE event_outbox SET parked_at = NULL WHERE {parked_channel} = ? AND lane = ? AND outbox_id <= ?{parked}"
+    );
+    session.execute("outbox.unpark_some", &sql, values![channel.as_str(), lane.to_stored(), last]).await?;
     Ok(())
 }
 
@@ -464,6 +530,10 @@ async fn park_lanes(
 
 fn ready_index() -> &'static Index {
     &EVENT_OUTBOX.indexes[1]
+}
+
+fn parked_index() -> &'static Index {
+    &EVENT_OUTBOX.indexes[2]
 }
 
 fn step(from: OutboxStatus, step: OutboxStep) -> StoreResult<OutboxStatus> {

@@ -122,7 +122,7 @@ pub fn versions(items: &[OutboxItem]) -> Vec<Version> {
 
 /// The result of one claimed row.
 pub fn result(item: &OutboxItem, outcome: OutboxOutcome) -> OutboxResult {
-    OutboxResult { outbox_id: item.outbox_id, lane: item.lane, outcome }
+    OutboxResult { outbox_id: item.outbox_id, event_id: item.event.event_id, lane: item.lane, outcome }
 }
 
 /// Try again then.

@@ -200,6 +200,7 @@ macro_rules! store_conformance {
                 a_claimed_row_carries_its_fact,
                 a_claim_leaves_room_for_other_lanes_and_takes_so_many_bytes,
                 a_claim_respects_partitions_and_limit,
+                a_result_is_of_its_event_and_of_no_other,
                 a_skipped_row_opens_its_lane_for_good,
                 sent_rows_are_not_claimed_again,
                 a_row_that_was_sent_parks_nothing,

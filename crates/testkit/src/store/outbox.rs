@@ -8,7 +8,8 @@ use towpath_core::ids::{AggregateKey, ChannelName, Lane, Version};
 use towpath_core::lifecycle::OutboxStatus;
 use towpath_core::ports::probe::Probe;
 use towpath_core::ports::store::{
-    ClaimRoom, FailedFilter, LeaseGrant, OutboxClaim, OutboxItem, OutboxOutcome, OutboxRow, Store, StoreError,
+    ClaimRoom, FailedFilter, LeaseGrant, OutboxClaim, OutboxItem, OutboxOutcome, OutboxResult, OutboxRow,
+    Store, StoreError,
 };
 
 use super::StoreFixture;
@@ -88,11 +89,31 @@ pub async fn a_claim_leaves_room_for_other_lanes_and_takes_so_many_bytes(fixture
         let items = from(ClaimRoom { bytes, ..ClaimRoom::UNLIMITED }).await;
         assert_eq!(of(&items, &hot), (1..=rows).collect::<Vec<_>>(), "{bytes} bytes of {size} each");
     }
+    // Two of four would fill it: the first of each lane goes before the second of any.
+    let items = from(ClaimRoom { bytes: size + 1, ..fair }).await;
+    assert_eq!((of(&items, &hot), of(&items, &other)), (vec![1], vec![1]), "large ones leave some to others");
     // What waits needs no room.
     let lease = hold_new_lease(&*store).await;
     record(&*store, &lease, &channel, moment(1), &[result(&all[0], given_up(true))]).await;
     let items = from(ClaimRoom { bytes: 1, depth: 100, ..fair }).await;
     assert_eq!((of(&items, &hot), of(&items, &other)), (vec![], vec![1]));
+}
+
+/// A database that has lost its last rows gives their numbers to others: what somebody knew of the lost ones says nothing of
+/// these.
+pub async fn a_result_is_of_its_event_and_of_no_other(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let (channel, order) = (new_channel(), new_order());
+    write(&*store, &order, 0..2, &channel).await;
+    let lease = hold_new_lease(&*store).await;
+    let items = claim(&*store, &channel, moment(1)).await;
+    for outcome in [OutboxOutcome::Sent, retry(moment(9), true), given_up(true), given_up(false)] {
+        let lost = OutboxResult { event_id: new_event_id(), ..result(&items[0], outcome) };
+        record(&*store, &lease, &channel, moment(2), &[lost]).await;
+        assert_eq!(claim(&*store, &channel, moment(2)).await, items, "nothing has changed");
+    }
+    record_sent(&*store, &lease, &channel, moment(3), &items).await;
+    assert_eq!(claim(&*store, &channel, moment(3)).await, []);
 }
 
 /// An operator goes on without a row: what waited behind it follows, and whoever publishes it late parks nothing.

@@ -46,6 +46,8 @@ pub(crate) enum Fault {
     OnlySendingOpensALane,
     /// A failure told of a row that was sent parks its lane.
     SentRowsPark,
+    /// A result is of whatever stands at its number.
+    EventsAreNotCompared,
     /// What a holder knows of is given back with what it does not know of.
     ReturnsWhatIsSeen,
     /// Only the first lease of a batch is looked at.

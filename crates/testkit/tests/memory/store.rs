@@ -945,13 +945,15 @@ impl Store for MemoryStore {
                 && may_go(row)
         });
         let (mut bytes, mut lanes) = (0_u64, std::collections::HashMap::new());
-        let rows = rows.take((claim.limit.max(claim.room.depth)) as usize).filter(|row| {
+        let is_fair = claim.room.per_lane >= claim.limit;
+        let rows = rows.take((claim.limit.max(claim.room.depth)) as usize).filter_map(|row| {
             let nth = lanes.entry(row.lane).or_insert(0_u32);
             *nth += 1;
-            *nth <= claim.room.per_lane
+            (*nth <= claim.room.per_lane).then_some((if is_fair { 1 } else { *nth }, row))
         });
-        let rows: Vec<&OutboxRow> = rows.take(claim.limit as usize).collect();
-        let items = rows.into_iter().enumerate().map_while(|(place, row)| {
+        let mut rows: Vec<(u32, &OutboxRow)> = rows.take(claim.limit as usize).collect();
+        rows.sort_by_key(|(nth, row)| (*nth, row.outbox_id));
+        let items = rows.into_iter().enumerate().map_while(|(place, (_, row))| {
             if place > 0 && bytes >= claim.room.bytes {
                 return None;
             }
@@ -964,7 +966,9 @@ impl Store for MemoryStore {
                 event: tables.event_ids.get(&row.event_id)?.clone(),
             })
         });
-        Ok(items.collect())
+        let mut items: Vec<OutboxItem> = items.collect();
+        items.sort_by_key(|item| item.outbox_id);
+        Ok(items)
     }
 
     async fn record_outbox(
@@ -991,6 +995,11 @@ impl Store for MemoryStore {
         } else {
             results.iter().filter(|result| !is_through(result)).cloned().collect()
         };
+        let is_its_event = |result: &OutboxResult| {
+            self.has(Fault::EventsAreNotCompared)
+                || tables.outbox.get(&result.outbox_id).is_none_or(|row| row.event_id == result.event_id)
+        };
+        let open: Vec<OutboxResult> = open.into_iter().filter(is_its_event).collect();
         let results = &open;
         for result in results {
             let lane = (channel.clone(), result.lane);
