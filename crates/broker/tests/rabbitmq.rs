@@ -198,6 +198,8 @@ async fn a_message_that_closes_the_channel_is_found() {
         .unwrap();
     let mut messages = numbered(&lane.destination, 20);
     messages[place].destination.exchange.clone_from(&internal);
+    publish_all(&*broker, &numbered(&lane.destination, 1)).await;
+    let connections = broker.connections();
     let outcomes = publish(&*broker, &messages).await;
     for (other, outcome) in outcomes.iter().enumerate() {
         let expected = match outcome {
@@ -209,6 +211,11 @@ async fn a_message_that_closes_the_channel_is_found() {
         assert!(expected, "{other}: {outcome:?}");
     }
     publish_all(&*broker, &numbered(&lane.destination, 20)).await;
+    assert_eq!(
+        broker.connections(),
+        connections,
+        "a broker that is well was not away: it has forgotten nothing"
+    );
 }
 
 /// The broker closes a channel over a message to an exchange that is not there, and a connection has to go with it. However
