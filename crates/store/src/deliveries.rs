@@ -1,5 +1,6 @@
 //! What consumers need of the store: the handler's transaction, and deliveries that were set aside.
 
+use std::pin::Pin;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -45,6 +46,19 @@ impl SqlTransaction {
             Inner::MySql(lent) => Some(lent.hand_out()),
             #[allow(unreachable_patterns, reason = "reachable when more databases are built in")]
             _ => None,
+        }
+    }
+
+    /// Ends when the connection is lost as far as anybody knows: the server has kept others waiting beyond the limit, and
+    /// has had as long again to answer here. For those who run statements of their own on it, which have no limit.
+    pub fn lost(&self) -> Pin<Box<dyn Future<Output = StoreError> + Send>> {
+        match &self.inner {
+            #[cfg(feature = "sqlite")]
+            Inner::Sqlite(_) => Box::pin(std::future::pending()),
+            #[cfg(feature = "postgres")]
+            Inner::Postgres(lent) => Box::pin(lent.lost()),
+            #[cfg(feature = "mysql")]
+            Inner::MySql(lent) => Box::pin(lent.lost()),
         }
     }
 
@@ -215,18 +229,19 @@ impl SqlStore {
     }
 
     /// Takes the next letter of a handler that is due, and holds it until a moment. The letter is answered as it is held:
-    /// due at that moment, when whoever holds it is taken for gone.
+    /// due at that moment, when whoever holds it is taken for gone. Those `in_hand` are passed over.
     pub async fn take_letter(
         &self,
         handler: &HandlerName,
+        in_hand: &[u64],
         now: DateTime<Utc>,
         until: DateTime<Utc>,
     ) -> StoreResult<Option<Letter>> {
-        transacting!(self, ops::letters::take, handler, now, until)
+        transacting!(self, ops::letters::take, handler, in_hand, now, until)
     }
 
-    /// Lets go of a letter that is held: it is due then.
-    pub async fn release_letter(&self, letter: &Letter, due_at: DateTime<Utc>) -> StoreResult<()> {
+    /// Lets go of a letter that is held, or holds it on: it is due then. Answers whether it was still held.
+    pub async fn release_letter(&self, letter: &Letter, due_at: DateTime<Utc>) -> StoreResult<bool> {
         writing_once!(self, ops::letters::release, letter, due_at)
     }
 

@@ -6,12 +6,13 @@
 //! is gone without a word answers nothing at all: whatever waits for it has an end.
 
 use std::future::Future;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sqlx::pool::PoolConnection;
 use sqlx::{Connection as _, Database};
 use sqlx_core::transaction::TransactionManager as _;
+use tokio::sync::watch;
 use towpath_core::ports::store::{StoreError, StoreResult};
 
 use crate::sql::{SqlFault, classify, cut_off};
@@ -77,16 +78,23 @@ pub(crate) struct Limits {
 /// When the server last kept somebody waiting beyond the limit. The connections that were idle then hang, too, as far as
 /// anybody knows: nobody waits for each of them in turn to find out.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Silence(Arc<Mutex<Option<Instant>>>);
+pub(crate) struct Silence(Arc<watch::Sender<Option<Instant>>>);
 
 impl Silence {
     fn noted(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        self.0.send_replace(Some(Instant::now()));
     }
 
     /// Whether it fell silent since a connection came back that has been idle for so long.
     fn fell_within(&self, idle_for: Duration) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|last| last.elapsed() <= idle_for)
+        self.0.borrow().is_some_and(|last| last.elapsed() <= idle_for)
+    }
+
+    /// Waits until it falls silent.
+    async fn falls(&self) {
+        let mut told = self.0.subscribe();
+        // It cannot fail: the sender is ours.
+        let _ = told.changed().await;
     }
 }
 
@@ -171,6 +179,19 @@ impl<DB: Lendable> Lent<DB> {
     pub(crate) fn hand_out(&mut self) -> &mut DB::Connection {
         self.standing.was_handed_out = true;
         &mut self.connection
+    }
+
+    /// Waits until the server has fallen silent and stayed so for a statement's time more: whatever somebody else waits for
+    /// on this connection will not come. Nobody else sees it, because their statements have no limit of ours.
+    pub(crate) fn lost(&self) -> impl Future<Output = StoreError> + Send + use<DB> {
+        let limits = self.limits.clone();
+        async move {
+            let Some(limit) = limits.answer else { return std::future::pending().await };
+            limits.silence.falls().await;
+            tokio::time::sleep(limit).await;
+            let what = "the database fell silent while somebody else used its connection, which was given up";
+            StoreError::Unavailable(what.into())
+        }
     }
 
     pub(crate) async fn begin(&mut self) -> StoreResult<()> {

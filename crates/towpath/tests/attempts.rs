@@ -9,7 +9,7 @@ mod support;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -22,9 +22,10 @@ use towpath::ports::probe::Probe;
 use towpath::retry::RetryPolicy;
 use towpath::{
     Afterwards, Consumer, ConsumerPolicy, Delivering, DeliveringOutcome, Delivery, HandlerError, Next,
-    StoreOptions, Towpath,
+    StoreOptions, Towpath, sqlx,
 };
 use towpath_testkit::VirtualClock;
+use towpath_testkit::broker::TcpProxy;
 
 on_every_pair!(
     what_is_set_aside_waits_its_delays_out,
@@ -34,6 +35,8 @@ on_every_pair!(
     a_redelivery_that_falls_over_is_replaced,
     a_row_that_somebody_else_wrote_first_is_tried_again,
     two_who_insert_one_row_both_end_well,
+    a_handler_that_outlives_its_hold_is_counted_and_waits_its_delay_out,
+    a_handler_waits_for_no_database_that_is_gone_without_a_word,
 );
 
 async fn place(app: &Towpath, id: &str) {
@@ -322,6 +325,155 @@ async fn two_who_insert_one_row_both_end_well(stage: &Stage) {
     let letters = app.dead_letters().list(&LetterFilter::default(), 0, 10).await.unwrap();
     assert_eq!(letters, [], "neither was given up");
     app.stop().await;
+}
+
+/// Gives the others time to take what is not held any more.
+#[derive(Default)]
+struct Latecomers {
+    looks: AtomicU32,
+    takes: AtomicU32,
+    looked: tokio::sync::Notify,
+    /// An attempt has failed, and nothing is written down of it yet.
+    failed: AtomicBool,
+}
+
+impl Probe for Latecomers {
+    fn before(&self, statement: &'static str) {
+        match statement {
+            "letters.next_due" => {
+                self.looks.fetch_add(1, Ordering::SeqCst);
+                self.looked.notify_one();
+            }
+            "letters.take" => drop(self.takes.fetch_add(1, Ordering::SeqCst)),
+            "letters.held" | "letters.release" if self.failed.swap(false, Ordering::SeqCst) => {
+                // On SQLite nobody can take anything now; there they have been waiting for their turn before.
+                let (begun, seen) = (Instant::now(), self.takes.load(Ordering::SeqCst));
+                while self.takes.load(Ordering::SeqCst) < seen + 5
+                    && begun.elapsed() < Duration::from_millis(500)
+                {
+                    std::thread::yield_now();
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The hold of a letter ends while its handler runs; with the handler's transaction its lock is gone, too, and everybody else
+/// of this process looks for letters that are due.
+async fn a_handler_that_outlives_its_hold_is_counted_and_waits_its_delay_out(stage: &Stage) {
+    let (clock, others) = (Arc::new(VirtualClock::new()), Arc::new(Latecomers::default()));
+    // When it was called, when it ended, and the how manieth attempt it was told.
+    let called = Arc::new(Mutex::new(Vec::new()));
+    let handler = {
+        let (clock, called, others) = (Arc::clone(&clock), Arc::clone(&called), Arc::clone(&others));
+        move |delivery: Delivery| {
+            let (clock, called, others) = (Arc::clone(&clock), Arc::clone(&called), Arc::clone(&others));
+            async move {
+                let begun = clock.now();
+                if delivery.attempt > 1 {
+                    clock.advance(Duration::from_secs(60));
+                    let seen = others.looks.load(Ordering::SeqCst);
+                    let looks = async {
+                        while others.looks.load(Ordering::SeqCst) < seen + 5 {
+                            others.looked.notified().await;
+                        }
+                    };
+                    // Those who wait for this one's turn to end look no more.
+                    let _ = tokio::time::timeout(Duration::from_secs(2), looks).await;
+                    others.failed.store(true, Ordering::SeqCst);
+                }
+                called.lock().unwrap().push((begun, clock.now(), delivery.attempt));
+                Err(HandlerError::transient("not-today", "never works"))
+            }
+        }
+    };
+    let policy = ConsumerPolicy { concurrency: 8, ..set_aside(0, &DELAYS) };
+    let app = stage
+        .builder()
+        .topology(stage.topology(false))
+        .clock(clock.clone())
+        .store_options(StoreOptions { probe: others.clone(), ..StoreOptions::default() })
+        .consumer(Consumer::of(stage.channel()).with(policy).each("broken", handler))
+        .start()
+        .await
+        .unwrap();
+    place(&app, "order-1").await;
+    for (failures, delay) in (1..).zip(DELAYS) {
+        let set_aside = || async {
+            let letters = app.dead_letters().list(&LetterFilter::default(), 0, 10).await.unwrap();
+            let now = clock.now();
+            letters
+                .iter()
+                .any(|letter| letter.retry_count >= failures && letter.due_at > Some(now))
+                .then_some(())
+        };
+        eventually_within("it is set aside", Duration::from_secs(20), set_aside).await;
+        clock.advance(Duration::from_millis(delay));
+    }
+    let dead = dead_letters(&app, 1).await;
+    let called = called.lock().unwrap().clone();
+    let attempts: Vec<u32> = called.iter().map(|(_, _, attempt)| *attempt).collect();
+    assert_eq!(attempts, [1, 2, 3, 4], "one after the other, each once");
+    for (pair, delay) in called.windows(2).zip(DELAYS) {
+        let waited = (pair[1].0 - pair[0].1).num_milliseconds();
+        assert!(waited >= delay as i64, "attempt {} came after {waited} ms", pair[1].2);
+    }
+    assert_eq!((dead[0].retry_count, dead[0].status_reason.as_deref()), (4, Some("not-today")));
+    app.stop().await;
+}
+
+/// A statement on the connection itself, which has no time limit.
+async fn ask(delivery: &mut Delivery) -> Result<(), HandlerError> {
+    match delivery.tx.postgres() {
+        Ok(connection) => drop(sqlx::query("SELECT 1").execute(connection).await?),
+        Err(_) => drop(sqlx::query("SELECT 1").execute(delivery.tx.mysql()?).await?),
+    }
+    Ok(())
+}
+
+async fn a_handler_waits_for_no_database_that_is_gone_without_a_word(stage: &Stage) {
+    if stage.fresh.url().starts_with("sqlite:") {
+        return;
+    }
+    let (url, proxy) = TcpProxy::before(stage.fresh.url()).await;
+    let proxy = Arc::new(proxy);
+    // It goes past the proxy, and only looks.
+    let directly = stage.builder().topology(stage.topology(false)).without_workers().start().await.unwrap();
+    make_table(&directly).await;
+    let handler = |on_the_connection: bool| {
+        let (proxy, stranded) = (Arc::clone(&proxy), Arc::new(AtomicBool::new(false)));
+        move |mut delivery: Delivery| {
+            let (proxy, stranded) = (Arc::clone(&proxy), Arc::clone(&stranded));
+            async move {
+                if !stranded.swap(true, Ordering::SeqCst) {
+                    proxy.strand();
+                    if on_the_connection {
+                        ask(&mut delivery).await?;
+                    }
+                }
+                record(delivery).await
+            }
+        }
+    };
+    for on_the_connection in [false, true] {
+        let options = StoreOptions {
+            statement_timeout: Duration::from_secs(1),
+            // The server is there after all, and has to find out that nobody goes on with that transaction.
+            idle_transaction_timeout: Duration::from_secs(1),
+            ..StoreOptions::default()
+        };
+        let policy = ConsumerPolicy { concurrency: 1, ..set_aside(5, &[20, 20]) };
+        let consumer = Consumer::of(stage.channel()).with(policy).each("record", handler(on_the_connection));
+        let builder = stage.builder().store(&url).topology(stage.topology(false)).store_options(options);
+        let app = builder.consumer(consumer).start().await.unwrap();
+        place(&app, &format!("order-{on_the_connection}")).await;
+        let effects = 1 + usize::from(on_the_connection);
+        let handled = || async { (self::effects(&directly).await.len() == effects).then_some(()) };
+        eventually_within("it is handled", Duration::from_secs(30), handled).await;
+        app.stop().await;
+    }
+    directly.stop().await;
 }
 
 /// Messages that end the process which handles them.

@@ -1,8 +1,9 @@
 //! Letters: deliveries that were set aside, and what operators do with the dead among them.
 //!
 //! A letter that is tried again is claimed by moving the moment at which it is due: until then nobody else takes it. That
-//! covers the attempt and the writing down of how it ended, which are transactions of their own; a handler that takes longer
-//! keeps it by the lock on its row. A process that dies leaves a letter that is due a little later.
+//! covers the attempt and the writing down of how it ended, which are transactions of their own. A handler that takes longer
+//! keeps it by the lock on its row, and behind that its process holds it on; nobody can while the handler runs, because the
+//! row is locked. A process that dies leaves a letter that is due a little later.
 
 use std::collections::BTreeMap;
 
@@ -257,21 +258,29 @@ pub(crate) async fn next_due(
 }
 
 /// Takes the next letter of a handler that is due, and holds it until a moment: it is due again then. Runs in a transaction
-/// of its own. The letter is answered as it is held.
+/// of its own. The letter is answered as it is held. Those `in_hand` are passed over: their hold has run out, and the caller
+/// knows who is at them.
 pub(crate) async fn take(
     session: &mut Session<'_>,
     handler: &HandlerName,
+    in_hand: &[u64],
     now: DateTime<Utc>,
     until: DateTime<Utc>,
 ) -> StoreResult<Option<Letter>> {
     let (due_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[2], "d.");
+    let others = match in_hand {
+        [] => String::new(),
+        some => format!(" AND d.dead_letter_id NOT IN ({})", vec!["?"; some.len()].join(", ")),
+    };
     let sql = format!(
-        "SELECT {} FROM dead_letters d WHERE {due_handler} = ?{condition} AND d.due_at <= ? \
+        "SELECT {} FROM dead_letters d WHERE {due_handler} = ?{condition} AND d.due_at <= ?{others} \
          ORDER BY d.due_at LIMIT 1 {}",
         select_list(&DEAD_LETTERS, "d", ""),
         session.dialect().for_update_skip_locked()
     );
-    let row = session.row("letters.take", &sql, values![handler.as_str(), now]).await?;
+    let mut due = values![handler.as_str(), now];
+    due.extend(in_hand.iter().map(|letter_id| Value::from(*letter_id)));
+    let row = session.row("letters.take", &sql, due).await?;
     let Some(mut letter) = row.as_ref().map(read_letter).transpose()? else { return Ok(None) };
     let sql = "UPDATE dead_letters SET due_at = ? WHERE dead_letter_id = ?";
     session.execute("letters.hold", sql, values![until, letter.letter_id]).await?;
@@ -292,16 +301,17 @@ pub(crate) async fn is_held(
     Ok(session.row("letters.held", &sql, values![letter_id, until]).await?.is_some())
 }
 
-/// Lets go of a letter that is held: it is due then.
+/// Lets go of a letter that is held, or holds it on: it is due then. Answers whether it was still held.
 pub(crate) async fn release(
     session: &mut Session<'_>,
     letter: &Letter,
     due_at: DateTime<Utc>,
-) -> StoreResult<()> {
+) -> StoreResult<bool> {
     let sql =
         "UPDATE dead_letters SET due_at = ? WHERE dead_letter_id = ? AND status = 'RETRY' AND due_at = ?";
-    session.execute("letters.release", sql, values![due_at, letter.letter_id, letter.due_at]).await?;
-    Ok(())
+    let held =
+        session.execute("letters.release", sql, values![due_at, letter.letter_id, letter.due_at]).await?;
+    Ok(held == 1)
 }
 
 /// Counts a failure of a letter that is held; `None` when somebody else has it by now. Runs in a transaction.

@@ -9,11 +9,12 @@
 //! begins; one that is found begun and not ended is counted, and such a delivery runs alone from then on, so that those
 //! which only happened to run beside it are not taken for it again.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use chrono::{DateTime, Utc};
 use futures_util::FutureExt as _;
 use towpath_core::ids::{AggregateKey, EventId, HandlerName, Lane};
 use towpath_core::incoming::IncomingEvent;
@@ -66,6 +67,9 @@ pub(crate) struct Job {
     pub(super) meters: ConsumerMeters,
     /// Wakes the redelivery of what was set aside.
     pub(super) aside: Wake,
+    /// The letters that this process is at, each with how long it holds it: one whose handler takes longer is not taken
+    /// again here before what became of it is written down.
+    pub(super) in_hand: Mutex<BTreeMap<u64, DateTime<Utc>>>,
     /// Lanes in which something was set behind a letter since anyone looked whether that letter is still there.
     pub(super) set_behind: Mutex<BTreeSet<Lane>>,
     /// Where to look, and when, whatever this process knows: one that is gone may have set something behind.
@@ -97,6 +101,7 @@ pub(crate) fn start(
         queue,
         meters,
         aside: Wake::default(),
+        in_hand: Mutex::default(),
         set_behind: Mutex::default(),
         look_behind,
     });
@@ -496,10 +501,15 @@ impl Job {
         let answer = if deliveries.is_empty() {
             Ok(Next::handled(Some(tx)))
         } else {
+            let lost = tx.inner.lost();
             // The call itself is inside: a handler may panic before it has made its future.
             let run = async { (self.consumer.run)(Batch { deliveries, tx }).await };
             let begun = Instant::now();
-            let ran = AssertUnwindSafe(run).catch_unwind().await;
+            let ran = tokio::select! {
+                ran = AssertUnwindSafe(run).catch_unwind() => ran,
+                // It may wait for ever for what it runs on the connection itself.
+                error = lost => Ok(Err(error.into())),
+            };
             self.meters.ran(begun.elapsed());
             match ran {
                 Ok(answer) => answer,

@@ -2,7 +2,9 @@
 //!
 //! A letter is taken before the handler's transaction and held beyond it, until what became of the attempt is written down:
 //! in between nobody else may take it, or it would be tried again too early and counted twice. A process that dies leaves
-//! the letter held for as long as others wait for a silent instance.
+//! the letter held for as long as others wait for a silent instance. A handler that takes longer than that outlives the hold:
+//! this process knows what it is at and passes it over; another one that is quicker to take it than this one to hold it on
+//! finds an attempt that was begun, and counts that.
 
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -34,6 +36,18 @@ enum Round {
     Worked,
     /// Nothing is due before then.
     Nothing(Duration),
+}
+
+/// A letter that this process is at, until it is dropped.
+struct InHand<'j> {
+    job: &'j Job,
+    letter_id: u64,
+}
+
+impl Drop for InHand<'_> {
+    fn drop(&mut self) {
+        self.job.in_hand.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.letter_id);
+    }
 }
 
 /// One of several at a time. Of one aggregate, one letter at most is due.
@@ -88,6 +102,30 @@ impl Job {
         Ok(())
     }
 
+    /// The letters that this process is at although it holds them no longer.
+    fn in_hand_beyond(&self, now: DateTime<Utc>) -> Vec<u64> {
+        let in_hand = self.in_hand.lock().unwrap_or_else(PoisonError::into_inner);
+        in_hand.iter().filter(|(_, until)| **until <= now).map(|(letter_id, _)| *letter_id).collect()
+    }
+
+    fn take_in_hand(&self, letter_id: u64, until: DateTime<Utc>) -> InHand<'_> {
+        self.in_hand.lock().unwrap_or_else(PoisonError::into_inner).insert(letter_id, until);
+        InHand { job: self, letter_id }
+    }
+
+    /// Holds a letter on whose handler has taken long, so that others leave it alone until what became of it is written
+    /// down. Answers whether it was still held.
+    async fn hold_on(&self, letter: &mut Letter) -> Result<bool, StoreError> {
+        let (now, lease) = (self.running.bus.clock.now(), self.running.lease);
+        if letter.due_at.is_some_and(|until| now + lease / 2 < until) {
+            return Ok(true);
+        }
+        let until = now + lease;
+        let held = self.running.store.release_letter(letter, until).await?;
+        letter.due_at = Some(until);
+        Ok(held)
+    }
+
     async fn redeliver_one(&self, stopping: &mut Stopping) -> Result<Round, StoreError> {
         let now = self.running.bus.clock.now();
         self.look_behind(now).await?;
@@ -99,12 +137,13 @@ impl Job {
             }
             Some(_) => {}
         }
+        let (until, in_hand) = (now + self.running.lease, self.in_hand_beyond(now));
         // Somebody else may have it: then there is nothing to do here for a moment.
-        let Some(letter) =
-            self.running.store.take_letter(&self.handler, now, now + self.running.lease).await?
+        let Some(mut letter) = self.running.store.take_letter(&self.handler, &in_hand, now, until).await?
         else {
             return Ok(Round::Nothing(LOOK.min(Duration::from_millis(100))));
         };
+        let _in_hand = self.take_in_hand(letter.letter_id, until);
         // What is given up must be given up to the broker, and that is only possible for what is in its hands.
         if self.consumer.policy.dead == DeadTo::Broker {
             return self.hand_back(&letter).await;
@@ -138,7 +177,7 @@ impl Job {
             },
             _ => None,
         };
-        let ended = self.try_letter(&letter, &readable, stopping).await;
+        let ended = self.try_letter(&mut letter, &readable, stopping).await;
         drop(alone);
         if !matches!(ended, Ok(true)) {
             // At once again, once the store is there, or by whoever is there when this process is not.
@@ -151,11 +190,12 @@ impl Job {
     /// Runs the handler on a letter that is held; `false` when it is to be tried again at once.
     async fn try_letter(
         &self,
-        letter: &Letter,
+        letter: &mut Letter,
         readable: &Readable,
         stopping: &mut Stopping,
     ) -> Result<bool, StoreError> {
-        let received = &letter.letter.message;
+        // What is held on changes the letter, so the message is looked at beside it.
+        let received = &letter.letter.message.clone();
         let Readable { id, event } = readable;
         let lane = lane_of(received, event);
         let trying = || Trying { id: *id, event: event.clone(), received, lane, begun: true };
@@ -188,6 +228,10 @@ impl Job {
                 Attempt::NoStore(error) => return Err(error),
             }
         };
+        // Somebody else has it, and finds an attempt that was begun: they count it.
+        if !self.hold_on(letter).await? {
+            return Ok(true);
+        }
         // At once again, set aside, or dead.
         Ok(self.failed(&trying(), Some(letter), failure).await?.is_some())
     }

@@ -12,7 +12,7 @@ use towpath_core::incoming::IncomingEvent;
 use towpath_core::name::CommandName;
 use towpath_core::ports::store::{Append, Appended, NewCommand, NewTimer, StoreError};
 use towpath_core::to_variant;
-use towpath_store::{OwnTables, SqlTransaction, sqlx};
+use towpath_store::{OwnTables, SqlTransaction, Value, sqlx};
 use uuid::Uuid;
 
 use crate::bus::Bus;
@@ -61,7 +61,8 @@ impl HandlerTx {
         }
     }
 
-    /// The connection, on PostgreSQL.
+    /// The connection, on PostgreSQL. A statement on it that nobody answers ends with the handler's attempt, once
+    /// others of the store have waited in vain as well.
     #[cfg(feature = "postgres")]
     pub fn postgres(&mut self) -> Result<&mut sqlx::PgConnection, WrongDatabase> {
         self.inner.postgres().ok_or(WrongDatabase { asked: "PostgreSQL" })
@@ -73,7 +74,8 @@ impl HandlerTx {
         self.inner.sqlite().ok_or(WrongDatabase { asked: "SQLite" })
     }
 
-    /// The connection, on MySQL and MariaDB.
+    /// The connection, on MySQL and MariaDB. A statement on it that nobody answers ends with the handler's attempt, as on
+    /// PostgreSQL.
     #[cfg(feature = "mysql")]
     pub fn mysql(&mut self) -> Result<&mut sqlx::MySqlConnection, WrongDatabase> {
         self.inner.mysql().ok_or(WrongDatabase { asked: "MySQL" })
@@ -83,31 +85,11 @@ impl HandlerTx {
     /// mean the same on the database in use; for anything else ask for the connection.
     ///
     /// # Errors
-    /// The database's own, as `sqlx` tells it.
-    pub async fn execute(&mut self, sql: &'static str, texts: &[&str]) -> Result<u64, sqlx::Error> {
-        macro_rules! run {
-            ($connection:expr, $sql:expr) => {{
-                let mut query = sqlx::query($sql);
-                for text in texts {
-                    query = query.bind(*text);
-                }
-                query.execute($connection).await.map(|done| done.rows_affected())
-            }};
-        }
-        #[cfg(feature = "postgres")]
-        if let Some(connection) = self.inner.postgres() {
-            let numbered = number_placeholders(sql);
-            return run!(connection, sqlx::AssertSqlSafe(numbered));
-        }
-        #[cfg(feature = "mysql")]
-        if let Some(connection) = self.inner.mysql() {
-            return run!(connection, sql);
-        }
-        #[cfg(feature = "sqlite")]
-        if let Some(connection) = self.inner.sqlite() {
-            return run!(connection, sql);
-        }
-        Err(sqlx::Error::PoolClosed)
+    /// [`StoreError::Unavailable`] also when the database does not answer within the time limit of statements: the
+    /// connection is given up then, and the transaction with it.
+    pub async fn execute(&mut self, sql: &'static str, texts: &[&str]) -> Result<u64, StoreError> {
+        let values = texts.iter().map(|text| Value::from(*text)).collect();
+        self.inner.own_tables().execute("handler.execute", sql, values).await
     }
 
     /// Statements on the application's own tables, on any of the databases.
@@ -241,21 +223,4 @@ impl HandlerTx {
         }
         Ok(next)
     }
-}
-
-/// `?` as PostgreSQL numbers them. Question marks in texts and comments are not told apart: the statement is the
-/// application's own and constant.
-#[cfg(feature = "postgres")]
-fn number_placeholders(sql: &str) -> String {
-    let mut numbered = String::with_capacity(sql.len() + 8);
-    let mut count = 0;
-    for character in sql.chars() {
-        if character == '?' {
-            count += 1;
-            numbered.push_str(&format!("${count}"));
-        } else {
-            numbered.push(character);
-        }
-    }
-    numbered
 }

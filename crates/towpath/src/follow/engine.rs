@@ -287,12 +287,17 @@ impl Engine {
                     redelivered: false,
                     headers: Arc::default(),
                 });
+                let lost = tx.inner.lost();
                 let batch = Batch { deliveries: deliveries.collect(), tx };
                 // The call itself is inside: a handler may panic before it has made its future.
                 let running = async { run(batch).await };
-                let answer = AssertUnwindSafe(running).catch_unwind().await.unwrap_or_else(|_| {
-                    Err(HandlerError::transient("handler-panicked", "the handler panicked"))
-                });
+                let answer = tokio::select! {
+                    ran = AssertUnwindSafe(running).catch_unwind() => ran.unwrap_or_else(|_| {
+                        Err(HandlerError::transient("handler-panicked", "the handler panicked"))
+                    }),
+                    // It may wait for ever for what it runs on the connection itself.
+                    error = lost => Err(error.into()),
+                };
                 handled(answer, position)?
             }
         };
