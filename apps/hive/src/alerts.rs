@@ -117,7 +117,7 @@ pub(crate) async fn list(store: &SqlStore, limit: u32) -> StoreResult<Vec<Alert>
         "SELECT alert, service_id, raised_at, code, message, cleared_at FROM hive_alerts \
          ORDER BY raised_at DESC LIMIT {limit}"
     );
-    store.own_rows("hive.alerts", &sql, Vec::new()).await?.iter().map(read).collect()
+    store.own_listing("hive.alerts", &sql, Vec::new()).await?.iter().map(read).collect()
 }
 
 fn read(record: &Record) -> StoreResult<Alert> {

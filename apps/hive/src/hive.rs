@@ -263,7 +263,7 @@ impl Hive {
         let sql = format!(
             "SELECT service_id, version, service, created_at, updated_at, status_changed_at {from} {fit}"
         );
-        let rows = store.own_rows("hive.services", &sql, values).await?;
+        let rows = store.own_listing("hive.services", &sql, values).await?;
         let rows = rows.iter().map(ServiceRow::read).collect::<Result<_, _>>()?;
         let may_go_on = fit < of || u32::try_from(of).is_ok_and(|of| of == limit);
         Ok((rows, may_go_on))
@@ -273,7 +273,7 @@ impl Hive {
     pub async fn revisions(&self, store: &SqlStore, service_id: &str) -> Result<Vec<Record>, StoreError> {
         let sql = "SELECT revision, image, spec_hash, created_at, seen_at FROM hive_revisions \
                    WHERE service_id = ? ORDER BY revision";
-        store.own_rows("hive.revisions", sql, vec![service_id.into()]).await
+        store.own_listing("hive.revisions", sql, vec![service_id.into()]).await
     }
 
     /// Where the requests of a service go.
@@ -299,7 +299,7 @@ impl Hive {
             store.own_rows_that_fit("hive.specs.sizes", "spec", &sizes, values.clone(), bytes).await?;
         let sql = format!("SELECT spec_version, spec_hash, spec, persisted_at {from} {fit}");
         let mut specs = Vec::new();
-        for record in store.own_rows("hive.specs", &sql, values).await? {
+        for record in store.own_listing("hive.specs", &sql, values).await? {
             specs.push(SpecRow {
                 spec_version: record.count("spec_version")?,
                 spec_hash: record.text("spec_hash")?,
@@ -333,7 +333,7 @@ impl Hive {
             "SELECT event_id, service_id, action, requested_by, requested_at FROM hive_audit \
              {only}ORDER BY event_id DESC LIMIT {limit}"
         );
-        store.own_rows("hive.audit", &sql, values).await
+        store.own_listing("hive.audit", &sql, values).await
     }
 
     /// The namespaces that were asked for, by name, behind one.
@@ -347,7 +347,7 @@ impl Hive {
             "SELECT namespace, present, validated_at FROM hive_namespaces WHERE namespace > ? \
              ORDER BY namespace LIMIT {limit}"
         );
-        store.own_rows("hive.namespaces", &sql, vec![after.into()]).await
+        store.own_listing("hive.namespaces", &sql, vec![after.into()]).await
     }
 
     /// What its facts go out on.

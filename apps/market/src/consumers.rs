@@ -9,7 +9,7 @@ use chrono::{DateTime, Utc};
 use serde::de::DeserializeOwned;
 use towpath::ids::EventId;
 use towpath::ports::store::StoreError;
-use towpath::{Afterwards, Consumer, ConsumerPolicy, DeadTo, Delivery, HandlerError, Next, WrongDatabase};
+use towpath::{Afterwards, Consumer, ConsumerPolicy, DeadTo, Delivery, HandlerError, Next};
 use uuid::Uuid;
 
 use crate::database::{Session, values};
@@ -86,17 +86,11 @@ impl From<StoreError> for Trouble {
     }
 }
 
-impl From<WrongDatabase> for Trouble {
-    fn from(error: WrongDatabase) -> Self {
-        Self::Message(error.into())
-    }
-}
-
 /// ORDER_CREATED: what is known about the product's availability follows its status. The product itself was taken when
 /// the order was placed. An order counts once, whatever the ids of the messages that tell of it.
 async fn update_inventory(mut delivery: Delivery, settings: &Settings) -> Result<Next, Trouble> {
     let created: Created = read(&delivery, EventType::OrderCreated)?;
-    let session = &mut Session::of(&mut delivery.tx)?;
+    let session = &mut Session::from(delivery.tx.own_tables());
     let order = order_of(session, &created).await?;
     let now = session.now(&*settings.clock).await?;
     if order.product_id != created.product_id {
@@ -137,7 +131,7 @@ async fn update_inventory(mut delivery: Delivery, settings: &Settings) -> Result
 /// ORDER_PAID: the shipment is made ready, once, and only for an order that is paid and not on its way yet.
 async fn begin_shipment(mut delivery: Delivery, settings: &Settings) -> Result<Next, Trouble> {
     let paid: Paid = read(&delivery, EventType::OrderPaid)?;
-    let session = &mut Session::of(&mut delivery.tx)?;
+    let session = &mut Session::from(delivery.tx.own_tables());
     let order = order_of(session, &paid).await?;
     let now = session.now(&*settings.clock).await?;
     if order.total_amount != paid.amount {
@@ -167,7 +161,7 @@ async fn begin_shipment(mut delivery: Delivery, settings: &Settings) -> Result<N
 async fn notify(mut delivery: Delivery, settings: &Settings) -> Result<Next, Trouble> {
     let changed: StatusChanged = read(&delivery, EventType::OrderStatusChanged)?;
     let event_id = delivery.event.event_id.to_string();
-    let session = &mut Session::of(&mut delivery.tx)?;
+    let session = &mut Session::from(delivery.tx.own_tables());
     let order_id = order_of(session, &changed).await?.order_id;
     let now = session.now(&*settings.clock).await?;
     // Held, so that of two messages about one step the second one sees what the first one told.
@@ -207,7 +201,7 @@ async fn notify(mut delivery: Delivery, settings: &Settings) -> Result<Next, Tro
 async fn time_out(mut delivery: Delivery, settings: &Settings) -> Result<Next, Trouble> {
     let timeout: Timeout = read(&delivery, EventType::OrderTimeout)?;
     let trace_id = delivery.event.trace_id.clone().unwrap_or_else(new_trace);
-    let session = &mut Session::of(&mut delivery.tx)?;
+    let session = &mut Session::from(delivery.tx.own_tables());
     let order = order_of(session, &timeout).await?;
     let now = session.now(&*settings.clock).await?;
     let deadline = deadline(now, settings.pending);

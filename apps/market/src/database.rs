@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
+use towpath::Towpath;
 use towpath::ports::clock::Clock;
 use towpath::ports::store::{Append, StoreError};
-use towpath::sqlx::{self, AssertSqlSafe, Row as _};
-use towpath::{HandlerTx, SqlStore, Towpath, WrongDatabase, fault};
+use towpath::tables::{Dialect, OwnTables, SqlTransaction};
+pub(crate) use towpath::tables::{Record as Row, Value};
 
 use crate::error::MarketError;
 
@@ -28,16 +29,6 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    pub(crate) fn of(store: &SqlStore) -> Self {
-        if store.postgres_pool().is_some() {
-            Self::Postgres
-        } else if store.mysql_pool().is_some() {
-            Self::MySql
-        } else {
-            Self::Sqlite
-        }
-    }
-
     /// Locks the rows that are read. SQLite's write transaction has locked everything already.
     pub(crate) fn for_update(self) -> &'static str {
         match self {
@@ -74,85 +65,33 @@ impl Kind {
     }
 }
 
-/// A value that stands for a `?`.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Value<'v> {
-    Long(i64),
-    Text(&'v str),
-    Time(DateTime<Utc>),
-}
-
-impl From<i64> for Value<'_> {
-    fn from(number: i64) -> Self {
-        Self::Long(number)
-    }
-}
-
-impl<'v> From<&'v str> for Value<'v> {
-    fn from(text: &'v str) -> Self {
-        Self::Text(text)
-    }
-}
-
-impl From<DateTime<Utc>> for Value<'_> {
-    fn from(moment: DateTime<Utc>) -> Self {
-        Self::Time(moment)
-    }
-}
-
 /// Values for a statement.
 macro_rules! values {
-    ($($value:expr),* $(,)?) => { &[$(crate::database::Value::from($value)),*] };
+    ($($value:expr),* $(,)?) => { vec![$(crate::database::Value::from($value)),*] };
 }
 pub(crate) use values;
 
-/// A connection to run statements on.
-pub(crate) enum Session<'c> {
-    Sqlite(&'c mut sqlx::SqliteConnection),
-    Postgres(&'c mut sqlx::PgConnection),
-    MySql(&'c mut sqlx::MySqlConnection),
+/// Where statements run: a transaction of the market's own or of a handler, or a connection.
+pub(crate) struct Session<'c>(OwnTables<'c>);
+
+impl<'c> From<OwnTables<'c>> for Session<'c> {
+    fn from(tables: OwnTables<'c>) -> Self {
+        Self(tables)
+    }
 }
 
-/// A row of an answer.
-pub(crate) enum Row {
-    Sqlite(sqlx::sqlite::SqliteRow),
-    Postgres(sqlx::postgres::PgRow),
-    MySql(sqlx::mysql::MySqlRow),
-}
-
-macro_rules! bound {
-    ($sql:expr, $values:expr, $moment:expr) => {{
-        let mut query = sqlx::query(AssertSqlSafe($sql));
-        for value in $values {
-            query = match *value {
-                Value::Long(number) => query.bind(number),
-                Value::Text(text) => query.bind(text.to_owned()),
-                Value::Time(moment) => query.bind($moment(moment)),
-            };
+impl<'c> Session<'c> {
+    pub(crate) fn kind(&self) -> Kind {
+        match self.0.dialect() {
+            Dialect::Sqlite => Kind::Sqlite,
+            Dialect::Postgres => Kind::Postgres,
+            Dialect::MySql => Kind::MySql,
         }
-        query
-    }};
-}
-
-impl Session<'_> {
-    /// The connection of a handler's transaction.
-    pub(crate) fn of(tx: &mut HandlerTx) -> Result<Session<'_>, WrongDatabase> {
-        // Asked twice, because a borrow that may be answered holds on to the end otherwise.
-        if tx.postgres().is_ok() {
-            return tx.postgres().map(Session::Postgres);
-        }
-        if tx.mysql().is_ok() {
-            return tx.mysql().map(Session::MySql);
-        }
-        tx.sqlite().map(Session::Sqlite)
     }
 
-    pub(crate) fn kind(&self) -> Kind {
-        match self {
-            Self::Sqlite(_) => Kind::Sqlite,
-            Self::Postgres(_) => Kind::Postgres,
-            Self::MySql(_) => Kind::MySql,
-        }
+    /// What Towpath's own writes join.
+    pub(crate) fn tables(&mut self) -> &mut OwnTables<'c> {
+        &mut self.0
     }
 
     /// Runs a statement written with `?`; answers how many rows it touched.
@@ -160,23 +99,9 @@ impl Session<'_> {
         &mut self,
         name: &'static str,
         sql: &str,
-        values: &[Value<'_>],
+        values: Vec<Value<'_>>,
     ) -> Result<u64, StoreError> {
-        match self {
-            Self::Sqlite(connection) => {
-                let query = bound!(sql.to_owned(), values, |moment: DateTime<Utc>| moment.timestamp_micros());
-                query.execute(&mut **connection).await.map(|done| done.rows_affected())
-            }
-            Self::Postgres(connection) => {
-                let query = bound!(numbered(sql), values, |moment: DateTime<Utc>| moment);
-                query.execute(&mut **connection).await.map(|done| done.rows_affected())
-            }
-            Self::MySql(connection) => {
-                let query = bound!(sql.to_owned(), values, |moment: DateTime<Utc>| moment);
-                query.execute(&mut **connection).await.map(|done| done.rows_affected())
-            }
-        }
-        .map_err(|error| fault(name, error))
+        self.0.execute(name, sql, values).await
     }
 
     /// Runs a statement written with `?`; answers its rows.
@@ -184,26 +109,9 @@ impl Session<'_> {
         &mut self,
         name: &'static str,
         sql: &str,
-        values: &[Value<'_>],
+        values: Vec<Value<'_>>,
     ) -> Result<Vec<Row>, StoreError> {
-        match self {
-            Self::Sqlite(connection) => {
-                let query = bound!(sql.to_owned(), values, |moment: DateTime<Utc>| moment.timestamp_micros());
-                let rows = query.fetch_all(&mut **connection).await;
-                rows.map(|rows| rows.into_iter().map(Row::Sqlite).collect())
-            }
-            Self::Postgres(connection) => {
-                let query = bound!(numbered(sql), values, |moment: DateTime<Utc>| moment);
-                let rows = query.fetch_all(&mut **connection).await;
-                rows.map(|rows| rows.into_iter().map(Row::Postgres).collect())
-            }
-            Self::MySql(connection) => {
-                let query = bound!(sql.to_owned(), values, |moment: DateTime<Utc>| moment);
-                let rows = query.fetch_all(&mut **connection).await;
-                rows.map(|rows| rows.into_iter().map(Row::MySql).collect())
-            }
-        }
-        .map_err(|error| fault(name, error))
+        self.0.rows(name, sql, values).await
     }
 
     /// The first row, if there is one.
@@ -211,7 +119,7 @@ impl Session<'_> {
         &mut self,
         name: &'static str,
         sql: &str,
-        values: &[Value<'_>],
+        values: Vec<Value<'_>>,
     ) -> Result<Option<Row>, StoreError> {
         Ok(self.rows(name, sql, values).await?.into_iter().next())
     }
@@ -224,158 +132,19 @@ impl Session<'_> {
             Kind::Postgres => "SELECT clock_timestamp() AS moment",
             Kind::MySql => "SELECT UTC_TIMESTAMP(6) AS moment",
         };
-        let row = self.row("market.now", sql, &[]).await?;
+        let row = self.row("market.now", sql, Vec::new()).await?;
         row.ok_or_else(|| corrupt("the time", "nothing was answered"))?.time("moment")
     }
 
     /// Runs text without parameters: the making of tables.
     pub(crate) async fn plain(&mut self, name: &'static str, sql: &str) -> Result<(), StoreError> {
-        let query = sqlx::raw_sql(AssertSqlSafe(sql.to_owned()));
-        match self {
-            Self::Sqlite(connection) => query.execute(&mut **connection).await.map(|_| ()),
-            Self::Postgres(connection) => query.execute(&mut **connection).await.map(|_| ()),
-            Self::MySql(connection) => query.execute(&mut **connection).await.map(|_| ()),
-        }
-        .map_err(|error| fault(name, error))
-    }
-}
-
-/// `?` as PostgreSQL numbers them. The statements are ours and have none in texts.
-fn numbered(sql: &str) -> String {
-    let mut text = String::with_capacity(sql.len() + 16);
-    let mut count = 0_u32;
-    for character in sql.chars() {
-        if character == '?' {
-            count += 1;
-            text.push('$');
-            text.push_str(&count.to_string());
-        } else {
-            text.push(character);
-        }
-    }
-    text
-}
-
-macro_rules! get {
-    ($row:expr, $column:expr, $type:ty) => {
-        match $row {
-            Row::Sqlite(row) => row.try_get::<$type, _>($column),
-            Row::Postgres(row) => row.try_get::<$type, _>($column),
-            Row::MySql(row) => row.try_get::<$type, _>($column),
-        }
-    };
-}
-
-impl Row {
-    pub(crate) fn long(&self, column: &'static str) -> Result<i64, StoreError> {
-        get!(self, column, i64).map_err(|error| fault(column, error))
-    }
-
-    pub(crate) fn long_or_null(&self, column: &'static str) -> Result<Option<i64>, StoreError> {
-        get!(self, column, Option<i64>).map_err(|error| fault(column, error))
-    }
-
-    pub(crate) fn text(&self, column: &'static str) -> Result<String, StoreError> {
-        get!(self, column, String).map_err(|error| fault(column, error))
-    }
-
-    pub(crate) fn text_or_null(&self, column: &'static str) -> Result<Option<String>, StoreError> {
-        get!(self, column, Option<String>).map_err(|error| fault(column, error))
-    }
-
-    pub(crate) fn time(&self, column: &'static str) -> Result<DateTime<Utc>, StoreError> {
-        self.time_or_null(column)?.ok_or_else(|| corrupt(column, "it is null"))
-    }
-
-    pub(crate) fn time_or_null(&self, column: &'static str) -> Result<Option<DateTime<Utc>>, StoreError> {
-        match self {
-            Row::Sqlite(row) => row.try_get::<Option<i64>, _>(column).map(|micros| {
-                micros
-                    .map(|micros| DateTime::from_timestamp_micros(micros).unwrap_or(DateTime::<Utc>::MAX_UTC))
-            }),
-            Row::Postgres(row) => row.try_get::<Option<DateTime<Utc>>, _>(column),
-            Row::MySql(row) => row.try_get::<Option<DateTime<Utc>>, _>(column),
-        }
-        .map_err(|error| fault(column, error))
+        self.0.plain(name, sql).await
     }
 }
 
 /// A stored value that cannot be what was written.
 pub(crate) fn corrupt(what: &str, why: impl ToString) -> StoreError {
     StoreError::Corrupt { what: what.to_owned(), source: why.to_string().into() }
-}
-
-/// A transaction of the market's own. Dropped without a commit, it is rolled back.
-pub(crate) enum Transaction {
-    Sqlite(sqlx::Transaction<'static, sqlx::Sqlite>),
-    Postgres(sqlx::Transaction<'static, sqlx::Postgres>),
-    MySql(sqlx::Transaction<'static, sqlx::MySql>),
-}
-
-impl Transaction {
-    pub(crate) async fn begin(store: &SqlStore) -> Result<Self, StoreError> {
-        // sqlx notes that a transaction is open when BEGIN was answered: a caller that is dropped meanwhile would give the
-        // connection back with a transaction open on it. In a task of its own the call ends.
-        macro_rules! begun {
-            ($pool:expr, $kind:path) => {{
-                let pool = $pool.clone();
-                let begun = tokio::spawn(async move { pool.begin().await }).await;
-                let begun = begun.map_err(|error| StoreError::Unavailable(error.into()))?;
-                begun.map($kind).map_err(|error| fault("begin", error))
-            }};
-        }
-        if let Some(pool) = store.postgres_pool() {
-            return begun!(pool, Self::Postgres);
-        }
-        if let Some(pool) = store.mysql_pool() {
-            return begun!(pool, Self::MySql);
-        }
-        match store.sqlite_pool() {
-            // A write transaction from its first statement: one that reads first would have to give up later.
-            Some(pool) => pool
-                .begin_with("BEGIN IMMEDIATE")
-                .await
-                .map(Self::Sqlite)
-                .map_err(|error| fault("begin", error)),
-            None => Err(StoreError::Unavailable("the store has no pool".into())),
-        }
-    }
-
-    pub(crate) fn session(&mut self) -> Session<'_> {
-        match self {
-            Self::Sqlite(transaction) => Session::Sqlite(transaction),
-            Self::Postgres(transaction) => Session::Postgres(transaction),
-            Self::MySql(transaction) => Session::MySql(transaction),
-        }
-    }
-
-    /// Appends facts: they commit with everything else in here.
-    pub(crate) async fn append(&mut self, store: &SqlStore, append: &Append) -> Result<(), StoreError> {
-        match self {
-            Self::Sqlite(transaction) => store.append_tx(transaction, append).await,
-            Self::Postgres(transaction) => store.append_tx(transaction, append).await,
-            Self::MySql(transaction) => store.append_tx(transaction, append).await,
-        }
-        .map(|_| ())
-    }
-
-    pub(crate) async fn commit(self) -> Result<(), StoreError> {
-        match self {
-            Self::Sqlite(transaction) => transaction.commit().await,
-            Self::Postgres(transaction) => transaction.commit().await,
-            Self::MySql(transaction) => transaction.commit().await,
-        }
-        .map_err(|error| fault("commit", error))
-    }
-
-    pub(crate) async fn rollback(self) -> Result<(), StoreError> {
-        match self {
-            Self::Sqlite(transaction) => transaction.rollback().await,
-            Self::Postgres(transaction) => transaction.rollback().await,
-            Self::MySql(transaction) => transaction.rollback().await,
-        }
-        .map_err(|error| fault("rollback", error))
-    }
 }
 
 /// What the work of a transaction answers, and the facts that follow from it.
@@ -397,12 +166,12 @@ macro_rules! in_transaction {
         let mut doubt = crate::database::Doubt::default();
         loop {
             rounds += 1;
-            let begun = crate::database::Transaction::begin(app.store()).await;
+            let begun = app.store().open_transaction().await;
             let ended = match begun {
                 Err(error) => crate::database::Ended::Not(crate::error::MarketError::Store(error)),
                 Ok(mut transaction) => {
                     let worked: Result<crate::database::Change<_>, crate::error::MarketError> = async {
-                        let $session = &mut transaction.session();
+                        let $session = &mut crate::database::Session::from(transaction.own_tables());
                         $work
                     }
                     .await;
@@ -431,23 +200,23 @@ pub(crate) enum Ended<T> {
 /// Ends a transaction: with its facts, or as if it had never been.
 pub(crate) async fn end<T>(
     app: &Towpath,
-    mut transaction: Transaction,
+    mut transaction: SqlTransaction,
     worked: Result<Change<T>, MarketError>,
 ) -> Ended<T> {
     let change = match worked {
         Ok(change) => change,
         Err(error) => {
             // What was refused stays refused, whatever the rollback says.
-            let _ = transaction.rollback().await;
+            let _ = transaction.abandon().await;
             return Ended::Not(error);
         }
     };
     for facts in &change.facts {
-        if let Err(error) = transaction.append(app.store(), facts).await {
+        if let Err(error) = app.store().append_tx(&mut transaction.own_tables(), facts).await {
             return Ended::Not(error.into());
         }
     }
-    match transaction.commit().await {
+    match transaction.finish().await {
         Ok(()) => {
             change.facts.iter().for_each(|facts| app.committed(facts));
             Ended::Done(change.answer)

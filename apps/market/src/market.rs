@@ -386,7 +386,7 @@ impl Market {
             let why = format!("it has from 1 to {MOST_WORDS} words, and at most {LONGEST_TITLE} characters");
             return Err(MarketError::invalid("text", why));
         }
-        Ok(reading!(self, products::list, filter, &sought, page.after, page.limit.min(LARGEST_PAGE))?)
+        Ok(listing!(self, products::list, filter, &sought, page.after, page.limit.min(LARGEST_PAGE))?)
     }
 
     /// An order.
@@ -397,7 +397,7 @@ impl Market {
 
     /// Orders behind a number.
     pub async fn orders(&self, filter: &OrderFilter, page: Page) -> Result<Vec<Order>, MarketError> {
-        Ok(reading!(self, orders::list, filter, page.after, page.limit.min(LARGEST_PAGE))?)
+        Ok(listing!(self, orders::list, filter, page.after, page.limit.min(LARGEST_PAGE))?)
     }
 
     /// The shipment of an order, if it has begun.
@@ -418,7 +418,7 @@ impl Market {
         limit: u32,
     ) -> Result<Vec<Notification>, MarketError> {
         let after = after.map(|event_id| event_id.to_string()).unwrap_or_default();
-        Ok(reading!(self, find_notifications_of, recipient_id, &after, limit.min(LARGEST_PAGE))?)
+        Ok(listing!(self, find_notifications_of, recipient_id, &after, limit.min(LARGEST_PAGE))?)
     }
 
     /// How a buyer's orders ended, if any has.
@@ -495,12 +495,7 @@ impl Market {
     async fn answer(&self, session: &mut Session<'_>, done: Done<'_>) -> Result<(), StoreError> {
         let Some(answers) = self.answers else { return Ok(()) };
         let answer = answers(done, &self.shared.settings).map_err(|error| corrupt("the answer", error))?;
-        let app = &self.shared.app;
-        match session {
-            Session::Sqlite(connection) => app.answer_tx(&mut **connection, &answer).await,
-            Session::Postgres(connection) => app.answer_tx(&mut **connection, &answer).await,
-            Session::MySql(connection) => app.answer_tx(&mut **connection, &answer).await,
-        }
+        self.shared.app.answer_tx(session.tables(), &answer).await
     }
 
     async fn now(&self, session: &mut Session<'_>) -> Result<DateTime<Utc>, StoreError> {
@@ -554,30 +549,23 @@ fn order_no(now: DateTime<Utc>, order_id: i64) -> String {
     format!("{}{:04}", now.format("%Y%m%d%H%M%S"), order_id.rem_euclid(10_000))
 }
 
-/// Runs a read on a connection of the store's own pool.
+/// Finds single rows, on a connection for reading.
 macro_rules! reading {
     ($market:expr, $read:path $(, $argument:expr)*) => {{
-        let store = $market.shared.app.store();
-        let read: Result<_, StoreError> = async {
-            let broken = |error| towpath::fault("connect", error);
-            if let Some(pool) = store.postgres_pool() {
-                let mut connection = pool.acquire().await.map_err(broken)?;
-                $read(&mut Session::Postgres(&mut connection) $(, $argument)*).await
-            } else if let Some(pool) = store.mysql_pool() {
-                let mut connection = pool.acquire().await.map_err(broken)?;
-                $read(&mut Session::MySql(&mut connection) $(, $argument)*).await
-            } else if let Some(pool) = store.sqlite_pool() {
-                let mut connection = pool.acquire().await.map_err(broken)?;
-                $read(&mut Session::Sqlite(&mut connection) $(, $argument)*).await
-            } else {
-                Err(StoreError::Unavailable("the store has no pool".into()))
-            }
-        }
-        .await;
-        read
+        let mut connection = $market.shared.app.store().open_reading().await?;
+        $read(&mut Session::from(connection.own_tables()) $(, $argument)*).await
     }};
 }
 use reading;
+
+/// Looks through rows, on a connection for listings: however long that takes, no command waits for it.
+macro_rules! listing {
+    ($market:expr, $read:path $(, $argument:expr)*) => {{
+        let mut connection = $market.shared.app.store().open_listing().await?;
+        $read(&mut Session::from(connection.own_tables()) $(, $argument)*).await
+    }};
+}
+use listing;
 
 async fn find_shipment(session: &mut Session<'_>, order_id: i64) -> Result<Option<Shipment>, StoreError> {
     let sql = "SELECT order_id, status, status_changed_at FROM shipments WHERE order_id = ?";

@@ -63,7 +63,7 @@ pub(crate) async fn list(
         "SELECT {ORDER} FROM orders{by_index} WHERE {} ORDER BY order_id LIMIT ?",
         conditions.join(" AND ")
     );
-    session.rows("market.orders", &sql, &values).await?.iter().map(Order::read).collect()
+    session.rows("market.orders", &sql, values).await?.iter().map(Order::read).collect()
 }
 
 /// Places an order: the product is taken in the same transaction, for the price of the order, or nothing happens.

@@ -40,6 +40,7 @@ pub(crate) async fn list(
     limit: u32,
 ) -> Result<Vec<Product>, StoreError> {
     let kind = session.kind();
+    let has_price = filter.min_price.is_some() || filter.max_price.is_some();
     let columns = PRODUCT.split(", ").map(|column| format!("p.{column}")).collect::<Vec<_>>().join(", ");
     let mut sought = sought.iter();
     let (mut conditions, mut values): (Vec<String>, Vec<Value<'_>>) = (Vec::new(), Vec::new());
@@ -55,6 +56,10 @@ pub(crate) async fn list(
         None => {
             let by_index = match filter {
                 ProductFilter { seller_id: Some(_), .. } => kind.by_index("products_seller"),
+                // How many a price leaves is known to the database alone.
+                ProductFilter { status: Some(_), .. } if has_price => {
+                    kind.by_index("products_status, products_status_price")
+                }
                 ProductFilter { status: Some(_), .. } => kind.by_index("products_status"),
                 _ => String::new(),
             };
@@ -75,6 +80,10 @@ pub(crate) async fn list(
     if let Some(status) = filter.status {
         conditions.push("p.status = ?".to_owned());
         values.push(status.as_str().into());
+    } else if has_price {
+        // The index of prices is by status: all of them are three short looks.
+        conditions.push(format!("p.status IN ({})", vec!["?"; ProductStatus::ALL.len()].join(", ")));
+        values.extend(ProductStatus::ALL.iter().map(|status| Value::from(status.as_str())));
     }
     if let Some(price) = filter.min_price {
         conditions.push("p.price_cents >= ?".to_owned());
@@ -87,7 +96,7 @@ pub(crate) async fn list(
     values.push(i64::from(limit).into());
     let sql =
         format!("SELECT {columns} FROM {from} WHERE {} ORDER BY {number} LIMIT ?", conditions.join(" AND "));
-    session.rows("market.products", &sql, &values).await?.iter().map(Product::read).collect()
+    session.rows("market.products", &sql, values).await?.iter().map(Product::read).collect()
 }
 
 /// Takes a product for an order: on_sale to sold, for the price that the order has. One row is the only proof that it was
@@ -151,7 +160,7 @@ pub(crate) async fn change(
     values.push(product_id.into());
     values.push(ProductStatus::OnSale.as_str().into());
     let sql = format!("UPDATE products SET {} WHERE product_id = ? AND status = ?", changes.join(", "));
-    if session.execute("market.change-product", &sql, &values).await? != 1 {
+    if session.execute("market.change-product", &sql, values).await? != 1 {
         return Ok(false);
     }
     if let Some(title) = title {
@@ -177,7 +186,7 @@ pub(crate) async fn note_words(
         words.iter().flat_map(|word| [Value::from(word.as_str()), Value::from(product_id)]).collect();
     // An earlier start may have begun with it, on the database that commits each step of a migration.
     let sql = session.kind().insert_unless_there(&format!("product_words (word, product_id) VALUES {rows}"));
-    session.execute("market.words", &sql, &values).await.map(|_| ())
+    session.execute("market.words", &sql, values).await.map(|_| ())
 }
 
 async fn set_available(

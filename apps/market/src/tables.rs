@@ -8,7 +8,7 @@ use chrono::{DateTime, Utc};
 use towpath::SqlStore;
 use towpath::ports::store::StoreError;
 
-use crate::database::{Kind, Session, Transaction, values};
+use crate::database::{Kind, Session, values};
 use crate::products;
 use crate::topology::{channel_names, handler_names};
 
@@ -112,6 +112,12 @@ const INDEXES_3: &[(&str, &str, &str)] = &[
     ("notifications", "notifications_recipient_event", "recipient_id, event_id"),
 ];
 
+/// Indexes that version 4 adds.
+const INDEXES_4: &[(&str, &str, &str)] = &[
+    // What there is for a price: without it, a price that hardly anything has is looked for in all products.
+    ("products", "products_status_price", "status, price_cents, product_id"),
+];
+
 /// An index that version 3 replaces: table and name.
 const REPLACED_3: (&str, &str) = ("notifications", "notifications_recipient");
 
@@ -120,18 +126,17 @@ const FIRST_NUMBERS: [(&str, i64); 2] = [("orders", 900_001), ("products", 1)];
 
 /// Makes what is missing. Can be run again, and by several instances at a time.
 pub(crate) async fn migrate(store: &SqlStore) -> Result<(), StoreError> {
-    let kind = Kind::of(store);
     // On PostgreSQL and SQLite the whole version is one transaction. MySQL commits each statement that makes a table, so
     // each of them can be repeated.
-    let mut transaction = Transaction::begin(store).await?;
-    let mut session = transaction.session();
+    let mut transaction = store.open_transaction().await?;
+    let mut session = Session::from(transaction.own_tables().without_limit());
     lock(&mut session).await?;
     let made = make(&mut session).await;
-    if kind == Kind::MySql {
+    if session.kind() == Kind::MySql {
         session.plain("market.unlock", "DO RELEASE_LOCK(CONCAT('market.', MD5(DATABASE())))").await?;
     }
     made?;
-    transaction.commit().await?;
+    transaction.finish().await?;
     store.create_frozen_views(&channel_names(), &handler_names()).await
 }
 
@@ -146,7 +151,7 @@ async fn lock(session: &mut Session<'_>) -> Result<(), StoreError> {
         }
         Kind::MySql => {
             let sql = "SELECT GET_LOCK(CONCAT('market.', MD5(DATABASE())), 60) AS granted";
-            let granted = session.row("market.lock", sql, &[]).await?;
+            let granted = session.row("market.lock", sql, Vec::new()).await?;
             match granted.map(|row| row.long_or_null("granted")).transpose()?.flatten() {
                 Some(1) => Ok(()),
                 _ => Err(StoreError::Contention("another instance has been migrating for a minute".into())),
@@ -160,8 +165,9 @@ async fn make(session: &mut Session<'_>) -> Result<(), StoreError> {
     refuse_foreign_views(session).await?;
     let versions = "CREATE TABLE IF NOT EXISTS market_migrations (version {long} NOT NULL PRIMARY KEY, applied_at {time} NOT NULL)";
     session.plain("market.versions", &typed(kind, versions)).await?;
-    let found =
-        session.row("market.version", "SELECT MAX(version) AS version FROM market_migrations", &[]).await?;
+    let found = session
+        .row("market.version", "SELECT MAX(version) AS version FROM market_migrations", Vec::new())
+        .await?;
     let found = found.map(|row| row.long_or_null("version")).transpose()?.flatten().unwrap_or(0);
     if found < 1 {
         create(session, VERSION_1).await?;
@@ -187,6 +193,10 @@ async fn make(session: &mut Session<'_>) -> Result<(), StoreError> {
         drop_index(session, REPLACED_3).await?;
         note_all_words(session).await?;
         record(session, 3).await?;
+    }
+    if found < 4 {
+        add_indexes(session, INDEXES_4).await?;
+        record(session, 4).await?;
     }
     Ok(())
 }

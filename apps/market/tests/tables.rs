@@ -51,6 +51,7 @@ async fn later_versions_are_added_to_the_first(stage: &Stage) {
         ("orders", "orders_status"),
         ("orders", "orders_seller"),
         ("products", "products_seller"),
+        ("products", "products_status_price"),
         ("notifications", "notifications_recipient_event"),
     ];
     for (table, index) in indexes {
@@ -134,6 +135,16 @@ fn questions(pair: Pair) -> Vec<(String, &'static [&'static str])> {
             "SELECT * FROM products WHERE product_id > 0 AND seller_id = 77 AND status = 'on_sale' \
              AND price_cents >= 50 AND price_cents <= 200 ORDER BY product_id LIMIT 500",
             &["products_seller"],
+        ),
+        (
+            "SELECT * FROM products WHERE product_id > 0 AND status IN ('on_sale', 'sold', 'withdrawn') \
+             AND price_cents <= 1 ORDER BY product_id LIMIT 500",
+            &["products_status_price"],
+        ),
+        (
+            "SELECT * FROM products WHERE product_id > 0 AND status = 'on_sale' AND price_cents <= 1 \
+             ORDER BY product_id LIMIT 500",
+            &["products_status_price"],
         ),
         (
             "SELECT * FROM product_words w JOIN products p ON p.product_id = w.product_id WHERE w.word = 'red' \

@@ -25,7 +25,7 @@ impl SqlStore {
     ) -> StoreResult<(usize, usize)> {
         let cast = self.dialect().integer_cast();
         let sql = format!("SELECT CAST(OCTET_LENGTH({column}) AS {cast}) AS bytes {from}");
-        let rows = self.own_rows(name, &sql, values).await?;
+        let rows = self.own_listing(name, &sql, values).await?;
         let sizes = rows.iter().map(|row| row.count("bytes")).collect::<StoreResult<Vec<u64>>>()?;
         Ok((how_many_fit(sizes.iter().copied(), bytes), sizes.len()))
     }

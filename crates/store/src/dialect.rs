@@ -6,11 +6,14 @@ use uuid::Uuid;
 
 /// Which database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Dialect {
+pub enum Dialect {
+    /// SQLite.
     #[cfg(feature = "sqlite")]
     Sqlite,
+    /// PostgreSQL.
     #[cfg(feature = "postgres")]
     Postgres,
+    /// MySQL and MariaDB.
     #[cfg(feature = "mysql")]
     MySql,
 }

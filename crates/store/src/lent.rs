@@ -117,6 +117,11 @@ impl<'c> Care<'c> {
         Self { limits: Limits { answer: None, server_ends, silence: Silence::default() }, standing: None }
     }
 
+    /// The same care, for a while.
+    pub(crate) fn reborrowed(&mut self) -> Care<'_> {
+        Care { limits: self.limits.clone(), standing: self.standing.as_deref_mut() }
+    }
+
     /// Without a time limit: for what may take as long as it takes.
     pub(crate) fn without_limit(self) -> Self {
         Self { limits: Limits { answer: None, ..self.limits }, ..self }

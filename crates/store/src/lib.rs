@@ -52,11 +52,12 @@ mod views;
 pub use backlog::{
     Backlog, CommandBacklog, Connections, LetterCount, LogBacklog, OutboxBacklog, TimerBacklog,
 };
+pub use dialect::Dialect;
 pub use followed::FollowedLog;
 pub use listings::{COMMANDS_BYTES, FoundAs, OutboxFilter};
 pub use notices::{Heard, Notices};
 pub use ops::inbox::{CameBefore, FirstDelivery, message_key};
-pub use own_tables::{OwnTables, Record};
+pub use own_tables::{OwnConnection, OwnTables, Record};
 pub use pools::StoreOptions;
 pub use schema::{Column, ColumnKind, Index, Table};
 pub use scratch::Scratch;

@@ -4,21 +4,42 @@
 //! differently (types, upserts) is done here. The probe sees these statements, too.
 
 use chrono::{DateTime, Utc};
+use towpath_core::ports::probe::Probe;
 use towpath_core::ports::store::{StoreError, StoreResult};
 
 use crate::dialect::Dialect;
+use crate::lent::Limits;
 use crate::schema::Table;
 use crate::sql::{MAX_VALUES, Row, Session, Value, values};
-use crate::store::{Purpose, SqlStore};
-use crate::transaction::SqlTransaction;
+use crate::store::{OpenConnection, Purpose, SqlStore};
+use crate::transaction::{SqlTransaction, sealed};
 
-/// Statements on the application's own tables, inside a transaction or on a connection.
+/// Statements on the application's own tables, inside a transaction or on a connection. Each has the time limit of where it
+/// runs. In a transaction, Towpath's writes join them ([`SqlStore::append_tx`]).
 pub struct OwnTables<'c>(Session<'c>);
+
+/// A connection for reading the application's own tables: dropped, it goes back.
+pub struct OwnConnection(OpenConnection);
 
 /// A row of the application's own.
 pub struct Record(Row);
 
 impl OwnTables<'_> {
+    /// Which database this is, for what it says differently.
+    pub fn dialect(&self) -> Dialect {
+        self.0.dialect()
+    }
+
+    /// The same without a time limit: for the making of tables, which takes as long as it takes.
+    pub fn without_limit(self) -> Self {
+        Self(self.0.without_limit())
+    }
+
+    /// Runs text without parameters, which may be several statements: the making of tables.
+    pub async fn plain(&mut self, name: &'static str, sql: &str) -> StoreResult<()> {
+        Ok(self.0.plain(name, sql).await?)
+    }
+
     /// Runs a statement and answers how many rows it touched. `name` is what the probe and errors call it.
     pub async fn execute(
         &mut self,
@@ -140,7 +161,36 @@ impl SqlTransaction {
     }
 }
 
+impl OwnConnection {
+    /// Statements on the application's own tables, each by itself.
+    pub fn own_tables(&mut self) -> OwnTables<'_> {
+        OwnTables(self.0.session())
+    }
+}
+
+impl sealed::AsSession for OwnTables<'_> {
+    // What runs here is looked after already.
+    #[allow(private_interfaces, reason = "the trait is sealed: only this crate calls it")]
+    fn as_session<'c>(&'c mut self, _probe: &'c dyn Probe, _limits: Limits) -> Session<'c> {
+        self.0.reborrowed()
+    }
+}
+
 impl SqlStore {
+    /// A connection for finding single rows of the application's own tables. On SQLite it is not the one that writes.
+    pub async fn open_reading(&self) -> StoreResult<OwnConnection> {
+        self.connection(Purpose::Read).await.map(OwnConnection)
+    }
+
+    /// A connection for what people look through: one of those that listings have for themselves, so that no command waits
+    /// for them, and the database ends what takes too long ([`StoreOptions`](crate::StoreOptions)).
+    ///
+    /// # Errors
+    /// Of its statements: [`StoreError::TooSlow`].
+    pub async fn open_listing(&self) -> StoreResult<OwnConnection> {
+        self.connection(Purpose::List).await.map(OwnConnection)
+    }
+
     /// Makes the application's own tables where they are missing. Instances that do it at the same time take turns.
     ///
     /// # Caveats
@@ -174,15 +224,25 @@ impl SqlStore {
         transaction.commit().await
     }
 
-    /// Reads from the application's own tables: one statement, by itself.
+    /// Reads from the application's own tables: one statement, by itself. For what people look through, see
+    /// [`own_listing`](Self::own_listing).
     pub async fn own_rows(
         &self,
         name: &'static str,
         sql: &str,
         values: Vec<Value<'_>>,
     ) -> StoreResult<Vec<Record>> {
-        let mut connection = self.connection(Purpose::Read).await?;
-        OwnTables(connection.session()).rows(name, sql, values).await
+        self.open_reading().await?.own_tables().rows(name, sql, values).await
+    }
+
+    /// The same for what people look through, as [`open_listing`](Self::open_listing) has it.
+    pub async fn own_listing(
+        &self,
+        name: &'static str,
+        sql: &str,
+        values: Vec<Value<'_>>,
+    ) -> StoreResult<Vec<Record>> {
+        self.open_listing().await?.own_tables().rows(name, sql, values).await
     }
 
     /// Writes to the application's own tables: one statement, which is its own transaction.
@@ -219,6 +279,11 @@ impl Record {
     /// A number.
     pub fn long(&self, column: &str) -> StoreResult<i64> {
         self.0.long(column)
+    }
+
+    /// A number or null.
+    pub fn long_or_null(&self, column: &str) -> StoreResult<Option<i64>> {
+        self.0.long_or_null(column)
     }
 
     /// A number that cannot be negative.

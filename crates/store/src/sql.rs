@@ -275,6 +275,19 @@ impl<'c> Session<'c> {
         Self { care: self.care.without_limit(), ..self }
     }
 
+    /// The same connection, for a while.
+    pub(crate) fn reborrowed(&mut self) -> Session<'_> {
+        let connection = match &mut self.connection {
+            #[cfg(feature = "sqlite")]
+            Connection::Sqlite(connection) => Connection::Sqlite(connection),
+            #[cfg(feature = "postgres")]
+            Connection::Postgres(connection) => Connection::Postgres(connection),
+            #[cfg(feature = "mysql")]
+            Connection::MySql(connection) => Connection::MySql(connection),
+        };
+        Session { connection, probe: self.probe, care: self.care.reborrowed() }
+    }
+
     pub(crate) fn dialect(&self) -> Dialect {
         match self.connection {
             #[cfg(feature = "sqlite")]

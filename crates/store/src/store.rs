@@ -169,7 +169,8 @@ impl SqlStore {
     }
 
     /// The pool, for the application's own tables: the one connection that writes. Whoever holds a transaction of it
-    /// must not await a command meanwhile: that would wait for the same connection.
+    /// must not await a command meanwhile: that would wait for the same connection. For reading there are
+    /// [`open_reading`](Self::open_reading) and [`open_listing`](Self::open_listing).
     #[cfg(feature = "sqlite")]
     pub fn sqlite_pool(&self) -> Option<&sqlx::SqlitePool> {
         match &self.pool {
@@ -179,7 +180,8 @@ impl SqlStore {
         }
     }
 
-    /// The pool, for the application's own tables.
+    /// The pool, for the application's own tables. What people look through belongs on [`open_listing`](Self::open_listing):
+    /// here, commands wait for it.
     #[cfg(feature = "postgres")]
     pub fn postgres_pool(&self) -> Option<&sqlx::PgPool> {
         match &self.pool {
@@ -189,7 +191,8 @@ impl SqlStore {
         }
     }
 
-    /// The pool, for the application's own tables.
+    /// The pool, for the application's own tables. What people look through belongs on [`open_listing`](Self::open_listing):
+    /// here, commands wait for it.
     #[cfg(feature = "mysql")]
     pub fn mysql_pool(&self) -> Option<&sqlx::MySqlPool> {
         match &self.pool {

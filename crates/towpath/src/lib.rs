@@ -163,7 +163,9 @@ pub use towpath_store::{
 };
 /// Tables of an application's own, declared as data and used on any of the databases.
 pub mod tables {
-    pub use towpath_store::{Column, ColumnKind, Index, OwnTables, Record, SqlTransaction, Table, Value};
+    pub use towpath_store::{
+        Column, ColumnKind, Dialect, Index, OwnConnection, OwnTables, Record, SqlTransaction, Table, Value,
+    };
 }
 
 /// The README's programs are run as tests.

@@ -19,7 +19,7 @@ use towpath::retry::RetryPolicy;
 use towpath::sqlx::{self, Row as _};
 use towpath::{
     BrokerUrl, ChannelPolicy, Delivering, DeliveringOutcome, LocalBroker, LocalOptions, RabbitMq, Scratch,
-    SqlStore, Towpath, Watch,
+    SqlStore, StoreOptions, Towpath, Watch,
 };
 use towpath_market::topology::EXCHANGE;
 use towpath_market::{Market, Order, Product, Settings};
@@ -125,6 +125,13 @@ impl Stage {
         let app = Market::install(builder, &settings).start().await.expect("start");
         let market = Market::open(&app, settings);
         Shop { app, market, seen: Arc::default() }
+    }
+
+    /// The same with other connections.
+    pub async fn open_with_store(&self, options: StoreOptions) -> Shop {
+        let settings = Settings { scan_enabled: false, ..settings() };
+        let builder = Towpath::builder().store_options(options).without_workers();
+        self.start(builder, &self.broker_url, settings).await.expect("start")
     }
 
     /// A handle of the test's own on the broker.
