@@ -9,7 +9,7 @@ mod parcels;
 use parcels::Server;
 use serde::{Deserialize, Serialize};
 use towpath::retry::ErrorClass;
-use towpath::{Aggregate, Channel, Context, Refusal, Start};
+use towpath::{Aggregate, Channel, Consumer, Context, Delivery, HandlerError, Next, Refusal, Start};
 
 /// A text that somebody wrote.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -66,15 +66,18 @@ fn server_of_a_test() {
     let Ok(arguments) = std::env::var("SERVER_OF_A_TEST_ARGUMENTS") else { return };
     let arguments = arguments.split('\n').map(std::ffi::OsString::from);
     let _ = towpath_server::run(arguments, |builder| {
-        let topology = "[topology]\nexchanges = [{ name = \"papers\", kind = \"fanout\" }]\n\
-                        queues = [{ name = \"papers\" }]\nbindings = [{ queue = \"papers\", exchange = \"papers\" }]\n";
+        let topology = "[topology]\nexchanges = [{ name = \"copies\", kind = \"fanout\" }]\n\
+                        queues = [{ name = \"copies\" }]\nbindings = [{ queue = \"copies\", exchange = \"copies\" }]\n";
         builder
             .aggregate::<Paper>()
             .channels_from_toml(topology)
             .channel(Channel::named("papers", ["paper.*"]).map(Channel::published))
+            .consumer(Consumer::of("papers").each("read", |delivery: Delivery| async move {
+                Ok::<Next, HandlerError>(delivery.handled())
+            }))
             .channel(
                 Channel::named("log", ["paper.*"])
-                    .map(|channel| channel.to_exchange("papers").tracking(Start::First)),
+                    .map(|channel| channel.to_exchange("copies").tracking(Start::First)),
             )
     });
     std::process::exit(0);
@@ -95,6 +98,12 @@ fn a_hundred_commands_of_three_mebibytes_take_less_than_256() {
         let channels = listed["channels"].as_array().unwrap();
         channels.iter().any(|channel| channel["name"] == "log" && channel["position"] == 100)
     });
+    let handled = r#"towpath_inbox_deliveries_total{consumer="read",result="handled"} 100"#;
+    let begun = std::time::Instant::now();
+    while !server.get("/metrics").body.contains(handled) {
+        assert!(begun.elapsed() < parcels::PATIENCE, "not all are handled");
+        std::thread::yield_now();
+    }
     let after = server.peak();
     println!("from {before} MiB to {after} MiB");
     assert!(after < 256, "{after} MiB");

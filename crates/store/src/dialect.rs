@@ -372,6 +372,11 @@ impl Dialect {
         say!(self, "ON CONFLICT DO NOTHING", "ON CONFLICT DO NOTHING", "")
     }
 
+    /// Whether an UPDATE can answer the rows that it changed.
+    pub(crate) fn returns_updated(self) -> bool {
+        say!(self, true, true, false)
+    }
+
     /// Whether an upsert that changes nothing reports no row. MySQL reports found rows, so its answer is ambiguous.
     pub(crate) fn reports_upserts_plainly(self) -> bool {
         say!(self, true, true, false)

@@ -579,13 +579,18 @@ impl Queues for SqlStore {
         transacting!(self, ops::queues::end_receiving, receiver)
     }
 
-    async fn take_messages(&self, receiver: &Receiver, limit: u32) -> StoreResult<Vec<TakenMessage>> {
+    async fn take_messages(
+        &self,
+        receiver: &Receiver,
+        limit: u32,
+        bytes: u64,
+    ) -> StoreResult<Vec<TakenMessage>> {
         // Mostly there is nothing: then one read is all it costs.
         let waiting = reading!(self, ops::queues::look, &receiver.queue)?;
         if !waiting.ready && !waiting.due {
             return Ok(Vec::new());
         }
-        transacting!(self, ops::queues::take, receiver, waiting, limit)
+        transacting!(self, ops::queues::take, receiver, waiting, limit, bytes)
     }
 
     async fn end_messages(&self, grant: &LeaseGrant, endings: &[Ending]) -> StoreResult<()> {

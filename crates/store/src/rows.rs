@@ -599,12 +599,13 @@ pub(crate) fn local_message_values<'a>(
     ])
 }
 
+/// A message that was just taken.
 pub(crate) fn read_local_message(row: &Row) -> StoreResult<TakenMessage> {
     let nanos = row.small("occurred_nanos")? % NANOS_IN_A_MICRO;
     let headers = row.text("headers")?;
     Ok(TakenMessage {
         place: row.count("local_message_id")?,
-        earlier_deliveries: row.small("delivery_count")?,
+        earlier_deliveries: row.small("delivery_count")?.saturating_sub(1),
         message_id: row.text("message_id")?,
         message_type: row.text("message_type")?,
         key: row.text("message_key")?,

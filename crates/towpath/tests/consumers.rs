@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use support::delivery::{Broker, Stage, effects, effects_of};
+use support::delivery::{Broker, Stage, effects, effects_of, make_table};
 use support::{Order, OrderCommand, OrderEvent, eventually, eventually_within};
 use towpath::letters::{LetterFilter, SetAside};
 use towpath::lifecycle::LetterStatus;
@@ -21,6 +21,7 @@ use towpath::{
     Afterwards, Batch, Consumer, ConsumerPolicy, DeadTo, Delivery, HandlerError, LettersError, Next,
     StoreOptions, Towpath,
 };
+use towpath_testkit::CountingProbe;
 
 on_every_pair!(
     a_fact_has_its_effect_once_however_often_it_is_delivered,
@@ -452,7 +453,11 @@ async fn bulk_actions_touch_what_their_preview_counted(stage: &Stage) {
             }
         }
     };
-    let app = stage.app([Consumer::of(stage.channel()).with(quick()).each("record", handler)]).await;
+    let statements = Arc::new(CountingProbe::new());
+    let options = StoreOptions { probe: statements.clone(), ..StoreOptions::default() };
+    let consumer = Consumer::of(stage.channel()).with(quick()).each("record", handler);
+    let app = stage.app_with_connections(options, [consumer]).await;
+    make_table(&app).await;
     for number in 0..6 {
         place(&app, &format!("order-{number}")).await;
     }
@@ -471,12 +476,15 @@ async fn bulk_actions_touch_what_their_preview_counted(stage: &Stage) {
     place(&app, "order-late").await;
     dead_letters(&app, 8).await;
     broken.store(false, Ordering::SeqCst);
+    statements.take();
     let report = letters.replay_all(&preview, false).await.unwrap();
     assert_eq!((report.to_handlers, report.changed_meanwhile, report.beyond_horizon), (6, 0, 0));
     eventually("six effects", || async { (effects(&app).await.len() == 6).then_some(()) }).await;
     let rest = letters.preview(LetterFilter::default()).await.unwrap();
     assert_eq!(rest.count, 2, "the note and the late one");
     assert_eq!(letters.discard_all(&rest, Some("enough")).await.unwrap(), 2);
+    let whole: Vec<_> = statements.take().into_iter().filter(|name| *name == "letters.list").collect();
+    assert!(whole.is_empty(), "a page of letters is never read with its bodies");
     assert_eq!(letters.preview(LetterFilter::default()).await.unwrap().count, 0);
     assert_eq!(effects(&app).await.len(), 6);
     app.stop().await;
@@ -839,13 +847,14 @@ mod broker_dead_letters {
         assert!(matches!(refused, LettersError::BeyondHorizon { .. }), "{refused}");
         let preview = letters.preview(LetterFilter::default()).await.unwrap();
         assert_eq!(letters.replay_all(&preview, false).await.unwrap().beyond_horizon, 1);
-        letters.replay(dead[0].letter_id, true).await.unwrap();
+        assert_eq!(letters.replay_all(&preview, true).await.unwrap().to_broker, 1);
         // It is given up again, which is another death of the same message.
-        eventually("the second death", || async {
+        let both = eventually("the second death", || async {
             let all = app.dead_letters().list(&LetterFilter::default(), 0, 10).await.unwrap();
-            (all.len() == 2).then_some(())
+            (all.len() == 2).then_some(all)
         })
         .await;
+        assert_eq!(both[0].letter.message.body, both[1].letter.message.body, "with its body");
         app.stop().await;
     }
 }

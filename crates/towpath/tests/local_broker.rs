@@ -47,6 +47,8 @@ mod conformance_on_mysql {
 on_every_database!(
     a_receiver_that_dies_loses_nothing_and_is_fenced,
     a_living_receiver_keeps_its_messages_beyond_its_lease,
+    as_many_are_taken_as_have_room_by_their_bytes,
+    a_receiver_of_large_messages_holds_few_of_them,
     ten_thousand_messages_reach_four_receivers_once_each,
     one_receiver_at_a_time_keeps_the_order_over_processes,
     the_next_one_takes_over_from_a_receiver_that_died,
@@ -98,7 +100,7 @@ async fn a_receiver_that_dies_loses_nothing_and_is_fenced(fresh: &Fresh) {
     lane.declare(&broker).await;
     publish_all(&broker, &numbered(&lane.destination, 10)).await;
     let receiver = dying_receiver(&dead, &lane.queue, false, SHORT).await;
-    let taken = dead.take_messages(&receiver, 5).await.unwrap();
+    let taken = dead.take_messages(&receiver, 5, u64::MAX).await.unwrap();
     assert_eq!(taken.len(), 5);
 
     let deliveries = subscribe(&broker, &lane.queue, 20).await;
@@ -133,7 +135,7 @@ async fn a_receiver_that_dies_loses_nothing_and_is_fenced(fresh: &Fresh) {
     other.declare(&broker).await;
     publish_all(&broker, &numbered(&other.destination, 1)).await;
     let again = Receiver { queue: other.queue.clone(), ..receiver };
-    let taken = dead.take_messages(&again, 5).await;
+    let taken = dead.take_messages(&again, 5, u64::MAX).await;
     assert!(matches!(taken, Err(StoreError::Fenced { .. })), "{taken:?}");
     assert_eq!(living.queue_depth(&other.queue).await.unwrap().ready, 1);
 
@@ -163,6 +165,48 @@ async fn a_living_receiver_keeps_its_messages_beyond_its_lease(fresh: &Fresh) {
     settle(&*deliveries, &held, Settlement::Acknowledge).await;
     assert_eq!(store.queue_depth(&lane.queue).await.unwrap(), QueueDepth::default());
     drop(other);
+}
+
+async fn as_many_are_taken_as_have_room_by_their_bytes(fresh: &Fresh) {
+    let store = store(fresh.url()).await;
+    for (alone, arguments) in [(false, Vec::new()), (true, one_at_a_time())] {
+        let (broker, lane) = (over(&store, SHORT), Lane::with_arguments(fresh, arguments));
+        lane.declare(&broker).await;
+        let sizes = [10, 20, 30, 1000, 5, 5];
+        let messages: Vec<Message> =
+            sizes.iter().map(|size| message(&lane.destination, "x".repeat(*size))).collect();
+        publish_all(&broker, &messages).await;
+        let receiver = dying_receiver(&store, &lane.queue, alone, Duration::from_secs(600)).await;
+        for (limit, bytes, expected) in
+            [(10, 59, &sizes[..2]), (10, 1, &sizes[2..3]), (10, 999, &sizes[3..4]), (1, 100, &sizes[4..5])]
+        {
+            let taken = store.take_messages(&receiver, limit, bytes).await.unwrap();
+            let taken: Vec<usize> = taken.iter().map(|message| message.body.len()).collect();
+            assert_eq!(taken, expected, "at most {limit} with {bytes} bytes");
+        }
+        let depth = store.queue_depth(&lane.queue).await.unwrap();
+        assert_eq!(depth, QueueDepth { ready: 1, delayed: 0, taken: 5 }, "what had no room waits");
+    }
+}
+
+async fn a_receiver_of_large_messages_holds_few_of_them(fresh: &Fresh) {
+    const ALL: usize = 12;
+    let (broker, lane) = Lane::ready(fresh).await;
+    for _ in 0..ALL {
+        publish_all(&*broker, &[message(&lane.destination, "x".repeat(3 << 20))]).await;
+    }
+    let store = store(fresh.url()).await;
+    let deliveries = subscribe(&*broker, &lane.queue, 64).await;
+    let mut held = Vec::new();
+    for settled in 0..ALL {
+        while held.len() < (ALL - settled).min(3) {
+            held.push(next(&*deliveries).await);
+        }
+        let depth = store.queue_depth(&lane.queue).await.unwrap();
+        assert!(depth.taken <= 3, "{depth:?}: more than 8 MiB, and one");
+        settle(&*deliveries, &held.remove(0), Settlement::Acknowledge).await;
+    }
+    assert_eq!(store.queue_depth(&lane.queue).await.unwrap(), QueueDepth::default());
 }
 
 async fn ten_thousand_messages_reach_four_receivers_once_each(fresh: &Fresh) {
@@ -235,7 +279,7 @@ async fn the_next_one_takes_over_from_a_receiver_that_died(fresh: &Fresh) {
     lane.declare(&broker).await;
     publish_all(&broker, &numbered(&lane.destination, 10)).await;
     let dead = dying_receiver(&store, &lane.queue, true, SHORT).await;
-    assert_eq!(store.take_messages(&dead, 3).await.unwrap().len(), 3);
+    assert_eq!(store.take_messages(&dead, 3, u64::MAX).await.unwrap().len(), 3);
     let received = take(&*subscribe(&broker, &lane.queue, 2).await, 10).await;
     assert_eq!(bodies(&received), numbers(0..10), "nothing overtakes what the dead one had");
 }
@@ -247,7 +291,7 @@ async fn the_next_one_waits_for_who_is_giving_back(fresh: &Fresh) {
     lane.declare(&broker).await;
     publish_all(&broker, &numbered(&lane.destination, 10)).await;
     let dead = dying_receiver(&store, &lane.queue, true, SHORT).await;
-    assert_eq!(store.take_messages(&dead, 3).await.unwrap().len(), 3);
+    assert_eq!(store.take_messages(&dead, 3, u64::MAX).await.unwrap().len(), 3);
     eventually("its lease running out", || async {
         let leases = store.leases(dead.grant.lease.as_str()).await.unwrap();
         (!leases.iter().any(|lease| lease.live)).then_some(())
@@ -259,7 +303,7 @@ async fn the_next_one_waits_for_who_is_giving_back(fresh: &Fresh) {
     let pause = Arc::new(PauseProbe::new(3));
     let recovering = store.with_probe(pause.clone());
     let giving_back = async move { recovering.recover_messages().await.unwrap() };
-    let taking = async move { store.take_messages(&next, 10).await.unwrap() };
+    let taking = async move { store.take_messages(&next, 10, u64::MAX).await.unwrap() };
     let (given_back, taken, paused) = interleave(&pause, giving_back, taking).await;
     assert!(paused);
     assert_eq!(given_back, 3);
@@ -283,8 +327,13 @@ impl Forgetful {
 
 #[async_trait::async_trait]
 impl Queues for Forgetful {
-    async fn take_messages(&self, receiver: &Receiver, limit: u32) -> StoreResult<Vec<TakenMessage>> {
-        let taken = self.store.take_messages(receiver, limit).await?;
+    async fn take_messages(
+        &self,
+        receiver: &Receiver,
+        limit: u32,
+        bytes: u64,
+    ) -> StoreResult<Vec<TakenMessage>> {
+        let taken = self.store.take_messages(receiver, limit, bytes).await?;
         if !taken.is_empty() && self.taking.swap(false, SeqCst) {
             return Err(Self::lost());
         }
@@ -667,7 +716,7 @@ async fn the_cost_of_taking() {
             let receiver = dying_receiver(&store, &lane.queue, false, Duration::from_secs(600)).await;
             let began = std::time::Instant::now();
             for _ in 0..100 {
-                store.take_messages(&receiver, count).await.unwrap();
+                store.take_messages(&receiver, count, u64::MAX).await.unwrap();
             }
             let millis = began.elapsed().as_secs_f64() * 10.0;
             println!("{server}: {what}: {millis:.2} ms a take of {count}");

@@ -12,7 +12,7 @@ pub(super) type Place = (String, i32);
 
 /// More messages are asked for while fewer than this wait to be handed out.
 const ENOUGH_WAITING: usize = 256;
-/// The same in bytes of bodies.
+/// The same in bytes of bodies. Nor are more handed out while so many bytes are unsettled.
 const ENOUGH_BYTES: usize = 8 << 20;
 /// How far a receiver may read beyond a message that nobody settles: all of it comes again when the receiver goes.
 const FARTHEST_AHEAD: usize = 10_000;
@@ -24,6 +24,7 @@ pub(super) struct Ledger {
     waiting: VecDeque<Entry>,
     waiting_bytes: usize,
     held: HashMap<DeliveryTag, Entry>,
+    held_bytes: usize,
     last_tag: u64,
 }
 
@@ -52,6 +53,7 @@ impl Ledger {
             waiting: VecDeque::new(),
             waiting_bytes: 0,
             held: HashMap::new(),
+            held_bytes: 0,
             last_tag: 0,
         }
     }
@@ -70,6 +72,7 @@ impl Ledger {
         self.waiting.retain(|entry| !places.contains(&entry.place));
         self.waiting_bytes = self.waiting.iter().map(|entry| entry.received.body.len()).sum();
         self.held.retain(|_, entry| !places.contains(&entry.place));
+        self.held_bytes = self.held.values().map(|entry| entry.received.body.len()).sum();
         let positions = places.into_iter().filter_map(|place| {
             let position = self.partitions.remove(&place)?.position?;
             Some((place, position))
@@ -95,13 +98,14 @@ impl Ledger {
         }
     }
 
-    /// The next message, unless as many as allowed are unsettled.
+    /// The next message, unless as many as allowed are unsettled, or as large ones.
     pub(super) fn hand_out(&mut self) -> Option<Received> {
-        if self.held.len() >= self.prefetch {
+        if self.held.len() >= self.prefetch || self.held_bytes >= ENOUGH_BYTES {
             return None;
         }
         let mut entry = self.waiting.pop_front()?;
         self.waiting_bytes = self.waiting_bytes.saturating_sub(entry.received.body.len());
+        self.held_bytes += entry.received.body.len();
         self.last_tag += 1;
         entry.received.tag = DeliveryTag(self.last_tag);
         let received = entry.received.clone();
@@ -112,6 +116,7 @@ impl Ledger {
     /// Settles what is held under this tag; nothing if there is no such thing (any more).
     pub(super) fn settle(&mut self, tag: DeliveryTag, settlement: Settlement) {
         let Some(mut entry) = self.held.remove(&tag) else { return };
+        self.held_bytes = self.held_bytes.saturating_sub(entry.received.body.len());
         match settlement {
             // Kafka keeps no dead letters: what is rejected is done with.
             Settlement::Acknowledge | Settlement::Reject => {
@@ -130,6 +135,7 @@ impl Ledger {
     /// The receiver goes: nothing that it holds can be settled any more.
     pub(super) fn let_go(&mut self) {
         self.held.clear();
+        self.held_bytes = 0;
         self.waiting.clear();
         self.waiting_bytes = 0;
     }
@@ -271,6 +277,23 @@ mod tests {
         assert_eq!(ledger.hand_out(), None);
         ledger.settle(first.tag, Settlement::Acknowledge);
         assert_eq!(ledger.hand_out().map(|received| received.body), Some(b"2".to_vec()));
+    }
+
+    #[test]
+    fn no_more_bytes_than_are_enough_are_unsettled() {
+        let mut ledger = with_messages(0, 10);
+        let half = "x".repeat(ENOUGH_BYTES / 2);
+        (0..4).for_each(|offset| ledger.read(place(0), offset, message(&half)));
+        let first = ledger.hand_out().unwrap();
+        assert!(ledger.hand_out().is_some());
+        assert_eq!(ledger.hand_out(), None);
+        ledger.settle(first.tag, Settlement::Requeue);
+        assert!(ledger.hand_out().is_some());
+        assert_eq!(ledger.hand_out(), None);
+        ledger.revoke([place(0)]);
+        ledger.assign([place(1)]);
+        ledger.read(place(1), 0, message(&"x".repeat(2 * ENOUGH_BYTES)));
+        assert!(ledger.hand_out().is_some(), "one, however large it is");
     }
 
     #[test]

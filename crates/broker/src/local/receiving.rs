@@ -20,6 +20,9 @@ use crate::deadline::after;
 /// How often something that lost against others is tried again before it is told.
 const ATTEMPTS: u32 = 20;
 
+/// No more is taken while the bodies of what is unsettled have so many bytes together.
+const ENOUGH_BYTES: usize = 8 << 20;
+
 /// Begins to receive; see the port.
 pub(super) async fn subscribe(
     shared: &Arc<Shared>,
@@ -73,6 +76,10 @@ struct Goods {
     ahead: VecDeque<Received>,
     /// All that is unsettled, with what a dead letter needs. As many as the prefetch allows.
     unsettled: HashMap<DeliveryTag, Origin>,
+    /// How many bytes the bodies of all that is unsettled have.
+    bytes: usize,
+    /// How many bytes a body of those that were taken last has, on the average.
+    usual: usize,
     /// Why there will be no more.
     ended: Option<String>,
 }
@@ -82,6 +89,8 @@ struct Goods {
 struct Origin {
     destination: Destination,
     headers: Vec<(String, String)>,
+    /// Of its body.
+    bytes: usize,
 }
 
 /// A message to be settled.
@@ -108,7 +117,7 @@ impl Deliveries for LocalDeliveries {
     }
 
     async fn settle(&self, tag: DeliveryTag, settlement: Settlement) -> BrokerResult<()> {
-        let Some(origin) = locked(&self.stock.goods).unsettled.remove(&tag) else { return Ok(()) };
+        let Some(origin) = locked(&self.stock.goods).settle(tag) else { return Ok(()) };
         let (answer, answered) = oneshot::channel();
         let request = Request { tag, settlement, origin, answer };
         if self.requests.send(request).is_err() {
@@ -137,22 +146,31 @@ impl Stock {
         Some(Ok(received))
     }
 
-    /// How many to take now. Not one for every one that is settled: half of the prefetch at a time, unless the
-    /// receiver is about to wait.
-    fn wanted(&self) -> usize {
+    /// How many to take now, and of how many bytes. Not one for every one that is settled: half of the prefetch at a
+    /// time, unless the receiver is about to wait.
+    fn wanted(&self) -> (usize, usize) {
         let goods = locked(&self.goods);
-        if goods.ahead.len() > self.prefetch / 2 {
-            return 0;
+        let room = ENOUGH_BYTES.saturating_sub(goods.bytes);
+        if goods.ahead.len() > self.prefetch / 2 || room == 0 {
+            return (0, 0);
         }
-        self.prefetch.saturating_sub(goods.unsettled.len())
+        // The sizes of many large ones would be read, and read again, for the few that fit.
+        let likely = (room / goods.usual.max(1)).saturating_add(1);
+        (self.prefetch.saturating_sub(goods.unsettled.len()).min(likely), room)
     }
 
     fn add(&self, queue: &str, messages: Vec<TakenMessage>) {
         let mut goods = locked(&self.goods);
+        let bytes = messages.iter().map(|message| message.body.len()).sum::<usize>();
+        goods.bytes += bytes;
+        goods.usual = bytes / messages.len().max(1);
         for message in messages {
             let tag = DeliveryTag(message.place);
-            let origin =
-                Origin { destination: message.destination.clone(), headers: message.headers.clone() };
+            let origin = Origin {
+                destination: message.destination.clone(),
+                headers: message.headers.clone(),
+                bytes: message.body.len(),
+            };
             goods.unsettled.insert(tag, origin);
             goods.ahead.push_back(received(queue, message));
         }
@@ -166,8 +184,17 @@ impl Stock {
         goods.ended.get_or_insert_with(|| reason.to_owned());
         goods.ahead.clear();
         goods.unsettled.clear();
+        goods.bytes = 0;
         drop(goods);
         self.arrived.notify_waiters();
+    }
+}
+
+impl Goods {
+    fn settle(&mut self, tag: DeliveryTag) -> Option<Origin> {
+        let origin = self.unsettled.remove(&tag)?;
+        self.bytes = self.bytes.saturating_sub(origin.bytes);
+        Some(origin)
     }
 }
 
@@ -298,12 +325,12 @@ impl Task {
 
     /// Takes as many as are wanted, and answers how many there were.
     async fn take(&self) -> StoreResult<usize> {
-        let wanted = self.stock.wanted();
+        let (wanted, room) = self.stock.wanted();
         if wanted == 0 {
             return Ok(0);
         }
         let limit = u32::try_from(wanted).unwrap_or(u32::MAX);
-        let taken = self.shared.queues.take_messages(&self.receiver, limit).await?;
+        let taken = self.shared.queues.take_messages(&self.receiver, limit, room as u64).await?;
         let count = taken.len();
         if count > 0 {
             self.stock.add(&self.receiver.queue, taken);
@@ -342,7 +369,7 @@ impl Task {
         let fate = |request: &Request| match (request.settlement, &routing) {
             (Settlement::Requeue, _) => Fate::GivenBack,
             (Settlement::Reject, Some(routing)) if routing.has_dead_letters(queue) => {
-                let Origin { destination, headers } = &request.origin;
+                let Origin { destination, headers, .. } = &request.origin;
                 let placements = routing.rejected(queue, destination, headers);
                 if placements.is_empty() {
                     tracing::warn!(queue, "a rejected message is dropped: its dead letters lead nowhere");

@@ -148,12 +148,18 @@ pub trait Queues: Send + Sync + 'static {
     /// Gives back everything that a receiver has taken, all at once, and ends its lease.
     async fn end_receiving(&self, receiver: &Receiver) -> StoreResult<()>;
 
-    /// Takes messages, lowest place first. Costs one indexed read when there is nothing to take. Messages that others
+    /// Takes messages, lowest place first: at most so many, and no more than have so many bytes of bodies together, but
+    /// one if there is any. Costs one indexed read when there is nothing to take. Messages that others
     /// are just taking are passed over.
     ///
     /// # Errors
     /// `Fenced` when the receiver's lease has run out; nothing was taken.
-    async fn take_messages(&self, receiver: &Receiver, limit: u32) -> StoreResult<Vec<TakenMessage>>;
+    async fn take_messages(
+        &self,
+        receiver: &Receiver,
+        limit: u32,
+        bytes: u64,
+    ) -> StoreResult<Vec<TakenMessage>>;
 
     /// Ends messages, all in one transaction. Those that are no longer with this receiver are left as they are.
     async fn end_messages(&self, grant: &LeaseGrant, endings: &[Ending]) -> StoreResult<()>;

@@ -476,7 +476,7 @@ pub(crate) async fn list(
     after: u64,
     limit: u32,
 ) -> StoreResult<Vec<Letter>> {
-    list_with(session, filter, after, limit, &select_list(&DEAD_LETTERS, "d", "")).await
+    list_with(session, "letters.list", filter, after, limit, &select_list(&DEAD_LETTERS, "d", "")).await
 }
 
 /// The same without their bodies and headers. Whether there is an original body is still told.
@@ -488,11 +488,13 @@ pub(crate) async fn list_in_short(
 ) -> StoreResult<Vec<Letter>> {
     let edited = "CASE WHEN d.original_body IS NULL THEN NULL ELSE '' END";
     let instead = [("headers", "'[]'"), ("body", "''"), ("original_body", edited)];
-    list_with(session, filter, after, limit, &select_list_instead(&DEAD_LETTERS, "d", &instead)).await
+    let columns = select_list_instead(&DEAD_LETTERS, "d", &instead);
+    list_with(session, "letters.list_in_short", filter, after, limit, &columns).await
 }
 
 async fn list_with(
     session: &mut Session<'_>,
+    name: &'static str,
     filter: &LetterFilter,
     after: u64,
     limit: u32,
@@ -504,7 +506,7 @@ async fn list_with(
         "SELECT {columns} FROM dead_letters d WHERE {condition} AND d.dead_letter_id > ? \
          ORDER BY d.dead_letter_id LIMIT {limit}"
     );
-    session.rows("letters.list", &sql, keys).await?.iter().map(read_letter).collect()
+    session.rows(name, &sql, keys).await?.iter().map(read_letter).collect()
 }
 
 /// Letters by cause, the largest groups first.

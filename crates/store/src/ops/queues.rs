@@ -15,6 +15,7 @@ use towpath_core::ports::queues::{
 };
 use towpath_core::ports::store::{LeaseGrant, StoreResult};
 
+use crate::bounded::how_many_fit;
 use crate::dialect::Dialect;
 use crate::ops::backlog::COUNTED;
 use crate::ops::leases::{acquire, fenced, held_by, holder_is_gone, micros};
@@ -208,11 +209,14 @@ fn in_queue<'a>(
 }
 
 /// Takes messages. Runs in a transaction.
+///
+/// Places and sizes are read first, and bodies only of what there is room for.
 pub(crate) async fn take(
     session: &mut Session<'_>,
     receiver: &Receiver,
     waiting: Waiting,
     limit: u32,
+    bytes: u64,
 ) -> StoreResult<Vec<TakenMessage>> {
     if receiver.alone && !is_the_one(session, receiver).await? {
         return Ok(Vec::new());
@@ -235,24 +239,48 @@ pub(crate) async fn take(
     let mut keys = values![];
     let (in_ready, first_ready) = in_queue(session.dialect(), READY, &receiver.queue, &mut keys);
     let sql = format!(
-        "SELECT {} FROM local_messages m WHERE {in_ready} ORDER BY {first_ready} LIMIT {limit} {lock}",
-        select_list(&LOCAL_MESSAGES, "m", "")
+        "SELECT m.local_message_id, CAST(OCTET_LENGTH(m.body) AS {}) AS bytes FROM local_messages m WHERE {in_ready} \
+         ORDER BY {first_ready} LIMIT {limit} {lock}",
+        session.dialect().integer_cast()
     );
-    let rows = session.rows("queues.ready", &sql, keys).await?;
-    let taken = rows.iter().map(read_local_message).collect::<StoreResult<Vec<_>>>()?;
-    if !taken.is_empty() {
-        let grant = &receiver.grant;
-        let places = taken.iter().map(|message| message.place.cast_signed()).collect();
-        let mut changed = values![grant.lease.as_str(), grant.epoch];
-        let Chosen { target, condition, .. } =
-            session.choose_for_update("local_messages", "local_message_id", places, &mut changed);
-        let sql = format!(
-            "UPDATE {target} SET claimed_by_id = ?, claimed_epoch = ?, delivery_count = delivery_count + 1 \
-             WHERE {condition}"
-        );
-        session.execute("queues.take", &sql, changed).await?;
+    let (mut places, mut sizes) = (Vec::new(), Vec::new());
+    for row in session.rows("queues.ready", &sql, keys).await? {
+        places.push(row.long("local_message_id")?);
+        sizes.push(row.count("bytes")?);
     }
+    places.truncate(how_many_fit(sizes, bytes));
+    let taken = if places.is_empty() { Vec::new() } else { claim(session, &receiver.grant, places).await? };
     still_receives(session, &receiver.grant).await?;
+    Ok(taken)
+}
+
+/// Notes on messages that are locked who has them, and reads them.
+async fn claim(
+    session: &mut Session<'_>,
+    grant: &LeaseGrant,
+    places: Vec<i64>,
+) -> StoreResult<Vec<TakenMessage>> {
+    let columns = select_list(&LOCAL_MESSAGES, "local_messages", "");
+    let mut changed = values![grant.lease.as_str(), grant.epoch];
+    let Chosen { target, condition, .. } =
+        session.choose_for_update("local_messages", "local_message_id", places.clone(), &mut changed);
+    let mut sql = format!(
+        "UPDATE {target} SET claimed_by_id = ?, claimed_epoch = ?, delivery_count = delivery_count + 1 \
+         WHERE {condition}"
+    );
+    let rows = if session.dialect().returns_updated() {
+        sql.push_str(&format!(" RETURNING {columns}"));
+        session.rows("queues.take", &sql, changed).await?
+    } else {
+        session.execute("queues.take", &sql, changed).await?;
+        let mut keys = values![];
+        let Chosen { target, condition, .. } =
+            session.choose_from("local_messages", "local_message_id", places, &mut keys);
+        let sql = format!("SELECT {columns} FROM {target} WHERE {condition}");
+        session.rows("queues.taken", &sql, keys).await?
+    };
+    let mut taken = rows.iter().map(read_local_message).collect::<StoreResult<Vec<_>>>()?;
+    taken.sort_unstable_by_key(|message| message.place);
     Ok(taken)
 }
 

@@ -197,7 +197,7 @@ impl Letters<'_> {
     pub async fn replay_all(&self, preview: &Preview, force: bool) -> Result<ReplayReport, LettersError> {
         let (mut total, mut after) = (ReplayReport::default(), 0);
         loop {
-            let page = self.store.letters(&preview.filter, after, PAGE).await?;
+            let page = self.store.letters_in_short(&preview.filter, after, PAGE).await?;
             let Some(last) = page.last() else { return Ok(total) };
             after = last.letter_id;
             let report = self.replay_page(&page, force).await?;
@@ -209,6 +209,7 @@ impl Letters<'_> {
         }
     }
 
+    /// Bodies and headers of these letters need not be read: those that are needed are read one at a time.
     async fn replay_page(&self, page: &[Letter], force: bool) -> Result<ReplayReport, LettersError> {
         let now = self.clock.now();
         let (page, without_body): (Vec<&Letter>, Vec<&Letter>) =
@@ -231,7 +232,7 @@ impl Letters<'_> {
                 report.changed_meanwhile += 1;
                 continue;
             }
-            self.give_back(letter).await?;
+            self.give_back(&self.get(letter.letter_id).await?).await?;
             match self.store.letter_republished(letter.letter_id, self.by.as_ref(), now).await? {
                 true => report.to_broker += 1,
                 false => report.changed_meanwhile += 1,
@@ -282,7 +283,7 @@ impl Letters<'_> {
     pub async fn discard_all(&self, preview: &Preview, message: Option<&str>) -> Result<u64, LettersError> {
         let (mut discarded, mut after) = (0, 0);
         loop {
-            let page = self.store.letters(&preview.filter, after, PAGE).await?;
+            let page = self.store.letters_in_short(&preview.filter, after, PAGE).await?;
             let Some(last) = page.last() else { return Ok(discarded) };
             after = last.letter_id;
             let now = self.clock.now();
