@@ -74,6 +74,8 @@ pub struct ServiceAudited {
 
 impl Aggregate for ServiceRecord {
     const KIND: &'static str = "service-record";
+    /// A specification has the values of variables in it.
+    const CONFIDENTIAL: bool = true;
     type Command = RecordCommand;
     type Event = RecordEvent;
     type Refusal = Infallible;

@@ -55,6 +55,10 @@ pub trait Aggregate: Default + Serialize + DeserializeOwned + Send + Sync + 'sta
     /// their events instead of being misread.
     const SNAPSHOT_VERSION: u16 = 1;
 
+    /// Whether its commands, events and state are not for everybody who may read the log: a server shows their payloads
+    /// only to callers that may also change something.
+    const CONFIDENTIAL: bool = false;
+
     /// The schema version written into new events.
     const EVENT_SCHEMA_VERSION: u16 = 1;
 

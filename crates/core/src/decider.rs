@@ -29,6 +29,9 @@ pub trait Decider: Send + Sync {
     /// Whether a command is only for the application's own parts.
     fn is_internal(&self, command: &str) -> bool;
 
+    /// Whether the payloads of its commands and events, and its state, are not for everybody who may read the log.
+    fn is_confidential(&self) -> bool;
+
     /// The event that is declared as the result of a command.
     fn result_event(&self, command: &str) -> Option<&EventName>;
 
@@ -447,6 +450,10 @@ impl<A: Aggregate> Decider for TypedDecider<A> {
 
     fn is_internal(&self, command: &str) -> bool {
         A::internal_commands().contains(&command)
+    }
+
+    fn is_confidential(&self) -> bool {
+        A::CONFIDENTIAL
     }
 
     fn result_event(&self, command: &str) -> Option<&EventName> {

@@ -4,7 +4,10 @@
 
 mod driver;
 
-use driver::{Answer, Key, Server, eventually, new_key, towpath};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpStream;
+
+use driver::{Answer, Key, Server, connect, eventually, new_key, towpath};
 use serde_json::{Value, json};
 
 const SERVICES: &str = "/api/hive/services";
@@ -131,6 +134,7 @@ fn secrets_are_referred_to_and_values_are_hidden_from_viewers() {
     let env = json!({ "COLOUR": "the-hidden-blue", "TOKEN": secret });
     let ann = [("X-Api-Key", ann.key.as_str())];
     let vic = [("X-Api-Key", vic.key.as_str())];
+    let at_once = [vic, ann].map(|by| stream(&server, by[0].1, ""));
     let created = server.ask("POST", SERVICES, &ann, &asked(json!({ "env": env })).to_string());
     assert_eq!((created.status, &created.json()["env"]), (201, &env), "{created:?}");
     eventually("it is listed", || {
@@ -157,6 +161,57 @@ fn secrets_are_referred_to_and_values_are_hidden_from_viewers() {
         assert_eq!(answer.status, 200, "{answer:?}");
         assert!(!answer.body.contains("the-hidden-blue"), "{path}: {answer:?}");
     }
+    // Nor is it in the facts and commands, which operators see whole.
+    let listed = server.get("/api/commands?limit=1000", &ann).json();
+    let mut commands = listed["commands"].as_array().unwrap().iter();
+    let command = commands.find(|command| command["type"] == "Command.Hive.Service.Create").unwrap();
+    let (command_id, flow) = (&command["commandId"], &command["correlationId"]);
+    eventually("all of it has a position", || {
+        let events = server.get("/api/events?limit=1000", &ann);
+        (events.body.matches("the-hidden-blue").count() >= 2).then_some(())
+    });
+    for path in [
+        "/api/events?limit=1000".to_owned(),
+        "/api/aggregates/service/shop.cart".to_owned(),
+        "/api/aggregates/service/shop.cart/events".to_owned(),
+        "/api/commands?limit=1000".to_owned(),
+        format!("/api/commands/{}", command_id.as_str().unwrap()),
+        format!("/api/flows/{}", flow.as_str().unwrap()),
+        "/notifications/1,20".to_owned(),
+    ] {
+        let (seen, whole) = (server.get(&path, &vic), server.get(&path, &ann));
+        assert_eq!((seen.status, whole.status), (200, 200), "{path}: {seen:?}");
+        assert!(whole.body.contains("the-hidden-blue"), "{path}: {whole:?}");
+        assert!(!seen.body.contains("the-hidden-blue"), "{path}: {seen:?}");
+        assert!(
+            seen.body.contains("Withheld\":true") && !whole.body.contains("Withheld"),
+            "{path}: {seen:?}"
+        );
+    }
+    let (seen, whole) = (server.get("/notifications/1,20", &vic), server.get("/notifications/1,20", &ann));
+    assert_ne!(seen.header("etag"), whole.header("etag"));
+    assert!(seen.header("cache-control").contains("private"), "{seen:?}");
+    let known = [vic[0], ("If-None-Match", whole.header("etag"))];
+    assert_eq!(server.get("/notifications/1,20", &known).status, 200, "another's page is not this one");
+    // What readers get at once, and what those that come late get from the store.
+    let late = [vic, ann].map(|by| stream(&server, by[0].1, "?after=0"));
+    for [seen, whole] in [at_once, late].map(|streams| streams.map(said)) {
+        assert!(whole.contains("the-hidden-blue") && !seen.contains("the-hidden-blue"), "{seen}");
+        assert!(
+            seen.contains("service.spec.accepted") && seen.contains("\"payloadWithheld\":true"),
+            "{seen}"
+        );
+    }
+    let mirror = tempfile::tempdir().unwrap();
+    let follow = |key: &str| {
+        let mut command = towpath();
+        command.current_dir(mirror.path()).args(["follow", "--once", "--key", key]);
+        command.arg(format!("http://{}", server.address)).output().unwrap()
+    };
+    let refused = follow(vic[0].1);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("payload-withheld"), "{said}");
+    assert!(follow(ann[0].1).status.success(), "what was refused has left nothing behind");
     // What is no reference is refused.
     for (name, wrong) in [
         ("a number", json!(7)),
@@ -170,6 +225,28 @@ fn secrets_are_referred_to_and_values_are_hidden_from_viewers() {
         let refused = server.ask("PUT", CART, &ann, &body);
         assert_eq!((refused.status, refused.code().as_str()), (422, "invalid-service-spec"), "{name}");
     }
+}
+
+/// A stream that has begun.
+fn stream(server: &Server, key: &str, query: &str) -> BufReader<TcpStream> {
+    let mut stream = connect(&server.address).unwrap();
+    let head = format!("Host: {}\r\nX-Api-Key: {key}\r\n", server.address);
+    write!(stream, "GET /api/events/stream{query} HTTP/1.1\r\n{head}\r\n").unwrap();
+    let (mut stream, mut line) = (BufReader::new(stream), String::new());
+    while !line.starts_with("retry:") {
+        line.clear();
+        assert!(stream.read_line(&mut line).unwrap() > 0);
+    }
+    stream
+}
+
+/// What a stream says until the specification has been kept.
+fn said(mut stream: BufReader<TcpStream>) -> String {
+    let mut said = String::new();
+    while !said.contains("\"service.persisted\"") {
+        assert!(stream.read_line(&mut said).unwrap() > 0, "{said}");
+    }
+    said
 }
 
 #[test]

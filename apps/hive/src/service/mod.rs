@@ -250,6 +250,8 @@ impl ServiceStatus {
 
 impl Aggregate for Service {
     const KIND: &'static str = "service";
+    /// A specification has the values of variables in it.
+    const CONFIDENTIAL: bool = true;
     type Command = ServiceCommand;
     type Event = ServiceEvent;
     type Refusal = ServiceRefusal;

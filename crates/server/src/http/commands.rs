@@ -22,7 +22,7 @@ use super::extract::{JsonBody, Path, Query};
 use super::memory::Memory;
 use super::problem::Problem;
 use super::range::{limit, usually};
-use super::wire::{Aggregate, Envelope, command_status};
+use super::wire::{Aggregate, Envelope, Sight, command_status};
 
 /// The paths of this part.
 pub(super) fn routes() -> OpenApiRouter<App> {
@@ -105,7 +105,8 @@ async fn send(
         None => send_under_key(&app, &caller.name, key, command).await?,
     };
     let status = if receipt.replayed { StatusCode::OK } else { StatusCode::CREATED };
-    Ok((status, Json(Answer::from(&receipt))).into_response())
+    let sight = Sight::of(&app, caller.role);
+    Ok((status, Json(Answer::seen(&receipt, &sight))).into_response())
 }
 
 /// The answer to a command.
@@ -125,14 +126,14 @@ struct Answer<'a> {
     events: Vec<Envelope<'a>>,
 }
 
-impl<'a> From<&'a Receipt> for Answer<'a> {
-    fn from(receipt: &'a Receipt) -> Self {
+impl<'a> Answer<'a> {
+    fn seen(receipt: &'a Receipt, sight: &Sight) -> Self {
         Self {
             command_id: &receipt.command_id,
             status: receipt.status,
             aggregate_version: receipt.aggregate_version,
             correlation_id: &receipt.correlation_id,
-            events: receipt.events.iter().map(Envelope::from).collect(),
+            events: receipt.events.iter().map(|event| Envelope::seen(event, sight)).collect(),
         }
     }
 }
@@ -147,8 +148,12 @@ pub(super) struct Shown<'a> {
     #[serde(rename = "type")]
     command_type: &'a str,
     aggregate: Aggregate<'a>,
+    /// Null where it is withheld.
     #[schema(value_type = Value)]
-    payload: &'a Payload,
+    payload: Option<&'a Payload>,
+    /// True where the payload is not for viewers, and a viewer asks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload_withheld: Option<bool>,
     #[schema(value_type = String)]
     correlation_id: &'a CorrelationId,
     #[schema(value_type = Option<String>)]
@@ -169,14 +174,15 @@ pub(super) struct Shown<'a> {
     aggregate_version: Option<u64>,
 }
 
-impl<'a> From<&'a CommandRecord> for Shown<'a> {
-    fn from(record: &'a CommandRecord) -> Self {
+impl<'a> Shown<'a> {
+    pub(super) fn seen(record: &'a CommandRecord, sight: &Sight) -> Self {
         let command = &record.command;
         Self {
             command_id: &command.command_id,
             command_type: command.command_type.as_str(),
             aggregate: (&command.aggregate).into(),
-            payload: &command.payload,
+            payload: sight.of_payload(&command.aggregate.kind, &command.payload),
+            payload_withheld: sight.withholds(&command.aggregate.kind),
             correlation_id: &command.context.correlation_id,
             causation_id: command.context.causation_id.as_ref(),
             status: record.status,
@@ -226,6 +232,7 @@ struct Which {
 )]
 async fn list(
     State(app): State<Towpath>,
+    caller: Caller,
     memory: Memory,
     Query(which): Query<Which>,
 ) -> Result<Response, Problem> {
@@ -238,7 +245,8 @@ async fn list(
     let is_cut = bytes as u64 + Payload::MAX_BYTES as u64 > COMMANDS_BYTES;
     let is_full = records.len() == which.limit as usize || is_cut;
     let next = records.last().filter(|_| is_full).map(|record| &record.command.command_id);
-    room.json(&Listed { commands: records.iter().map(Shown::from).collect(), next })
+    let sight = Sight::of(&app, caller.role);
+    room.json(&Listed { commands: records.iter().map(|record| Shown::seen(record, &sight)).collect(), next })
 }
 
 /// Commands, the last received first.
@@ -263,9 +271,13 @@ struct Listed<'a> {
         (status = 404, description = "There is no such command."),
     )
 )]
-async fn show(State(app): State<Towpath>, Path(id): Path<String>) -> Result<Response, Problem> {
+async fn show(
+    State(app): State<Towpath>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<Response, Problem> {
     let id = CommandId::new(id).map_err(|error| Problem::not_found(error.to_string()))?;
     let record = app.command(&id).await?;
     let record = record.ok_or_else(|| Problem::not_found(format!("there is no command {id}")))?;
-    Ok(Json(Shown::from(&record)).into_response())
+    Ok(Json(Shown::seen(&record, &Sight::of(&app, caller.role))).into_response())
 }

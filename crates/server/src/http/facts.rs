@@ -13,11 +13,12 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::App;
+use super::access::Caller;
 use super::extract::{Path, Query};
 use super::memory::{Memory, PAGE_BYTES};
 use super::problem::Problem;
 use super::range::{Range, limit, usually};
-use super::wire::{Event, StateChange};
+use super::wire::{Event, Sight, StateChange};
 
 /// The paths of this part.
 pub(super) fn routes() -> OpenApiRouter<App> {
@@ -43,6 +44,7 @@ pub(super) fn routes() -> OpenApiRouter<App> {
 )]
 async fn events(
     State(app): State<Towpath>,
+    caller: Caller,
     memory: Memory,
     Query(range): Query<Range>,
 ) -> Result<Response, Problem> {
@@ -50,7 +52,8 @@ async fn events(
     let high = range.after.saturating_add(u64::from(range.limit));
     let (room, events) = memory.events(&app, low, high).await?;
     let next = events.last().and_then(|event| event.position).unwrap_or(range.after);
-    let events = events.iter().map(Event::from).collect();
+    let sight = Sight::of(&app, caller.role);
+    let events = events.iter().map(|event| Event::seen(event, &sight)).collect();
     room.json(&Events { events, next })
 }
 
@@ -119,6 +122,7 @@ async fn aggregates(
 )]
 async fn aggregate(
     State(app): State<Towpath>,
+    caller: Caller,
     Path((kind, id)): Path<(String, String)>,
 ) -> Result<Response, Problem> {
     let key = key(kind, id)?;
@@ -126,11 +130,13 @@ async fn aggregate(
     let row = row.ok_or_else(|| Problem::not_found(format!("there is no aggregate {key}")))?;
     let machine = app.registry().decider_of_kind(key.kind.as_str()).and_then(|decider| decider.machine());
     let possible = machine.map_or_else(Vec::new, |machine| machine.possible_next(row.state.as_deref()));
+    let sight = Sight::of(&app, caller.role);
     let shown = Shown {
         kind: &key.kind,
         id: &key.id,
         version: row.version,
-        value: row.snapshot.as_ref().map(|snapshot| &snapshot.data),
+        value: row.snapshot.as_ref().and_then(|snapshot| sight.of_payload(&key.kind, &snapshot.data)),
+        value_withheld: sight.withholds(&key.kind),
         state: row.state.as_deref(),
         state_reason: row.state_reason.as_deref(),
         state_message: row.state_message.as_deref(),
@@ -185,6 +191,7 @@ async fn history(
 )]
 async fn events_of(
     State(app): State<Towpath>,
+    caller: Caller,
     memory: Memory,
     Path((kind, id)): Path<(String, String)>,
     Query(range): Query<Range>,
@@ -193,7 +200,8 @@ async fn events_of(
     let room = memory.room(2 * PAGE_BYTES).await?;
     exists(&app, &key).await?;
     let events = app.store().events_of_within(&key, range.after, range.limit, PAGE_BYTES).await?;
-    room.json(&EventsOfAggregate { events: events.iter().map(Event::from).collect() })
+    let sight = Sight::of(&app, caller.role);
+    room.json(&EventsOfAggregate { events: events.iter().map(|event| Event::seen(event, &sight)).collect() })
 }
 
 fn key(kind: String, id: String) -> Result<AggregateKey, Problem> {
@@ -265,9 +273,12 @@ struct Shown<'a> {
     id: &'a AggregateId,
     /// How many events it has.
     version: u64,
-    /// The folded state; nothing for an application that keeps it in tables of its own.
+    /// The folded state; nothing for an application that keeps it in tables of its own, and where it is withheld.
     #[schema(value_type = Value)]
     value: Option<&'a Payload>,
+    /// True where the value is not for viewers, and a viewer asks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value_withheld: Option<bool>,
     /// Where its machine is.
     state: Option<&'a str>,
     /// A stable code.

@@ -12,11 +12,12 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::App;
+use super::access::Caller;
 use super::commands::Shown as Command;
 use super::extract::{Path, Query};
 use super::memory::Memory;
 use super::problem::Problem;
-use super::wire::{Event, one_of};
+use super::wire::{Event, Sight, one_of};
 
 /// The paths of this part.
 pub(super) fn routes() -> OpenApiRouter<App> {
@@ -39,6 +40,7 @@ pub(super) fn routes() -> OpenApiRouter<App> {
 )]
 async fn flow(
     State(app): State<Towpath>,
+    caller: Caller,
     memory: Memory,
     Path(id): Path<String>,
 ) -> Result<Response, Problem> {
@@ -49,6 +51,7 @@ async fn flow(
         return Err(Problem::not_found(format!("there is no flow {id}")));
     }
     let nodes = towpath::arranged(&flow);
+    let sight = Sight::of(&app, caller.role);
     let shown = Shown {
         correlation_id: &id,
         whole: (!flow.truncated).then_some(report.whole),
@@ -58,8 +61,8 @@ async fn flow(
         roots: &report.roots,
         cycles: &report.cycles,
         tree: nodes.iter().map(Node::from).collect(),
-        commands: flow.commands.iter().map(Command::from).collect(),
-        events: flow.events.iter().map(Event::from).collect(),
+        commands: flow.commands.iter().map(|command| Command::seen(command, &sight)).collect(),
+        events: flow.events.iter().map(|event| Event::seen(event, &sight)).collect(),
         payloads_up_to: flow.payloads_up_to,
     };
     room.json(&shown)

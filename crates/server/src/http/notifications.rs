@@ -19,11 +19,12 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::App;
+use super::access::Caller;
 use super::conditional::{Tag, is_known, tag_of};
 use super::extract::Path;
 use super::memory::{Memory, Room};
 use super::problem::Problem;
-use super::wire::Envelope;
+use super::wire::{Envelope, Sight};
 
 /// The paths of this part.
 pub(super) fn routes() -> OpenApiRouter<App> {
@@ -44,10 +45,15 @@ const MEDIA_TYPE: &str = "application/vnd.towpath.notifications+json";
         (status = 304, description = "The client has it already."),
     )
 )]
-async fn current(State(app): State<App>, memory: Memory, headers: HeaderMap) -> Result<Response, Problem> {
+async fn current(
+    State(app): State<App>,
+    caller: Caller,
+    memory: Memory,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
     let head = app.towpath.store().head().await?;
     let page = Page::current(head, app.towpath.page_size());
-    page_response(&App { memory, ..app }, page, &headers).await
+    page_response(&App { memory, ..app }, &caller, page, &headers).await
 }
 
 /// A page of the notification log
@@ -70,6 +76,7 @@ async fn current(State(app): State<App>, memory: Memory, headers: HeaderMap) -> 
 )]
 async fn page(
     State(app): State<App>,
+    caller: Caller,
     memory: Memory,
     Path(id): Path<String>,
     headers: HeaderMap,
@@ -79,11 +86,16 @@ async fn page(
     let head = app.towpath.store().head().await?;
     let page = Page::of(id, head, app.towpath.page_size())
         .ok_or_else(|| Problem::not_found(format!("there is no notification log {id}")))?;
-    page_response(&App { memory, ..app }, page, &headers).await
+    page_response(&App { memory, ..app }, &caller, page, &headers).await
 }
 
-async fn page_response(app: &App, page: Page, asked: &HeaderMap) -> Result<Response, Problem> {
-    let pieces = Pieces::of(app, page).await?;
+async fn page_response(
+    app: &App,
+    caller: &Caller,
+    page: Page,
+    asked: &HeaderMap,
+) -> Result<Response, Problem> {
+    let pieces = Pieces::of(app, caller, page).await?;
     let (etag, body) = pieces.written().await?;
     let mut links = vec![format!("</notifications/{}>; rel=\"self\"", page.id)];
     links.extend(page.next.map(|id| format!("</notifications/{id}>; rel=\"next\"")));
@@ -117,6 +129,7 @@ fn cache_control(page: Page) -> &'static str {
 /// piece. A page of ordinary facts is one piece.
 struct Pieces {
     app: App,
+    sight: Sight,
     page: Page,
     /// The first and the last position of each, newest first, and how large its payloads are.
     pieces: Vec<(Position, Position, u64)>,
@@ -134,7 +147,7 @@ enum Written {
 }
 
 impl Pieces {
-    async fn of(app: &App, page: Page) -> Result<Self, Problem> {
+    async fn of(app: &App, caller: &Caller, page: Page) -> Result<Self, Problem> {
         let high = page.id.high.min(page.head);
         let sizes = app.towpath.store().sizes_between(page.id.low, high).await?;
         if sizes.len() as u64 != (high + 1).saturating_sub(page.id.low) {
@@ -152,7 +165,7 @@ impl Pieces {
                 _ => pieces.push((position, position, size)),
             }
         }
-        Ok(Self { app: app.clone(), page, pieces })
+        Ok(Self { app: app.clone(), sight: Sight::of(&app.towpath, caller.role), page, pieces })
     }
 
     /// The tag of the page, and the page. One that is large is read for its tag, and then again to be sent: it is never
@@ -210,7 +223,8 @@ impl Pieces {
                 notification_id: event.position,
                 event_type: event.envelope.event_type.as_str(),
                 occurred_on: event.envelope.occurred_at,
-                event: (&event.envelope).into(),
+                event: Envelope::seen(&event.envelope, &self.sight),
+                payload_withheld: self.sight.withholds(&event.envelope.aggregate.kind),
             };
             serde_json::to_writer(&mut piece, &notification).map_err(|error| self.unwritable(error))?;
         }
@@ -305,4 +319,7 @@ struct Notification<'a> {
     event_type: &'a str,
     occurred_on: DateTime<Utc>,
     event: Envelope<'a>,
+    /// True where the event's payload is not for viewers, and a viewer asks: it is null then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload_withheld: Option<bool>,
 }

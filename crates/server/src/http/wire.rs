@@ -9,9 +9,45 @@ use towpath::ids::{
 use towpath::lifecycle::CommandStatus;
 use towpath::name::EventName;
 use towpath::ports::store::StateEvent;
-use towpath::{EventEnvelope, Payload, RecordedEvent};
+use towpath::{Aggregate as _, EventEnvelope, Payload, RecordedEvent, Towpath};
+use towpath_hive::record::ServiceRecord;
+use towpath_hive::service::Service;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{Object, ObjectBuilder, Type};
+
+use super::access::Role;
+
+/// What somebody sees of payloads: viewers none of kinds that are confidential, all others everything.
+#[derive(Clone)]
+pub(crate) struct Sight {
+    towpath: Towpath,
+    role: Role,
+}
+
+impl Sight {
+    pub(crate) fn of(towpath: &Towpath, role: Role) -> Self {
+        Self { towpath: towpath.clone(), role }
+    }
+
+    /// Whether this is withheld; nothing where it is not, so that it need not be said of each payload that is shown.
+    pub(crate) fn withholds(&self, kind: &AggregateKind) -> Option<bool> {
+        (self.role < Role::Operator && is_confidential(&self.towpath, kind)).then_some(true)
+    }
+
+    /// The payload, if this caller may see it.
+    pub(crate) fn of_payload<'a>(&self, kind: &AggregateKind, payload: &'a Payload) -> Option<&'a Payload> {
+        self.withholds(kind).is_none().then_some(payload)
+    }
+}
+
+/// As the kind declares it. The facts of hive may be here although it does not run here: from before, from another
+/// instance, or as the mirror of another log.
+fn is_confidential(towpath: &Towpath, kind: &AggregateKind) -> bool {
+    match towpath.registry().decider_of_kind(kind.as_str()) {
+        Some(decider) => decider.is_confidential(),
+        None => [Service::KIND, ServiceRecord::KIND].contains(&kind.as_str()),
+    }
+}
 
 /// Which aggregate: its kind and its id.
 #[derive(Serialize, ToSchema)]
@@ -55,12 +91,13 @@ pub(crate) struct Envelope<'a> {
     actor_id: Option<&'a ActorId>,
     #[schema(value_type = Option<String>)]
     tenant_id: Option<&'a TenantId>,
+    /// Null where it is withheld.
     #[schema(value_type = Value)]
-    payload: &'a Payload,
+    payload: Option<&'a Payload>,
 }
 
-impl<'a> From<&'a EventEnvelope> for Envelope<'a> {
-    fn from(envelope: &'a EventEnvelope) -> Self {
+impl<'a> Envelope<'a> {
+    pub(crate) fn seen(envelope: &'a EventEnvelope, sight: &Sight) -> Self {
         Self {
             event_id: envelope.event_id,
             event_type: &envelope.event_type,
@@ -73,7 +110,7 @@ impl<'a> From<&'a EventEnvelope> for Envelope<'a> {
             trace_id: envelope.trace_id.as_ref(),
             actor_id: envelope.actor_id.as_ref(),
             tenant_id: envelope.tenant_id.as_ref(),
-            payload: &envelope.payload,
+            payload: sight.of_payload(&envelope.aggregate.kind, &envelope.payload),
         }
     }
 }
@@ -99,24 +136,30 @@ pub(crate) struct Event<'a> {
     correlation_id: &'a CorrelationId,
     #[schema(value_type = Option<String>)]
     causation_id: Option<&'a CausationId>,
+    /// Null where it is withheld.
     #[schema(value_type = Value)]
-    payload: &'a Payload,
+    payload: Option<&'a Payload>,
+    /// True where the payload is not for viewers, and a viewer asks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload_withheld: Option<bool>,
 }
 
-impl<'a> From<&'a RecordedEvent> for Event<'a> {
-    fn from(event: &'a RecordedEvent) -> Self {
+impl<'a> Event<'a> {
+    pub(crate) fn seen(event: &'a RecordedEvent, sight: &Sight) -> Self {
         let envelope = &event.envelope;
+        let kind = &envelope.aggregate.kind;
         Self {
             position: event.position,
             event_id: envelope.event_id,
             event_type: &envelope.event_type,
-            aggregate_kind: &envelope.aggregate.kind,
+            aggregate_kind: kind,
             aggregate_id: &envelope.aggregate.id,
             aggregate_version: envelope.aggregate_version,
             occurred_at: envelope.occurred_at,
             correlation_id: &envelope.correlation_id,
             causation_id: envelope.causation_id.as_ref(),
-            payload: &envelope.payload,
+            payload: sight.of_payload(kind, &envelope.payload),
+            payload_withheld: sight.withholds(kind),
         }
     }
 }

@@ -291,6 +291,9 @@ pub enum FollowError {
     /// The peer wants another key, or none may read its log.
     #[error("the peer answered {0}: it does not let this follower read its log")]
     PeerRefused(u16),
+    /// The peer shows the fact at this position to callers of a higher role only, and not what it says to this one.
+    #[error("the peer withholds what the fact at position {0} says from the role of this follower's key")]
+    Withheld(Position),
     /// The answer is no page of a notification log.
     #[error("the peer's answer is no page of a notification log: {0}")]
     Unreadable(String),
@@ -345,6 +348,7 @@ impl FollowError {
             Self::InvalidName(_) => "invalid-id",
             Self::PeerUnavailable { .. } => "peer-unavailable",
             Self::PeerRefused(_) => "peer-refused",
+            Self::Withheld(_) => "payload-withheld",
             Self::Unreadable(_) => "log-unreadable",
             Self::Rewritten { .. } => "log-rewritten",
             Self::NotHandled { .. } => "fact-not-handled",
@@ -359,7 +363,7 @@ impl FollowError {
         match self {
             Self::BadUrl(_) | Self::InvalidName(_) => ErrorClass::Validation,
             Self::PeerUnavailable { .. } | Self::NotHandled { .. } => ErrorClass::Transient,
-            Self::PeerRefused(_) => ErrorClass::Denied,
+            Self::PeerRefused(_) | Self::Withheld(_) => ErrorClass::Denied,
             Self::Unreadable(_) | Self::Rewritten { .. } | Self::GaveUp { .. } => ErrorClass::Unrecoverable,
             Self::MirrorConflict { .. } => ErrorClass::Conflict,
             Self::Store(error) => error.class(),
@@ -373,6 +377,9 @@ impl FollowError {
             Self::InvalidName(_) => "Correct what the cause names.",
             Self::PeerUnavailable { .. } => "Check that the peer runs; it is tried again by itself.",
             Self::PeerRefused(_) => "Give a key of the peer's that may read: role viewer or more.",
+            Self::Withheld(_) => {
+                "Give a key of the peer's with the role operator; nothing of the page was applied."
+            }
             Self::Unreadable(_) => {
                 "Check the URL, and proxies on the way: this must be a Towpath's own answer."
             }

@@ -37,6 +37,9 @@ struct SentNotification {
     #[serde(rename = "type")]
     event_type: String,
     event: EventEnvelope,
+    /// The peer does not show this key what the event says.
+    #[serde(default)]
+    payload_withheld: bool,
 }
 
 impl Page {
@@ -56,6 +59,9 @@ impl Page {
             if notification.notification_id != position {
                 let found = notification.notification_id;
                 return Err(unreadable(format!("page {id} has {found} where {position} should be")));
+            }
+            if notification.payload_withheld {
+                return Err(FollowError::Withheld(position));
             }
             let envelope = &notification.event;
             let name = envelope.event_type.as_str();
@@ -210,6 +216,15 @@ mod tests {
         assert!(Page::read(b"<html>", None).is_err() && Page::read(b"", None).is_err());
         let other = Page::read(page(4, 6, 9).to_string().as_bytes(), PageId::parse("1,3").ok());
         assert!(matches!(other, Err(FollowError::Unreadable(_))));
+    }
+
+    #[test]
+    fn a_page_with_a_withheld_payload_is_not_believed() {
+        let mut withheld = page(4, 6, 9);
+        withheld["notifications"][1]["event"]["payload"] = json!(null);
+        assert!(read(&withheld).is_ok(), "null is a payload, too");
+        withheld["notifications"][1]["payloadWithheld"] = json!(true);
+        assert!(matches!(read(&withheld), Err(FollowError::Withheld(5))));
     }
 
     #[test]

@@ -19,7 +19,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::App;
-use super::access::Caller;
+use super::access::{Caller, Role};
 use super::extract::{JsonBody, OptionalJsonBody, Path, Query, SoughtText};
 use super::problem::{AfterDone as _, Problem};
 use super::range::{Number, limit, number, usually};
@@ -120,6 +120,8 @@ async fn causes(State(app): State<Towpath>, Query(which): Query<Which>) -> Resul
 }
 
 /// One letter, with its message
+///
+/// What the message says is shown to operators: of whom it tells, and whether that is confidential, cannot be relied on.
 #[utoipa::path(
     get,
     path = "/api/dead-letters/{id}",
@@ -131,8 +133,12 @@ async fn causes(State(app): State<Towpath>, Query(which): Query<Which>) -> Resul
         (status = 404, description = "There is no such letter."),
     )
 )]
-async fn show(State(app): State<Towpath>, Path(Number(id)): Path<Number>) -> Result<Response, Problem> {
-    in_full(&app, id).await
+async fn show(
+    State(app): State<Towpath>,
+    caller: Caller,
+    Path(Number(id)): Path<Number>,
+) -> Result<Response, Problem> {
+    in_full(&app, caller.role, id).await
 }
 
 /// What a letter's message is to say.
@@ -180,8 +186,9 @@ async fn edit(
             Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid-payload", title, "Send it as text.")
         })?,
     };
+    let role = caller.role;
     app.dead_letters().by(caller.name).edit(id, &body).await?;
-    in_full(&app, id).await.after_it_was_done()
+    in_full(&app, role, id).await.after_it_was_done()
 }
 
 /// How a letter is replayed.
@@ -217,8 +224,9 @@ async fn replay(
     OptionalJsonBody(asked): OptionalJsonBody<ReplayAsked>,
 ) -> Result<Response, Problem> {
     caller.may_force(asked.force)?;
+    let role = caller.role;
     app.dead_letters().by(caller.name).replay(id, asked.force).await?;
-    in_full(&app, id).await.after_it_was_done()
+    in_full(&app, role, id).await.after_it_was_done()
 }
 
 /// Why a letter is thrown away.
@@ -254,11 +262,12 @@ async fn discard(
     Path(Number(id)): Path<Number>,
     OptionalJsonBody(asked): OptionalJsonBody<DiscardAsked>,
 ) -> Result<Response, Problem> {
+    let role = caller.role;
     app.dead_letters().by(caller.name).discard(id, asked.message.as_deref()).await?;
-    in_full(&app, id).await.after_it_was_done()
+    in_full(&app, role, id).await.after_it_was_done()
 }
 
-async fn in_full(app: &Towpath, id: u64) -> Result<Response, Problem> {
+async fn in_full(app: &Towpath, role: Role, id: u64) -> Result<Response, Problem> {
     let letter = app.dead_letters().get(id).await?;
-    Ok(Json(InFull::from(&letter)).into_response())
+    Ok(Json(InFull::seen(&letter, role)).into_response())
 }

@@ -10,6 +10,7 @@ use towpath::lifecycle::LetterStatus;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Object;
 
+use crate::http::access::Role;
 use crate::http::wire::one_of;
 
 /// Letters, by number.
@@ -95,7 +96,11 @@ pub(super) struct InFull<'a> {
     headers: Vec<Header<'a>>,
     #[schema(schema_with = encoding)]
     body_encoding: Encoding,
-    body: String,
+    /// Null to viewers, as is `originalBody`.
+    body: Option<String>,
+    /// True where a viewer asks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    body_withheld: Option<bool>,
     /// How the message was before an operator changed it.
     #[schema(schema_with = encoding)]
     original_body_encoding: Encoding,
@@ -110,8 +115,10 @@ pub(super) struct Header<'a> {
     value: &'a str,
 }
 
-impl<'a> From<&'a Letter> for InFull<'a> {
-    fn from(letter: &'a Letter) -> Self {
+impl<'a> InFull<'a> {
+    /// What may be in a message is not known, so viewers see of no message what it says.
+    pub(super) fn seen(letter: &'a Letter, role: Role) -> Self {
+        let sees_bodies = role >= Role::Operator;
         let message = &letter.letter.message;
         let (body, body_encoding) = written(&message.body);
         let original = letter.original_body.as_deref().map(written);
@@ -123,9 +130,10 @@ impl<'a> From<&'a Letter> for InFull<'a> {
             content_type: message.content_type.as_deref(),
             headers: message.headers.iter().map(|(name, value)| Header { name, value }).collect(),
             body_encoding,
-            body,
+            body: sees_bodies.then_some(body),
+            body_withheld: (!sees_bodies).then_some(true),
             original_body_encoding: original.as_ref().map_or(Encoding::Text, |(_, encoding)| *encoding),
-            original_body: original.map(|(body, _)| body),
+            original_body: original.filter(|_| sees_bodies).map(|(body, _)| body),
         }
     }
 }
@@ -196,4 +204,57 @@ pub(super) fn encoding() -> Object {
 /// Where a letter can be.
 pub(super) fn letter_status() -> Object {
     one_of(LetterStatus::ALL.iter().map(|status| status.as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use towpath::ids::Lane;
+    use towpath::letters::NewLetter;
+    use towpath::ports::broker::{DeliveryTag, Destination, Received};
+
+    #[test]
+    fn viewers_do_not_see_what_a_message_says() {
+        let now = Utc::now();
+        let message = Received {
+            tag: DeliveryTag(1),
+            queue: "parcels".to_owned(),
+            message_id: None,
+            message_type: None,
+            occurred_at: None,
+            key: None,
+            content_type: None,
+            destination: Destination { exchange: "facts".to_owned(), routing_key: "parcel".to_owned() },
+            headers: Default::default(),
+            redelivered: false,
+            body: b"what it says".to_vec(),
+        };
+        let letter = NewLetter { handler: None, event_id: None, lane: Lane(0), message, received_at: now };
+        let letter = Letter {
+            letter_id: 7,
+            letter,
+            status: LetterStatus::Dead,
+            status_changed_at: now,
+            status_reason: None,
+            status_message: None,
+            retry_count: 1,
+            due_at: None,
+            replayed_at: None,
+            body_kept: true,
+            original_body: Some(b"what it said".to_vec()),
+            changed_by_id: None,
+        };
+        let seen = |role| serde_json::to_value(InFull::seen(&letter, role)).unwrap();
+        let viewer = seen(Role::Viewer);
+        assert_eq!((viewer["body"].is_null(), viewer["originalBody"].is_null()), (true, true));
+        assert_eq!((&viewer["bodyWithheld"], &viewer["letterId"]), (&true.into(), &7.into()));
+        for role in [Role::Operator, Role::Admin] {
+            let whole = seen(role);
+            assert_eq!(
+                (&whole["body"], &whole["originalBody"]),
+                (&"what it says".into(), &"what it said".into())
+            );
+            assert!(whole.get("bodyWithheld").is_none());
+        }
+    }
 }

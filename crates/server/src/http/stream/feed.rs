@@ -16,9 +16,10 @@ use towpath::name::EventName;
 use towpath::ports::store::{Store as _, StoreError, StoreResult};
 use towpath::{RecordedEvent, Towpath};
 
+use crate::http::access::Role;
 use crate::http::memory::Memory;
 use crate::http::shares::Shares;
-use crate::http::wire::Event;
+use crate::http::wire::{Event, Sight};
 
 /// The limits of a feed.
 #[derive(Debug, Clone)]
@@ -74,7 +75,30 @@ pub(super) struct Fact {
     pub(super) position: Position,
     pub(super) event_type: EventName,
     pub(super) aggregate: AggregateKey,
-    pub(super) message: Bytes,
+    message: Bytes,
+    /// Where its payload is not for viewers.
+    for_viewers: Option<Bytes>,
+}
+
+impl Fact {
+    fn of(event: &RecordedEvent, message: Bytes, for_viewers: Option<Bytes>) -> Arc<Self> {
+        Arc::new(Self {
+            position: event.position.unwrap_or_default(),
+            event_type: event.envelope.event_type.clone(),
+            aggregate: event.envelope.aggregate.clone(),
+            message,
+            for_viewers,
+        })
+    }
+
+    /// As a reader of this role gets it.
+    pub(super) fn message_for(&self, role: Role) -> &Bytes {
+        self.for_viewers.as_ref().filter(|_| role < Role::Operator).unwrap_or(&self.message)
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.message.len() + self.for_viewers.as_ref().map_or(0, Bytes::len)
+    }
 }
 
 /// The newest part of the log.
@@ -208,7 +232,7 @@ impl Feed {
         let skipped = usize::try_from(skipped).unwrap_or(usize::MAX);
         let (mut bytes, mut is_first) = (0, true);
         let fits = |fact: &&Arc<Fact>| {
-            bytes += fact.message.len();
+            bytes += fact.bytes();
             std::mem::take(&mut is_first) || bytes <= most_bytes
         };
         let facts: Vec<_> = recent.facts.iter().skip(skipped).take(most).take_while(fits).cloned().collect();
@@ -219,6 +243,7 @@ impl Feed {
     pub(super) async fn older(
         &self,
         memory: &Memory,
+        role: Role,
         position: Position,
         most: u64,
         most_bytes: u64,
@@ -230,13 +255,14 @@ impl Feed {
         if let Some((missing, _)) = (low..).zip(&events).find(|(next, event)| event.position != Some(*next)) {
             return Err(out_of_order(missing));
         }
+        let sight = Sight::of(&self.0.towpath, role);
         let mut facts = Vec::with_capacity(events.len());
         for event in &events {
             // A reader has these for itself, unlike the recent ones.
             let Ok(room) = memory.room(event.envelope.payload.as_text().len() as u64).await else {
                 break;
             };
-            facts.push(written(event, |message| room.holding(message))?);
+            facts.push(Fact::of(event, room.holding(written(event, &sight)?), None));
         }
         Ok(facts)
     }
@@ -296,11 +322,21 @@ impl Feed {
             if read.is_empty() {
                 return Err(out_of_order(at + 1));
             }
-            let facts = read.iter().map(|event| written(event, Bytes::from));
-            let facts = facts.collect::<StoreResult<Vec<_>>>()?;
+            let facts = read.iter().map(|event| self.for_all(event)).collect::<StoreResult<Vec<_>>>()?;
             at = self.keep(at, facts)?;
         }
         Ok(())
+    }
+
+    /// A fact for readers of all roles.
+    fn for_all(&self, event: &RecordedEvent) -> StoreResult<Arc<Fact>> {
+        let viewers = Sight::of(&self.0.towpath, Role::Viewer);
+        let for_viewers = match viewers.withholds(&event.envelope.aggregate.kind) {
+            Some(_) => Some(written(event, &viewers)?.into()),
+            None => None,
+        };
+        let message = written(event, &Sight::of(&self.0.towpath, Role::Operator))?;
+        Ok(Fact::of(event, message.into(), for_viewers))
     }
 
     fn begin_at(&self, position: Position, other_log: bool) {
@@ -318,7 +354,7 @@ impl Feed {
                 return Err(out_of_order(at + 1));
             }
             at = fact.position;
-            recent.bytes += fact.message.len();
+            recent.bytes += fact.bytes();
             recent.facts.push_back(fact);
         }
         let options = &self.0.options;
@@ -326,7 +362,7 @@ impl Feed {
             || (recent.bytes > options.recent_bytes && recent.facts.len() > 1)
         {
             let Some(oldest) = recent.facts.pop_front() else { break };
-            recent.bytes -= oldest.message.len();
+            recent.bytes -= oldest.bytes();
             recent.after = oldest.position;
         }
         drop(recent);
@@ -336,7 +372,7 @@ impl Feed {
 }
 
 /// A fact as it is sent: the same object as in `/api/events`.
-fn written(event: &RecordedEvent, kept: impl FnOnce(Vec<u8>) -> Bytes) -> StoreResult<Arc<Fact>> {
+fn written(event: &RecordedEvent, sight: &Sight) -> StoreResult<Vec<u8>> {
     let position = event.position.unwrap_or_default();
     let unwritable = |error: serde_json::Error| StoreError::Corrupt {
         what: format!("the event at position {position}"),
@@ -344,7 +380,7 @@ fn written(event: &RecordedEvent, kept: impl FnOnce(Vec<u8>) -> Bytes) -> StoreR
     };
     let mut message = format!("id: {position}\ndata: ").into_bytes();
     let begin = message.len();
-    serde_json::to_writer(&mut message, &Event::from(event)).map_err(unwritable)?;
+    serde_json::to_writer(&mut message, &Event::seen(event, sight)).map_err(unwritable)?;
     // A payload is kept as its exact text and may have line breaks between its values, where JSON means nothing by them;
     // here a line break would end the message.
     for byte in &mut message[begin..] {
@@ -353,12 +389,7 @@ fn written(event: &RecordedEvent, kept: impl FnOnce(Vec<u8>) -> Bytes) -> StoreR
         }
     }
     message.extend_from_slice(b"\n\n");
-    Ok(Arc::new(Fact {
-        position,
-        event_type: event.envelope.event_type.clone(),
-        aggregate: event.envelope.aggregate.clone(),
-        message: kept(message),
-    }))
+    Ok(message)
 }
 
 fn out_of_order(position: Position) -> StoreError {

@@ -86,7 +86,7 @@ async fn stream(
             "This is another log, or one that was restored from a backup. Begin again with ?after=0.",
         ));
     }
-    let reader = Reader::new(feed, (place, memory), after, filter, caller.until);
+    let reader = Reader::new(feed, (place, memory), after, filter, &caller);
     let body = futures_util::stream::unfold(reader, |mut reader| async move {
         let chunk = reader.next().await?;
         Some((Ok::<_, std::convert::Infallible>(chunk), reader))

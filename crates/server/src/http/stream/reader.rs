@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
-use chrono::{DateTime, Utc};
+use chrono::Utc;
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -11,6 +11,7 @@ use towpath::Glob;
 use towpath::ids::{AggregateKey, Position};
 
 use super::feed::{Behind, Fact, Feed, Place};
+use crate::http::access::{Caller, Role};
 use crate::http::memory::Memory;
 use crate::http::metrics;
 
@@ -52,6 +53,7 @@ pub(super) struct Reader {
     newest: watch::Receiver<Position>,
     stopped: watch::Receiver<bool>,
     filter: Filter,
+    role: Role,
     life: u64,
     /// The last position it is done with, wanted or not.
     last: Position,
@@ -73,9 +75,9 @@ impl Reader {
         (place, memory): (Place, Memory),
         after: Position,
         filter: Filter,
-        until: Option<DateTime<Utc>>,
+        caller: &Caller,
     ) -> Self {
-        let left = until.map(|until| (until - Utc::now()).to_std().unwrap_or_default());
+        let left = caller.until.map(|until| (until - Utc::now()).to_std().unwrap_or_default());
         // The id alone is no message, but a client that loses its connection before the first one comes back to here.
         let greeting = format!("retry: {RETRY_MILLIS}\nid: {after}\n\n");
         Self {
@@ -86,6 +88,7 @@ impl Reader {
             _place: place,
             memory,
             filter,
+            role: caller.role,
             last: after,
             told: after,
             ready: VecDeque::from([greeting.into()]),
@@ -145,11 +148,11 @@ impl Reader {
     }
 
     async fn take_old(&mut self) {
-        match self.feed.older(&self.memory, self.last, self.old_page, PAGE_BYTES as u64).await {
+        match self.feed.older(&self.memory, self.role, self.last, self.old_page, PAGE_BYTES as u64).await {
             // The feed will begin, or come this far.
             Ok(facts) if facts.is_empty() => self.wait().await,
             Ok(facts) => {
-                let bytes: usize = facts.iter().map(|fact| fact.message.len()).sum();
+                let bytes: usize = facts.iter().map(|fact| fact.bytes()).sum();
                 self.old_page = match bytes {
                     ..PAGE_BYTES => (self.old_page * 2).min(LARGEST_PAGE),
                     _ => (self.old_page / 4).max(1),
@@ -167,7 +170,7 @@ impl Reader {
             self.last = fact.position;
             if self.filter.wants(fact) {
                 self.told = fact.position;
-                self.ready.push_back(fact.message.clone());
+                self.ready.push_back(fact.message_for(self.role).clone());
             }
         }
     }
