@@ -230,7 +230,7 @@ pub(crate) async fn end<T>(
 ///
 /// The work is run again: its conditional update waits for the rows that the lost transaction holds, so by the time it is
 /// refused the lost one has ended, and the log says how. Its facts are there, and it was done; or they are not, and
-/// the refusal holds. Work without facts can be repeated as it is.
+/// the refusal holds. Work without facts is repeated as it is; if that is refused, it is not known.
 pub(crate) struct Doubt<T> {
     lost: Vec<Change<T>>,
     since: Option<Instant>,
@@ -270,10 +270,21 @@ impl<T> Doubt<T> {
             !matches!(&error, MarketError::Store(StoreError::Unavailable(_) | StoreError::Contention(_)));
         match self.find_done(app).await {
             Ok(Some(answer)) => return Some(Ok(answer)),
-            Ok(None) if is_known => return Some(Err(error)),
+            Ok(None) if is_known => return Some(Err(self.told(error))),
             Ok(None) | Err(_) => {}
         }
         (since.elapsed() > LONGEST_DOUBT).then_some(Err(error))
+    }
+
+    /// What a refusal means after a lost answer. Work without facts may be refused because it was done before: then nobody
+    /// knows, and who is told of a refusal would do it again.
+    fn told(&self, error: MarketError) -> MarketError {
+        let has_none = self.lost.iter().any(|change| change.facts.is_empty());
+        if !has_none || matches!(error, MarketError::Store(_)) {
+            return error;
+        }
+        let what = format!("the answer to a commit was lost, and it may have been carried out: {error}");
+        MarketError::Store(StoreError::Unavailable(what.into()))
     }
 
     /// The answer of one whose facts are in the log.
@@ -311,6 +322,17 @@ mod tests {
     use towpath::ports::store::Expected;
 
     use super::*;
+
+    #[test]
+    fn a_refusal_after_a_lost_answer_without_facts_says_that_it_is_not_known() {
+        let refusal = || MarketError::invalid("title", "it is withdrawn");
+        let mut doubt = Doubt::default();
+        assert_eq!(doubt.told(refusal()).code(), refusal().code());
+        doubt.lost.push(Change { answer: (), facts: Vec::new() });
+        assert_eq!(doubt.told(refusal()).code(), "store-unavailable");
+        let taken = MarketError::Store(StoreError::Contention("deadlock".into()));
+        assert_eq!(doubt.told(taken).code(), "store-contention");
+    }
 
     #[test]
     fn only_what_may_win_the_next_time_is_tried_again() {
