@@ -331,7 +331,7 @@ mod tests {
         doubt.lost.push(Change { answer: (), facts: Vec::new() });
         assert_eq!(doubt.told(refusal()).code(), "store-unavailable");
         let taken = MarketError::Store(StoreError::Contention("deadlock".into()));
-        assert_eq!(doubt.told(taken).code(), "store-contention");
+        assert_eq!(doubt.told(taken).code(), "contention");
     }
 
     #[test]
