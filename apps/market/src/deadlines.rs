@@ -3,6 +3,7 @@
 //! It needs no lease. Closing is one conditional update: whoever is second, another instance or the message from the
 //! delay queue, touches no row.
 
+use tokio::time::Instant;
 use towpath::Towpath;
 use towpath::ids::EventId;
 use uuid::Uuid;
@@ -26,9 +27,9 @@ impl Deadlines {
         Self(Job::start(|stopping| settings.scan_enabled.then(|| run(app, settings, stopping))))
     }
 
-    /// Ends after the order that it is at. Twice is fine.
-    pub(crate) async fn stop(&self) {
-        self.0.stop().await;
+    /// Ends after the order that it is at, or by the deadline. Twice is fine.
+    pub(crate) async fn stop_by(&self, deadline: Instant) -> bool {
+        self.0.stop_by(deadline).await
     }
 
     pub(crate) fn stopping(&self) -> Stopping {

@@ -1,5 +1,6 @@
 //! The alarm for queues that grow faster than they are worked off (O11).
 
+use tokio::time::Instant;
 use towpath::Towpath;
 use towpath::ports::broker::BrokerError;
 
@@ -19,8 +20,8 @@ impl Depth {
         Self(Job::start(|stopping| Some(run(app, settings, stopping))))
     }
 
-    pub(crate) async fn stop(&self) {
-        self.0.stop().await;
+    pub(crate) async fn stop_by(&self, deadline: Instant) -> bool {
+        self.0.stop_by(deadline).await
     }
 }
 

@@ -4,6 +4,10 @@ use std::time::Duration;
 
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout, timeout_at};
+
+/// How long it is waited for a job that was cut off: it ends where it waits next.
+const CUT_OFF: Duration = Duration::from_secs(1);
 
 /// A job, while it runs. Without one it is stopped all the same.
 pub(crate) struct Job {
@@ -42,14 +46,26 @@ impl Job {
         Stopping(self.stop.subscribe())
     }
 
-    /// Ends after what it is at. Twice is fine.
-    pub(crate) async fn stop(&self) {
+    /// Ends after what it is at. What has not ended by then is cut off: its transaction is rolled back. Twice is fine.
+    /// Answers whether it ended by itself.
+    pub(crate) async fn stop_by(&self, deadline: Instant) -> bool {
         self.stop.send_replace(true);
-        if let Some(job) = self.running.lock().await.take()
-            && let Err(error) = job.await
-        {
+        // Somebody else may be stopping it, too, and cuts it off.
+        let Ok(mut running) = timeout_at(deadline, self.running.lock()).await else { return false };
+        let Some(mut job) = running.take() else { return true };
+        let ended = match timeout_at(deadline, &mut job).await {
+            Ok(ended) => ended,
+            Err(_) => {
+                tracing::warn!("a job of the market did not end in time and was cut off");
+                job.abort();
+                let _ = timeout(CUT_OFF, job).await;
+                return false;
+            }
+        };
+        if let Err(error) = ended {
             tracing::error!(%error, "a job of the market ended badly");
         }
+        true
     }
 }
 
@@ -57,4 +73,24 @@ impl Job {
 pub(crate) fn uneven(pause: Duration) -> Duration {
     let chance = f64::from(uuid::Uuid::new_v4().as_bytes()[0]) / 255.0;
     pause.mul_f64(0.9 + 0.1 * chance)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_job_that_does_not_end_is_cut_off() {
+        let (held, mut let_go) = tokio::sync::mpsc::unbounded_channel::<()>();
+        let job = Job::start(|_| {
+            Some(async move {
+                std::future::pending::<()>().await;
+                drop(held);
+            })
+        });
+        let stopped = timeout(Duration::from_secs(20), job.stop_by(Instant::now())).await;
+        assert_eq!(stopped.ok(), Some(false));
+        assert!(let_go.recv().await.is_none(), "nothing of it is left");
+        assert!(job.stop_by(Instant::now()).await, "a second time there is nothing to wait for");
+    }
 }

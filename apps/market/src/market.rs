@@ -1,6 +1,7 @@
 //! The market's handle: what a shop does.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use towpath::ids::{CorrelationId, EventId, TraceId};
@@ -135,10 +136,18 @@ impl Market {
         &self.shared.settings
     }
 
-    /// Stops looking for orders whose time is over, and at the queues. Stop it before Towpath.
+    /// Stops looking for orders whose time is over, and at the queues. What has not ended after 30 seconds is cut off. Stop
+    /// it before Towpath.
     pub async fn stop(&self) {
-        self.shared.deadlines.stop().await;
-        self.shared.depth.stop().await;
+        self.stop_within(Duration::from_secs(30)).await;
+    }
+
+    /// Stops, with another patience for what has begun. Answers whether everything ended by itself.
+    pub async fn stop_within(&self, patience: Duration) -> bool {
+        let deadline = tokio::time::Instant::now() + patience;
+        let Shared { deadlines, depth, .. } = &*self.shared;
+        let (closed, looked) = tokio::join!(deadlines.stop_by(deadline), depth.stop_by(deadline));
+        closed && looked
     }
 
     /// Offers a product.

@@ -77,6 +77,7 @@ broken! {
     loading_asks_twice: LoadAsksTwice => round_trips::a_load_is_one_round_trip;
     timers_are_taken_from_the_living: TimersAreTakenFromTheLiving => timers::timers_of_a_gone_holder_are_taken_over;
     timers_of_any_command_are_taken: TimersOfAnyCommand => timers::timers_for_unknown_commands_are_left_alone;
+    postponing_counts: PostponingCounts => timers::a_postponed_timer_comes_again_uncounted;
     left_states_keep_their_deadline: LeftStatesKeepTheirDeadline => timers::a_deadline_lives_and_dies_with_its_state;
     fenced_commands_are_not_fenced: FencedCommandsAreNotFenced => leases::a_command_under_a_lost_lease_changes_nothing;
     positions_are_not_fenced: PositionsAreNotFenced => channels::a_position_moves_from_where_it_was_and_under_its_lease;

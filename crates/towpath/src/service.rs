@@ -20,6 +20,9 @@ const PAUSE_AFTER_PANIC: Duration = Duration::from_secs(1);
 /// How long it is waited for a service that was cut off: it ends where it waits next.
 const CUT_OFF: Duration = Duration::from_secs(1);
 
+/// How long a service that is stopped has for what it is at, where nobody says otherwise.
+pub(crate) const STOPPING: Duration = Duration::from_secs(30);
+
 /// A running background service.
 pub(crate) struct Service {
     name: &'static str,

@@ -43,6 +43,9 @@ const LEAST_REST: Duration = Duration::from_millis(10);
 /// When a timer looks again whose command somebody else is running.
 const STILL_PROCESSING: Duration = Duration::from_secs(1);
 
+/// When a timer looks again whose command the store did not take.
+const STORE_AWAY: Duration = Duration::from_secs(5);
+
 /// What the command id of a timer begins with; the timer's id follows.
 const COMMAND_PREFIX: &str = "timer/";
 
@@ -250,22 +253,35 @@ async fn fire(bus: Bus, grant: LeaseGrant, timer: Timer) -> Fired {
     Fired { grant, timer_id, outcome }
 }
 
+/// After how long a timer is looked at again whose command could not be sent, because it is being run, the store is away or
+/// this process stops. That says nothing of the command, so it uses up no attempt.
+fn postponed(error: &SendError) -> Option<Duration> {
+    match error {
+        // It is recorded and being run: the timer only waits for how it ends.
+        SendError::StillProcessing(_) => Some(STILL_PROCESSING),
+        SendError::Stopped => Some(STORE_AWAY),
+        SendError::Store(source) if source.class().is_retryable() => Some(STORE_AWAY),
+        _ => None,
+    }
+}
+
 /// What a command that has no receipt means for its timer: its class decides whether it is sent again.
 fn failed(bus: &Bus, timer_id: Uuid, retry_count: u32, error: &SendError) -> TimerOutcome {
-    let decision = match error {
-        // It is recorded and being run: the timer only waits for how it ends.
-        SendError::StillProcessing(_) => RetryDecision::RetryAfter(STILL_PROCESSING),
-        error => bus.retries.decide(error.class(), retry_count + 1, random_unit()),
-    };
-    let retry_at = match decision {
+    let (error_code, error_message) = (error.code().to_owned(), with_causes(error));
+    if let Some(delay) = postponed(error) {
+        tracing::warn!(%timer_id, code = error.code(), "a timer's command could not be sent; trying again");
+        let until = after(bus.clock.now(), delay);
+        return TimerOutcome::Postponed { error_code, error_message, until };
+    }
+    let retry_at = match bus.retries.decide(error.class(), retry_count + 1, random_unit()) {
         RetryDecision::RetryAfter(delay) => Some(after(bus.clock.now(), delay)),
         RetryDecision::GiveUp(_) => None,
     };
     match retry_at {
         Some(_) => tracing::warn!(%timer_id, code = error.code(), "a timer's command failed; trying again"),
-        None => tracing::error!(%timer_id, code = error.code(), cause = with_causes(error), "a timer failed"),
+        None => tracing::error!(%timer_id, code = error.code(), cause = error_message, "a timer failed"),
     }
-    TimerOutcome::Failed { error_code: error.code().to_owned(), error_message: with_causes(error), retry_at }
+    TimerOutcome::Failed { error_code, error_message, retry_at }
 }
 
 /// Writes how timers ended. What was taken over meanwhile is for its new holder to end.
@@ -488,6 +504,20 @@ mod tests {
         timers.scheduled(soon);
         rested.recv().await.unwrap();
         drop(service);
+    }
+
+    #[test]
+    fn a_store_that_is_away_uses_up_no_attempt_of_a_timer() {
+        use towpath_core::retry::ErrorClass;
+
+        let of_store = [StoreError::Unavailable("gone".into()), StoreError::Full("the disk".into())];
+        let of_nobody = of_store.into_iter().map(SendError::Store).chain([SendError::Stopped]);
+        for error in of_nobody {
+            assert_eq!(postponed(&error), Some(STORE_AWAY), "{error}");
+        }
+        let of_its_own =
+            SendError::Refused { code: "not-now", class: ErrorClass::Transient, message: "no".into() };
+        assert_eq!(postponed(&of_its_own), None, "the aggregate has spoken");
     }
 
     #[test]

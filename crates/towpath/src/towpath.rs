@@ -46,7 +46,7 @@ use crate::outbox::Outbox;
 use crate::registry::Registry;
 use crate::relay::{self, RelayWakes, Surroundings};
 use crate::send::Send;
-use crate::service::{Service, Wake, stop_all};
+use crate::service::{STOPPING, Service, Wake, stop_all};
 use crate::timers::TimerWake;
 use crate::tracker::{ChannelError, TrackerWakes, Trackers};
 use crate::watch::{Watch, Watchers};
@@ -65,9 +65,6 @@ const DEFAULT_KEEPING: Keeping = Keeping {
     commands: Duration::from_secs(90 * 86_400),
     every: Duration::from_secs(600),
 };
-
-/// How long a stop waits for what has begun.
-const STOPPING: Duration = Duration::from_secs(30);
 
 /// How long it waits beyond that for leases to be given back, and for the broker's connections.
 const CLOSING: Duration = Duration::from_secs(3);

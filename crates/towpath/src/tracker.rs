@@ -9,7 +9,7 @@
 //! The tracker keeps its own lease, beside the lease keeper: channels come and go while the process runs.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -32,7 +32,7 @@ use crate::metrics::ChannelMeters;
 use crate::outbox::is_beyond;
 use crate::publishing::{Outgoing, publish};
 use crate::relay::after;
-use crate::service::{Service, Stopping, Wake, rest, stop_all};
+use crate::service::{STOPPING, Service, Stopping, Wake, rest, stop_all};
 use crate::towpath::Towpath;
 
 /// After how many bytes of payloads a batch is large enough.
@@ -127,7 +127,7 @@ pub(crate) struct Trackers {
     lease: Duration,
     /// For how long inboxes remember what was handled.
     horizon: Duration,
-    running: Arc<tokio::sync::Mutex<BTreeMap<ChannelName, Service>>>,
+    running: Arc<Mutex<BTreeMap<ChannelName, Service>>>,
 }
 
 impl Trackers {
@@ -167,10 +167,7 @@ impl Trackers {
         let row = self.bus.store.channels().await?.into_iter().find(|row| row.name == channel.name);
         let missing = || StoreError::Missing { what: "channel", name: channel.name.to_string() };
         let channel_id = row.ok_or_else(missing)?.channel_id;
-        let mut running = self.running.lock().await;
-        if let Some(mut earlier) = running.remove(&channel.name) {
-            earlier.stop().await;
-        }
+        self.end(&channel.name).await;
         let (name, wake) = (channel.name.clone(), self.bus.trackers.of(&channel.name));
         let tracker = Arc::new(Tracker {
             lease_name: LeaseName::from_stored(format!("tracker/{name}")),
@@ -185,22 +182,26 @@ impl Trackers {
             lease: self.lease,
         });
         let track = move |stopping| Arc::clone(&tracker).run(wake.clone(), stopping);
-        running.insert(name, Service::keep_running("tracker", track));
+        self.running().insert(name, Service::keep_running("tracker", track));
         Ok(())
     }
 
     async fn end(&self, name: &ChannelName) {
-        if let Some(mut service) = self.running.lock().await.remove(name) {
-            service.stop().await;
+        // Nobody waits for the others while one of them is waited for.
+        let service = self.running().remove(name);
+        if let Some(mut service) = service {
+            service.stop_by(Instant::now() + STOPPING).await;
         }
     }
 
     /// Stops all of them. Answers whether they ended by themselves.
     pub(crate) async fn stop_by(&self, deadline: Instant) -> bool {
-        let mut running = self.running.lock().await;
-        let in_time = stop_all(running.values_mut(), deadline).await;
-        running.clear();
-        in_time
+        let mut services = std::mem::take(&mut *self.running());
+        stop_all(services.values_mut(), deadline).await
+    }
+
+    fn running(&self) -> MutexGuard<'_, BTreeMap<ChannelName, Service>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

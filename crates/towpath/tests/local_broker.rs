@@ -58,6 +58,7 @@ on_every_database!(
     an_idle_receiver_costs_one_read_at_a_time,
     receivers_leave_nothing_behind,
     a_store_that_goes_away_is_told_honestly,
+    what_was_not_confirmed_in_time_is_not_written_later,
     committed_events_are_relayed_in_order_without_another_server,
 );
 
@@ -586,6 +587,30 @@ async fn behind_a_proxy(fresh: &Fresh) -> Option<(Arc<TcpProxy>, String)> {
     }
     let (url, proxy) = TcpProxy::before(fresh.url()).await;
     Some((Arc::new(proxy), url))
+}
+
+/// All connections are in use for longer than a sender has patience. Once they are free, nothing is left of what it sent.
+async fn what_was_not_confirmed_in_time_is_not_written_later(fresh: &Fresh) {
+    let (_, lane) = Lane::ready(fresh).await;
+    let store = store(fresh.url()).await;
+    let broker = over(&store, SHORT);
+    // With this it knows the topology.
+    publish_all(&broker, &[message(&lane.destination, "before")]).await;
+    let writers = if fresh.url().starts_with("sqlite:") { 1 } else { 4 };
+    let mut open = Vec::new();
+    for _ in 0..writers {
+        open.push(store.open_transaction().await.unwrap());
+    }
+    let late = [message(&lane.destination, "late")];
+    let outcomes = publish_within(&broker, &late, Duration::from_millis(300)).await;
+    assert!(matches!(outcomes[..], [Published::Unknown { .. }]), "{outcomes:?}");
+    for transaction in open {
+        transaction.abandon().await.unwrap();
+    }
+    publish_all(&broker, &[message(&lane.destination, "after")]).await;
+    let deliveries = subscribe(&broker, &lane.queue, 10).await;
+    assert_eq!(bodies(&take(&*deliveries, 2).await), ["before", "after"]);
+    assert_eq!(store.queue_depth(&lane.queue).await.unwrap().ready, 0, "and nothing else");
 }
 
 async fn a_store_that_goes_away_is_told_honestly(fresh: &Fresh) {

@@ -4,11 +4,14 @@
 
 mod support;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use support::{Fresh, Order, OrderCommand, OrderEvent};
-use towpath::{Aggregate, Context, SendError, StoreOptions, Towpath};
+use support::probe::{Gate, ProbeAt};
+use support::{Fresh, Order, OrderCommand, OrderEvent, eventually};
+use towpath::ids::ChannelName;
+use towpath::{Aggregate, Channel, Context, SendError, Start, StoreOptions, Towpath};
 use towpath_testkit::broker::TcpProxy;
 
 async fn place(app: &Towpath, id: &str) -> Result<(), SendError> {
@@ -36,6 +39,28 @@ async fn stop_ends_though_nobody_answers(fresh: &Fresh) {
     assert_eq!(stopped.ok(), Some(false), "it ends, and says that something was cut off");
     assert!(begun.elapsed() < Duration::from_secs(20), "it took {:?}", begun.elapsed());
     waiting.abort();
+}
+
+/// A channel is removed, and its tracker does not end: whoever stops everything does not wait behind that.
+async fn stop_waits_for_nobody_who_ends_a_channel(fresh: &Fresh) {
+    let gate = Gate::default();
+    let probe = ProbeAt::new("channels.parked", gate.clone());
+    probe.arm(1);
+    let options = StoreOptions { probe: Arc::new(probe), ..StoreOptions::default() };
+    let channel = Channel::named("log", ["order.*"]).map(|log| log.published().tracking(Start::First));
+    let app = fresh.builder().store_options(options).channel(channel).start().await.unwrap();
+    gate.reached().await;
+    let removing = tokio::spawn({
+        let app = app.clone();
+        async move { app.channels().remove(&ChannelName::new("log").unwrap(), None, "no more").await }
+    });
+    eventually("it is removed", || async { app.channels().list().await.unwrap().is_empty().then_some(()) })
+        .await;
+    let stopped =
+        tokio::time::timeout(Duration::from_secs(15), app.stop_within(Duration::from_millis(200))).await;
+    gate.open();
+    stopped.expect("it ends, whatever becomes of the tracker");
+    removing.await.unwrap().unwrap();
 }
 
 async fn what_is_sent_after_a_stop_is_refused_at_once(fresh: &Fresh) {
@@ -91,6 +116,7 @@ async fn a_state_that_cannot_be_read_is_named_with_what_to_do(fresh: &Fresh) {
 
 on_every_database!(
     stop_ends_though_nobody_answers,
+    stop_waits_for_nobody_who_ends_a_channel,
     what_is_sent_after_a_stop_is_refused_at_once,
     a_state_that_cannot_be_read_is_named_with_what_to_do,
 );

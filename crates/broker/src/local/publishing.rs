@@ -1,7 +1,6 @@
 //! Publishing: a batch is one transaction.
 
 use std::collections::{BTreeSet, HashSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::Datelike;
@@ -40,7 +39,7 @@ pub(super) enum Ordering {
 
 /// See the port.
 pub(super) async fn publish(
-    shared: &Arc<Shared>,
+    shared: &Shared,
     messages: &[Message],
     patience: Duration,
     ordering: Ordering,
@@ -60,26 +59,25 @@ pub(super) async fn publish(
                 Err(_) => return not_sent("the store did not answer in time"),
             },
         };
-        let batch = Arc::new(route(&routing, messages, ordering));
-        // In a task of its own: a caller that gives up must not leave a transaction in the middle.
-        let putting = tokio::spawn(put(Arc::clone(shared), Arc::clone(&batch), routing.revision));
-        match timeout_at(deadline, putting).await {
-            Ok(Ok(Ok(true))) => return batch.outcomes.clone(),
+        let batch = route(&routing, messages, ordering);
+        // Whoever gives up, here or further up, drops the transaction, and with that it is rolled back: nothing is written
+        // after its sender was told otherwise. Only a commit that is on its way is not to be stopped.
+        match timeout_at(deadline, put(shared, &batch, routing.revision)).await {
+            Ok(Ok(true)) => return batch.outcomes,
             // The topology has changed: where do they go now?
-            Ok(Ok(Ok(false))) => {}
-            Ok(Ok(Err(PutError::NotWritten(StoreError::Contention(_))))) if Instant::now() < deadline => {
+            Ok(Ok(false)) => {}
+            Ok(Err(PutError::NotWritten(StoreError::Contention(_)))) if Instant::now() < deadline => {
                 known = Some(routing);
                 tokio::task::yield_now().await;
             }
-            Ok(Ok(Err(error @ PutError::NotWritten(_)))) => return not_sent(&with_causes(&error)),
-            Ok(Ok(Err(error @ PutError::Unknown(_)))) => return batch.unknown(&with_causes(&error)),
-            Ok(Err(error)) => return batch.unknown(&error.to_string()),
+            Ok(Err(error @ PutError::NotWritten(_))) => return not_sent(&with_causes(&error)),
+            Ok(Err(error @ PutError::Unknown(_))) => return batch.unknown(&with_causes(&error)),
             Err(_) => return batch.unknown("the store did not confirm in time"),
         }
     }
 }
 
-async fn put(shared: Arc<Shared>, batch: Arc<Batch>, revision: u64) -> Result<bool, PutError> {
+async fn put(shared: &Shared, batch: &Batch, revision: u64) -> Result<bool, PutError> {
     let parcels: Vec<Parcel<'_>> = batch
         .placements
         .iter()

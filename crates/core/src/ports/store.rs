@@ -958,6 +958,15 @@ pub enum TimerOutcome {
         /// When to try again.
         retry_at: Option<DateTime<Utc>>,
     },
+    /// It could not be sent now, and that says nothing of it: again at the given moment, without being counted.
+    Postponed {
+        /// Stable code.
+        error_code: String,
+        /// Text for people.
+        error_message: String,
+        /// When to try again.
+        until: DateTime<Utc>,
+    },
 }
 
 /// A channel that is registered in the database.

@@ -1,6 +1,7 @@
 //! `towpath serve`: the server.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use towpath::{BrokerUrl, Builder, StoreUrl, Towpath};
 use towpath_market::Market;
@@ -93,10 +94,12 @@ pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Bui
     };
     let grace = config.shutdown_timeout;
     connections::serve(listener, http::router(state), &config.limits, grace, told_to_stop).await;
+    // One patience for both: a database that does not answer the one does not answer the other.
+    let deadline = Instant::now() + grace;
     if let Some(market) = market {
-        market.stop().await;
+        market.stop_within(grace).await;
     }
-    app.stop_within(grace).await;
+    app.stop_within(deadline.saturating_duration_since(Instant::now())).await;
     #[cfg(feature = "otel")]
     if let Some(traces) = traces {
         traces.end().await;

@@ -14,6 +14,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt as _;
 use http_body_util::BodyExt as _;
 use sha2::{Digest as _, Sha256};
+use tokio::time::Instant;
 use towpath::ids::OperationName;
 use towpath::ports::operations::{
     NewOperation, OperationAnswer, OperationClaim, OperationEnd, OperationKey, OperationStanding,
@@ -154,6 +155,8 @@ impl Asked {
 
     /// Runs it, unless it was run before or is running.
     async fn perform(&self, app: &Towpath, for_: Duration, run: impl Future<Output = Response>) -> Response {
+        // The claim runs from when the store was asked, which is not before this.
+        let began = Instant::now();
         let claim = match app.operations().begin(&self.operation, for_).await {
             Ok(OperationStanding::Begun(claim)) => claim,
             Ok(OperationStanding::Answered(answer)) => return again(answer),
@@ -171,7 +174,7 @@ impl Asked {
         };
         // Cut off before the claim runs out: nobody else may begin it while it still runs here.
         let run = AssertUnwindSafe(run).catch_unwind();
-        let run = tokio::time::timeout(for_.saturating_sub(MARGIN / 2), run);
+        let run = tokio::time::timeout_at(began + for_.saturating_sub(MARGIN / 2), run);
         // Without a key nobody can ask again, and there is no use in an answer that outlives the process.
         let ran = match self.has_key {
             true => app.operations().run(&claim, run).await,

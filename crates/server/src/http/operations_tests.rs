@@ -537,3 +537,25 @@ async fn what_needs_a_key_is_kept_from_shared_caches() {
     assert_eq!(response.headers()["cache-control"], "private, max-age=60, immutable");
     bench.towpath.stop().await;
 }
+
+/// The claim runs from when the store was asked for it, however late that answers.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_waited_for_its_claim_is_cut_off_before_the_claim_runs_out() {
+    let bench = Bench::new(LONG).await;
+    let other = bench.claim("/api/late", "other", "", LONG).await;
+    let name = OperationName::new("late").unwrap();
+    let key = OperationKey { name, ..other.key.clone() };
+    let operation = NewOperation { key, operation_id: Uuid::now_v7(), ..other };
+    let asked = super::Asked { operation, has_key: true };
+    let (cut_after, waits) = (Duration::from_secs(3), Duration::from_millis(2500));
+    // Nobody else can write on SQLite meanwhile.
+    let holder = bench.towpath.store().open_transaction().await.unwrap();
+    let begun = std::time::Instant::now();
+    let run = asked.perform(&bench.towpath, cut_after + super::MARGIN / 2, std::future::pending());
+    tokio::pin!(run);
+    assert!(tokio::time::timeout(waits, &mut run).await.is_err(), "it waits for its claim");
+    holder.abandon().await.unwrap();
+    assert_eq!(run.await.status(), StatusCode::GATEWAY_TIMEOUT);
+    assert!(begun.elapsed() < cut_after + Duration::from_secs(2), "it took {:?}", begun.elapsed());
+    bench.towpath.stop().await;
+}

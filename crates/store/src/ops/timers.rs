@@ -160,6 +160,13 @@ pub(crate) async fn finish(
             };
             (assignments, changed)
         }
+        TimerOutcome::Postponed { error_code, error_message, until } => {
+            let queued = step(step(TaskState::Running, TaskStep::Fail)?, TaskStep::Retry)?;
+            (
+                "state = ?, due_at = ?, error_code = ?, error_message = ?, failed_at = ?",
+                values![queued.as_str(), *until, code(error_code), readable(error_message), now],
+            )
+        }
     };
     let sql = format!(
         "UPDATE timers SET {assignments}, state_changed_at = ?, claimed_by_id = NULL, claimed_epoch = NULL \

@@ -235,6 +235,7 @@ macro_rules! store_conformance {
                 a_cancelled_timer_never_runs,
                 due_timers_come_in_order,
                 a_claimed_timer_succeeds_or_is_tried_again,
+                a_postponed_timer_comes_again_uncounted,
                 a_claimed_timer_can_turn_out_unnecessary,
                 timers_for_unknown_commands_are_left_alone,
                 waiting_timers_are_listed_by_due_time,

@@ -185,6 +185,30 @@ pub async fn a_claimed_timer_succeeds_or_is_tried_again(fixture: &impl StoreFixt
     );
 }
 
+/// A timer that could not be sent for a reason that is not its own comes again, and has all its attempts left.
+pub async fn a_postponed_timer_comes_again_uncounted(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let lease = hold_new_lease(&*store).await;
+    let due = timer(&new_order(), moment(1));
+    schedule(&*store, std::slice::from_ref(&due)).await;
+    for round in 1..4 {
+        let (now, until) = (moment(round * 10), moment(round * 10 + 5));
+        let claimed = store.claim_timers(&lease, &["order.cancel"], now, 10).await.expect("claim");
+        assert_eq!((ids(&claimed), claimed[0].retry_count), (vec![due.timer_id], 0), "round {round}");
+        let postponed = TimerOutcome::Postponed {
+            error_code: "store-full".to_owned(),
+            error_message: "The disk is full.".to_owned(),
+            until,
+        };
+        store.finish_timer(&lease, due.timer_id, &postponed, now).await.expect("finish");
+        let early = store.claim_timers(&lease, &["order.cancel"], moment(round * 10 + 4), 10).await;
+        assert_eq!(early.expect("claim"), [], "not before it is due");
+    }
+    let found = store.timer(due.timer_id).await.expect("timer").expect("it exists");
+    assert!(waits(&found), "{found:?}");
+    assert_eq!((found.retry_count, found.error_code.as_deref()), (0, Some("store-full")));
+}
+
 /// A timer whose command is not among those asked for is not taken, due or orphaned; and it is not lost.
 pub async fn timers_for_unknown_commands_are_left_alone(fixture: &impl StoreFixture) {
     let store = fixture.store().await;

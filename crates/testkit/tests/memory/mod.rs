@@ -110,6 +110,8 @@ pub(crate) enum Fault {
     TimersAreTakenFromTheLiving,
     /// Timers are taken whatever their command.
     TimersOfAnyCommand,
+    /// A timer that is postponed counts as failed.
+    PostponingCounts,
     /// Leaving a state does not cancel its deadline.
     LeftStatesKeepTheirDeadline,
     /// A command that is sent under a lease does not need it.

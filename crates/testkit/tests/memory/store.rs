@@ -1400,6 +1400,13 @@ impl Store for MemoryStore {
                 row.timer.state = if retry_at.is_some() { TaskState::Pending } else { TaskState::Failed };
                 row.due_at = retry_at.unwrap_or(row.due_at);
             }
+            TimerOutcome::Postponed { error_code, error_message, until } => {
+                row.timer.retry_count += u32::from(self.has(Fault::PostponingCounts));
+                row.timer.error_code = Some(error_code.clone());
+                row.timer.error_message = Some(error_message.clone());
+                row.timer.state = TaskState::Pending;
+                row.due_at = *until;
+            }
         }
         Ok(())
     }

@@ -30,12 +30,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Mutex, watch};
+use tokio::time::Instant;
 use towpath_core::ids::{AggregateKey, HandlerName, InvalidId, Position};
 use towpath_core::ports::store::{BoxError, StoreError};
 use towpath_core::retry::ErrorClass;
 
 use crate::consumer::{Batch, Consumer, Delivery, HandlerError, Next, Run};
-use crate::service::Service;
+use crate::service::{STOPPING, Service};
 use crate::towpath::Towpath;
 use engine::Engine;
 use peer::Peer;
@@ -186,15 +187,9 @@ pub(crate) struct Followers(Arc<Mutex<Vec<Following>>>);
 
 impl Followers {
     /// Stops all of them. Answers whether they ended by themselves.
-    pub(crate) async fn stop_by(&self, deadline: tokio::time::Instant) -> bool {
+    pub(crate) async fn stop_by(&self, deadline: Instant) -> bool {
         let following: Vec<_> = self.0.lock().await.drain(..).collect();
-        let stopped = following.iter().map(|following| async move {
-            // Somebody else may be waiting for it, too.
-            match tokio::time::timeout_at(deadline, following.service.lock()).await {
-                Ok(mut service) => service.stop_by(deadline).await,
-                Err(_) => false,
-            }
-        });
+        let stopped = following.iter().map(|following| following.stop_by(deadline));
         futures_util::future::join_all(stopped).await.into_iter().all(|in_time| in_time)
     }
 }
@@ -264,9 +259,18 @@ impl Following {
         }
     }
 
-    /// Stops it, after what it is at. Stopping twice is fine.
+    /// Stops it, after what it is at; what has not ended after 30 seconds is cut off. Stopping twice is fine.
     pub async fn stop(&self) {
-        self.service.lock().await.stop().await;
+        self.stop_by(Instant::now() + STOPPING).await;
+    }
+
+    /// Answers whether it ended by itself.
+    async fn stop_by(&self, deadline: Instant) -> bool {
+        // Somebody else may be waiting for it, too.
+        match tokio::time::timeout_at(deadline, self.service.lock()).await {
+            Ok(mut service) => service.stop_by(deadline).await,
+            Err(_) => false,
+        }
     }
 }
 
