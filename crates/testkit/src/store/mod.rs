@@ -246,6 +246,8 @@ macro_rules! store_conformance {
             channels:
                 channels_are_listed_by_name,
                 what_a_channel_leaves_behind_moves_with_its_position,
+                those_that_are_due_are_asked_for_and_those_that_are_met,
+                what_is_left_behind_goes_with_its_channel,
                 a_paused_channel_says_who_and_why,
                 a_removed_channel_frees_its_name,
                 a_missing_channel_is_said_to_be_missing,

@@ -116,6 +116,10 @@ pub(crate) enum Fault {
     PositionsAreNotFenced,
     /// That an operator has set a position is not counted.
     ResetsAreNotCounted,
+    /// Who asks for what is due gets all that is parked.
+    AllThatIsParkedIsDue,
+    /// What a channel has left behind stays when it is set or removed.
+    ParkedOutliveTheirChannel,
     /// Whoever asks begins.
     OperationNamesAreNotUnique,
     /// Who has lost an operation ends it all the same.

@@ -42,6 +42,13 @@ impl MemoryStore {
         Self { database, probe, number }
     }
 
+    fn forget_parked(&self, tables: &mut Tables, name: &ChannelName) {
+        let id = tables.channels.iter().find(|row| row.name == *name).map(|row| row.channel_id);
+        if !self.has(Fault::ParkedOutliveTheirChannel) {
+            tables.left_behind.retain(|one| Some(one.0) != id);
+        }
+    }
+
     pub(super) fn has(&self, fault: Fault) -> bool {
         self.database.has(fault)
     }
@@ -1456,6 +1463,7 @@ impl Store for MemoryStore {
         let _turn = self.database.turn().await;
         let mut tables = self.database.tables();
         let before = tables.channels.len();
+        self.forget_parked(&mut tables, name);
         tables.channels.retain(|row| row.name != *name);
         if tables.channels.len() == before {
             return Err(StoreError::Missing { what: "channel", name: name.to_string() });
@@ -1506,11 +1514,22 @@ impl Store for MemoryStore {
         &self,
         channel_id: Uuid,
         reset_count: u64,
+        which: Parked<'_>,
     ) -> StoreResult<Vec<ParkedAggregate>> {
         let tables = self.database.tables();
         let here = tables.left_behind.iter().filter(|one| (one.0, one.1) == (channel_id, reset_count));
         let mut parked: Vec<ParkedAggregate> = here.map(|one| one.2.clone()).collect();
         parked.sort_by_key(|one| one.aggregate.to_string());
+        match which {
+            Parked::All => {}
+            Parked::Due { .. } if self.has(Fault::AllThatIsParkedIsDue) => {}
+            Parked::Due { now, limit } => {
+                parked.retain(|one| one.due_at.is_some_and(|due_at| due_at <= now));
+                parked.sort_by_key(|one| one.due_at);
+                parked.truncate(limit as usize);
+            }
+            Parked::Among(aggregates) => parked.retain(|one| aggregates.contains(&one.aggregate)),
+        }
         Ok(parked)
     }
 
@@ -1534,6 +1553,7 @@ impl Store for MemoryStore {
         let row = row.ok_or(StoreError::Missing { what: "channel", name: name.to_string() })?;
         row.position = position;
         row.reset_count += u64::from(!self.has(Fault::ResetsAreNotCounted));
+        self.forget_parked(&mut tables, name);
         Ok(())
     }
 
