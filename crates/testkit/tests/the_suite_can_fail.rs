@@ -80,6 +80,8 @@ broken! {
     fenced_commands_are_not_fenced: FencedCommandsAreNotFenced => leases::a_command_under_a_lost_lease_changes_nothing;
     positions_are_not_fenced: PositionsAreNotFenced => channels::a_position_moves_from_where_it_was_and_under_its_lease;
     resets_are_not_counted: ResetsAreNotCounted => channels::a_position_moves_from_where_it_was_and_under_its_lease;
+    claims_of_commands_have_no_room: ClaimsHaveNoRoom => commands::a_claim_takes_so_many_bytes_and_at_least_one;
+    claims_of_timers_have_no_room: ClaimsHaveNoRoom => timers::a_claim_of_timers_takes_so_many_bytes_and_at_least_one;
     all_that_is_parked_is_due: AllThatIsParkedIsDue => channels::those_that_are_due_are_asked_for_and_those_that_are_met;
     parked_outlive_their_channel: ParkedOutliveTheirChannel => channels::what_is_left_behind_goes_with_its_channel;
     migrations_run_twice: MigrationsRunTwice => migrations::four_instances_migrate_at_once;

@@ -1011,6 +1011,9 @@ pub struct ParkedAggregate {
     pub parked_at: DateTime<Utc>,
 }
 
+/// A claim of commands or timers ends with the last that has room in so many bytes of payloads.
+pub const CLAIMED_BYTES: u64 = 4 << 20;
+
 /// Which of the aggregates that a channel has left behind.
 #[derive(Debug, Clone, Copy)]
 pub enum Parked<'a> {
@@ -1104,7 +1107,8 @@ pub trait Store: super::operations::Operations {
     ) -> StoreResult<bool>;
 
     /// Takes commands of these types that are due (PENDING, or FAILED with a retry due) and marks them PROCESSING
-    /// under a lease. Types that this instance does not know stay for one that does.
+    /// under a lease: so many at most, and no more than have [`CLAIMED_BYTES`] of payloads together, but one. Types that
+    /// this instance does not know stay for one that does.
     async fn claim_commands(
         &self,
         lease: &LeaseGrant,
@@ -1325,7 +1329,8 @@ pub trait Store: super::operations::Operations {
     // Timers -----------------------------------------------------------------------------------------------
 
     /// Takes timers for commands of these types that are due and marks them running under a lease. Timers whose holder
-    /// is gone are taken too. Types that this instance does not know stay for one that does.
+    /// is gone are taken too. So many at most, and no more than have [`CLAIMED_BYTES`] of payloads together, but one. Types
+    /// that this instance does not know stay for one that does.
     async fn claim_timers(
         &self,
         lease: &LeaseGrant,

@@ -165,6 +165,7 @@ macro_rules! store_conformance {
                 commands_of_a_released_or_expired_lease_are_recovered,
                 a_claim_in_an_older_epoch_leaves_nothing_stuck,
                 a_claimed_command_completes_once,
+                a_claim_takes_so_many_bytes_and_at_least_one,
                 a_command_that_was_taken_over_cannot_be_ended_by_the_sleeper,
                 a_command_of_an_earlier_epoch_cannot_be_ended_in_a_later_one,
                 a_failed_command_is_claimed_when_its_retry_is_due,
@@ -241,6 +242,7 @@ macro_rules! store_conformance {
                 timers_of_a_gone_holder_are_taken_over,
                 a_timer_of_an_earlier_epoch_cannot_be_ended_in_a_later_one,
                 claimers_never_share_a_timer,
+                a_claim_of_timers_takes_so_many_bytes_and_at_least_one,
                 a_claimer_of_timers_waits_for_no_other,
                 a_timer_that_somebody_is_ending_keeps_no_other_from_being_taken;
             channels:

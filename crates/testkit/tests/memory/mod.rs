@@ -116,6 +116,8 @@ pub(crate) enum Fault {
     PositionsAreNotFenced,
     /// That an operator has set a position is not counted.
     ResetsAreNotCounted,
+    /// A claim is bounded by its number alone.
+    ClaimsHaveNoRoom,
     /// Who asks for what is due gets all that is parked.
     AllThatIsParkedIsDue,
     /// What a channel has left behind stays when it is set or removed.

@@ -42,6 +42,19 @@ impl MemoryStore {
         Self { database, probe, number }
     }
 
+    /// Whether there is room for each next payload of a claim.
+    fn room(&self) -> impl FnMut(&Payload) -> bool + use<> {
+        let most = if self.has(Fault::ClaimsHaveNoRoom) { u64::MAX } else { CLAIMED_BYTES };
+        let mut total = None;
+        move |payload: &Payload| {
+            let before = total.unwrap_or(0);
+            let with_it = before + payload.as_text().len() as u64;
+            let fits = total.is_none() || with_it <= most;
+            total = Some(if fits { with_it } else { most });
+            fits
+        }
+    }
+
     fn forget_parked(&self, tables: &mut Tables, name: &ChannelName) {
         let id = tables.channels.iter().find(|row| row.name == *name).map(|row| row.channel_id);
         if !self.has(Fault::ParkedOutliveTheirChannel) {
@@ -644,7 +657,7 @@ impl Store for MemoryStore {
         let due = self.due(now);
         let mut tables = self.database.tables();
         tables.check_lease(lease)?;
-        let mut claimed = Vec::new();
+        let (mut claimed, mut room) = (Vec::new(), self.room());
         for record in tables.commands.values_mut() {
             let is_due = match record.status {
                 CommandStatus::Pending => true,
@@ -652,7 +665,7 @@ impl Store for MemoryStore {
                 _ => false,
             };
             let is_known = command_types.contains(&record.command.command_type.as_str());
-            if is_due && is_known && claimed.len() < limit as usize {
+            if is_due && is_known && claimed.len() < limit as usize && room(&record.command.payload) {
                 let before = record.clone();
                 record.status = CommandStatus::Processing;
                 record.status_changed_at = now;
@@ -1337,9 +1350,11 @@ impl Store for MemoryStore {
             .map(|row| (row.due_at, row.timer.timer.timer_id))
             .collect();
         ids.sort_unstable();
-        let mut claimed = Vec::new();
+        let (mut claimed, mut room) = (Vec::new(), self.room());
         for (_, id) in ids.into_iter().take(limit as usize) {
-            if let Some(row) = tables.timers.get_mut(&id) {
+            if let Some(row) = tables.timers.get_mut(&id)
+                && room(&row.timer.timer.payload)
+            {
                 row.timer.state = TaskState::Running;
                 row.claim = Some(lease.claim());
                 claimed.push(row.timer.clone());
