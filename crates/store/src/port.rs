@@ -328,7 +328,7 @@ impl Store for SqlStore {
         sent_before: DateTime<Utc>,
         limit: u32,
     ) -> StoreResult<u64> {
-        transacting!(self, ops::cleaning::outbox, lease, sent_before, limit)
+        transacting!(self, ops::cleaning::outbox, lease, sent_before, limit, self.walked())
     }
 
     async fn outbox_of(&self, event_id: EventId) -> StoreResult<Vec<OutboxRow>> {

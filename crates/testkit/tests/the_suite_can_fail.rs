@@ -43,6 +43,7 @@ broken! {
     leases_live_by_the_callers_clock: LeasesLiveByTheCallersClock => commands::only_commands_of_a_gone_holder_are_recovered;
     old_snapshots_stay: OldSnapshotsStay => appends::a_folded_state_does_not_outlive_its_version;
     cleaning_walks: CleaningWalks => outbox::cleaning_does_not_walk_over_what_must_stay;
+    cleaning_ends_with_the_young: CleaningEndsWithTheYoung => outbox::what_was_sent_late_does_not_hide_what_is_old;
     cleaning_takes_open_commands: CleaningTakesOpenCommands => commands::commands_that_ended_long_ago_are_cleaned_up;
     holders_are_not_compared: HoldersAreNotCompared => leases::a_holder_of_the_same_epoch_is_fenced_everywhere;
     holders_of_operations_are_not_compared: LostOperationsAreNotFenced => operations::an_operation_taken_over_twice_in_one_epoch_has_one_holder;

@@ -197,6 +197,7 @@ macro_rules! store_conformance {
                 given_up_rows_are_put_back_by_a_filter,
                 rows_sent_long_ago_are_cleaned_up,
                 cleaning_does_not_walk_over_what_must_stay,
+                what_was_sent_late_does_not_hide_what_is_old,
                 rows_exist_for_routed_channels_only,
                 a_claimed_row_carries_its_fact,
                 a_claim_leaves_room_for_other_lanes_and_takes_so_many_bytes,

@@ -60,6 +60,8 @@ pub(crate) enum Fault {
     OldSnapshotsStay,
     /// The cleaner looks at a page of rows, whatever they are.
     CleaningWalks,
+    /// The cleaner believes that nothing old stands behind what is young.
+    CleaningEndsWithTheYoung,
     /// Commands that have not ended are cleaned up, too.
     CleaningTakesOpenCommands,
     /// Only epochs are compared.

@@ -1150,7 +1150,9 @@ impl Store for MemoryStore {
         let is_old =
             |row: &&OutboxRow| row.status == OutboxStatus::Sent && row.status_changed_at < sent_before;
         let walked = if self.has(Fault::CleaningWalks) { limit as usize } else { usize::MAX };
-        let old = tables.outbox.values().take(walked).filter(is_old);
+        let ends = self.has(Fault::CleaningEndsWithTheYoung);
+        let goes_on = |row: &&OutboxRow| !ends || row.status != OutboxStatus::Sent || is_old(row);
+        let old = tables.outbox.values().take(walked).take_while(goes_on).filter(is_old);
         let page: Vec<u64> = old.take(limit as usize).map(|row| row.outbox_id).collect();
         tables.outbox.retain(|id, _| !page.contains(id));
         Ok(page.len() as u64)
