@@ -290,6 +290,17 @@ impl Dialect {
         )
     }
 
+    /// Finds an index by its table and its name in the current schema.
+    pub(crate) fn index_exists(self) -> &'static str {
+        say!(
+            self,
+            "SELECT 1 AS one FROM sqlite_master WHERE type = 'index' AND tbl_name = ? AND name = ?",
+            "SELECT 1 AS one FROM pg_indexes WHERE tablename = ? AND indexname = ? AND schemaname = current_schema()",
+            "SELECT 1 AS one FROM information_schema.statistics WHERE table_name = ? AND index_name = ? \
+             AND table_schema = DATABASE() LIMIT 1"
+        )
+    }
+
     /// Whether a view can be replaced in one statement.
     pub(crate) fn replaces_views(self) -> bool {
         say!(self, false, true, true)
@@ -426,22 +437,29 @@ impl Dialect {
         let mut statements =
             vec![format!("CREATE TABLE {if_not_exists}{} (\n  {}\n){tail}", table.name, lines.join(",\n  "))];
         if !say!(self, false, false, true) {
-            for index in table.indexes {
-                let unique = if index.unique { "UNIQUE " } else { "" };
-                let condition = match index.only {
-                    Only::All => String::new(),
-                    Only::FirstNotNull => format!(" WHERE {} IS NOT NULL", index.columns[0]),
-                    Only::Where { condition, .. } => format!(" WHERE {condition}"),
-                };
-                statements.push(format!(
-                    "CREATE {unique}INDEX {} ON {} ({}){condition}",
-                    index.name,
-                    table.name,
-                    index.columns.join(", ")
-                ));
-            }
+            statements.extend(table.indexes.iter().map(|index| self.create_index(table, index)));
         }
         statements
+    }
+
+    /// The statement that adds an index to a table.
+    pub(crate) fn create_index(self, table: &Table, index: &Index) -> String {
+        if say!(self, false, false, true) {
+            let added = mysql_index_lines(self, table, index).into_iter().map(|line| format!("ADD {line}"));
+            return format!("ALTER TABLE {} {}", table.name, added.collect::<Vec<_>>().join(", "));
+        }
+        let unique = if index.unique { "UNIQUE " } else { "" };
+        let condition = match index.only {
+            Only::All => String::new(),
+            Only::FirstNotNull => format!(" WHERE {} IS NOT NULL", index.columns[0]),
+            Only::Where { condition, .. } => format!(" WHERE {condition}"),
+        };
+        format!(
+            "CREATE {unique}INDEX {} ON {} ({}){condition}",
+            index.name,
+            table.name,
+            index.columns.join(", ")
+        )
     }
 
     /// Turns `?` into the placeholders of the database.

@@ -44,6 +44,15 @@ async fn apply_one(session: &mut Session<'_>, migration: &Migration) -> StoreRes
                 }
             }
             Step::Seed(sql) => session.plain("migrate.seed", sql).await?,
+            Step::Index(table, name) => {
+                let exists = session.dialect().index_exists();
+                let missing =
+                    session.row("migrate.look", exists, values![table.name, *name]).await?.is_none();
+                for index in table.indexes.iter().filter(|index| missing && index.name == *name) {
+                    let sql = session.dialect().create_index(table, index);
+                    session.plain("migrate.index", &sql).await?;
+                }
+            }
         }
     }
     let sql = "INSERT INTO towpath_migrations (version) VALUES (?)";

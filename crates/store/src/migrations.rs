@@ -23,47 +23,52 @@ pub(crate) enum Step {
     Create(&'static Table),
     /// A row that must exist; SQL that all three databases read alike and that may be repeated.
     Seed(&'static str),
+    /// An index of a table that an earlier version created: one that created it today has the index already.
+    Index(&'static Table, &'static str),
 }
 
 /// All versions, in order.
-pub(crate) const MIGRATIONS: &[Migration] = &[Migration {
-    version: 1,
-    steps: &[
-        Step::Create(&STATUS_VALUES),
-        Step::Create(&AGGREGATES),
-        Step::Create(&DOMAIN_EVENTS),
-        Step::Create(&EVENT_PENDING),
-        Step::Create(&EVENT_POSITIONS),
-        Step::Create(&LOG_HEAD),
-        Step::Create(&FOLLOWED_LOGS),
-        Step::Create(&STATE_EVENTS),
-        Step::Create(&COMMAND_BOX),
-        Step::Create(&EVENT_OUTBOX),
-        Step::Create(&PARKED_LANES),
-        Step::Create(&OUTBOX_RETURNS),
-        Step::Create(&INBOX),
-        Step::Create(&DEAD_LETTERS),
-        Step::Create(&LEASES),
-        Step::Create(&TIMERS),
-        Step::Create(&CHANNELS),
-        Step::Create(&CHANNEL_PARKED),
-        Step::Create(&OPERATIONS),
-        Step::Create(&LOCAL_TOPOLOGY),
-        Step::Create(&LOCAL_EXCHANGES),
-        Step::Create(&LOCAL_QUEUES),
-        Step::Create(&LOCAL_BINDINGS),
-        Step::Create(&LOCAL_MESSAGES),
-        Step::Seed(
-            "INSERT INTO log_head (log_id, last_position) \
+pub(crate) const MIGRATIONS: &[Migration] = &[
+    Migration {
+        version: 1,
+        steps: &[
+            Step::Create(&STATUS_VALUES),
+            Step::Create(&AGGREGATES),
+            Step::Create(&DOMAIN_EVENTS),
+            Step::Create(&EVENT_PENDING),
+            Step::Create(&EVENT_POSITIONS),
+            Step::Create(&LOG_HEAD),
+            Step::Create(&FOLLOWED_LOGS),
+            Step::Create(&STATE_EVENTS),
+            Step::Create(&COMMAND_BOX),
+            Step::Create(&EVENT_OUTBOX),
+            Step::Create(&PARKED_LANES),
+            Step::Create(&OUTBOX_RETURNS),
+            Step::Create(&INBOX),
+            Step::Create(&DEAD_LETTERS),
+            Step::Create(&LEASES),
+            Step::Create(&TIMERS),
+            Step::Create(&CHANNELS),
+            Step::Create(&CHANNEL_PARKED),
+            Step::Create(&OPERATIONS),
+            Step::Create(&LOCAL_TOPOLOGY),
+            Step::Create(&LOCAL_EXCHANGES),
+            Step::Create(&LOCAL_QUEUES),
+            Step::Create(&LOCAL_BINDINGS),
+            Step::Create(&LOCAL_MESSAGES),
+            Step::Seed(
+                "INSERT INTO log_head (log_id, last_position) \
              SELECT 1, 0 FROM (SELECT 1 AS one) AS seed WHERE NOT EXISTS (SELECT 1 FROM log_head WHERE log_id = 1)",
-        ),
-        Step::Seed(
-            "INSERT INTO local_topology (topology_id, revision) \
+            ),
+            Step::Seed(
+                "INSERT INTO local_topology (topology_id, revision) \
              SELECT 1, 0 FROM (SELECT 1 AS one) AS seed \
              WHERE NOT EXISTS (SELECT 1 FROM local_topology WHERE topology_id = 1)",
-        ),
-    ],
-}];
+            ),
+        ],
+    },
+    Migration { version: 2, steps: &[Step::Index(&CHANNEL_PARKED, "channel_parked_due")] },
+];
 
 /// The version this build needs.
 pub(crate) fn newest_version() -> u32 {
@@ -75,7 +80,7 @@ pub(crate) fn newest_version() -> u32 {
 pub(crate) fn tables() -> impl Iterator<Item = &'static Table> {
     MIGRATIONS.iter().flat_map(|migration| migration.steps).filter_map(|step| match step {
         Step::Create(table) => Some(*table),
-        Step::Seed(_) => None,
+        Step::Seed(_) | Step::Index(..) => None,
     })
 }
 

@@ -18,7 +18,7 @@ use towpath_core::ports::queues::{
 use towpath_core::ports::store::{
     ChannelRow, CommandRecord, CommandResult, CommandSession, CompletedCommand, Counts, Disabled,
     FailedCommand, FailedFilter, FailedRow, Flow, Found, InboxEntry, InboxFailure, LeaseGrant, LeaseStanding,
-    Loaded, NewCommand, OutboxClaim, OutboxItem, OutboxResult, OutboxRow, ParkedAggregate, Sequenced,
+    Loaded, NewCommand, OutboxClaim, OutboxItem, OutboxResult, OutboxRow, Parked, ParkedAggregate, Sequenced,
     StateEvent, Store, StoreError, StorePromises, StoreResult, StoreTx, Timer, TimerOutcome, TrackerPlace,
 };
 use uuid::Uuid;
@@ -328,7 +328,7 @@ impl Store for SqlStore {
         sent_before: DateTime<Utc>,
         limit: u32,
     ) -> StoreResult<u64> {
-        transacting!(self, ops::cleaning::outbox, lease, sent_before, limit)
+        transacting!(self, ops::cleaning::outbox, lease, sent_before, limit, self.walked())
     }
 
     async fn outbox_of(&self, event_id: EventId) -> StoreResult<Vec<OutboxRow>> {
@@ -452,7 +452,7 @@ impl Store for SqlStore {
         reason: &str,
         now: DateTime<Utc>,
     ) -> StoreResult<()> {
-        writing_once!(self, ops::channels::remove, name, by, reason, now)
+        transacting!(self, ops::channels::remove, name, by, reason, now)
     }
 
     async fn advance_channel(
@@ -481,8 +481,9 @@ impl Store for SqlStore {
         &self,
         channel_id: Uuid,
         reset_count: u64,
+        which: Parked<'_>,
     ) -> StoreResult<Vec<ParkedAggregate>> {
-        reading!(self, ops::channels::parked, channel_id, reset_count)
+        reading!(self, ops::channels::parked, channel_id, reset_count, which)
     }
 
     async fn reopen_parked(&self, name: &ChannelName, now: DateTime<Utc>) -> StoreResult<u64> {
@@ -490,7 +491,7 @@ impl Store for SqlStore {
     }
 
     async fn reset_channel(&self, name: &ChannelName, position: Position) -> StoreResult<()> {
-        writing_once!(self, ops::channels::reset, name, position)
+        transacting!(self, ops::channels::reset, name, position)
     }
 
     async fn channels(&self) -> StoreResult<Vec<ChannelRow>> {

@@ -668,7 +668,12 @@ pub(crate) const CHANNEL_PARKED: Table = Table {
         column("parked_at", Time),
     ],
     primary_key: &["channel_id", "aggregate_kind", "aggregate_id"],
-    indexes: &[],
+    indexes: &[Index {
+        name: "channel_parked_due",
+        columns: &["channel_id", "due_at"],
+        unique: false,
+        only: Only::All,
+    }],
     foreign_key: None,
     hot: false,
 };

@@ -400,6 +400,22 @@ impl<'c> Session<'c> {
         care.run(name, running).await
     }
 
+    /// Runs an UPDATE and answers the changed rows as they are then, in no order. Where an UPDATE answers none they are read
+    /// `from` their table.
+    pub(crate) async fn updated(
+        &mut self,
+        name: &'static str,
+        (update, values): (String, Vec<Value<'_>>),
+        columns: &str,
+        (from, keys): (String, Vec<Value<'_>>),
+    ) -> Result<Vec<Row>, SqlFault> {
+        if self.dialect().returns_updated() {
+            return self.rows(name, &format!("{update} RETURNING {columns}"), values).await;
+        }
+        self.execute(name, &update, values).await?;
+        self.rows(name, &format!("SELECT {columns} FROM {from}"), keys).await
+    }
+
     /// Runs a statement written with `?` and answers its rows.
     pub(crate) async fn rows(
         &mut self,

@@ -14,6 +14,7 @@ use crate::dialect::Dialect;
 use crate::floors::{Floors, Place};
 use crate::lent::{Care, Lent, Limits, Silence};
 use crate::ops;
+use crate::ops::cleaning::Walked;
 use crate::pools::{Pool, StoreOptions};
 use crate::sql::{Session, classify};
 use crate::transaction::{Inner, JoinTransaction, SqlTransaction};
@@ -31,6 +32,7 @@ pub struct SqlStore {
     pool: Pool,
     probe: Arc<dyn Probe>,
     floors: Floors,
+    walked: Walked,
     limits: Limits,
     listing_limits: Limits,
     /// What people know the database by.
@@ -52,6 +54,7 @@ impl SqlStore {
         Ok(Self {
             pool,
             floors: Floors::default(),
+            walked: Walked::default(),
             rules: Arc::default(),
             limits: Limits {
                 answer: Some(options.statement_timeout),
@@ -230,6 +233,10 @@ impl SqlStore {
 
     pub(crate) fn pool(&self) -> &Pool {
         &self.pool
+    }
+
+    pub(crate) fn walked(&self) -> &Walked {
+        &self.walked
     }
 
     pub(crate) fn floors(&self) -> &Floors {

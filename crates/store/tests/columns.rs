@@ -8,8 +8,8 @@ mod fixtures;
 use fixtures::Fresh;
 use sqlx::{AssertSqlSafe, Connection as _, Row as _};
 use towpath_core::ids::ActorId;
-use towpath_core::ports::store::TimerOutcome;
-use towpath_store::StoreUrl;
+use towpath_core::ports::store::{Store as _, TimerOutcome};
+use towpath_store::{SqlStore, StoreUrl};
 use towpath_testkit::store::StoreFixture as _;
 use towpath_testkit::store::acts::{hold_new_lease, schedule};
 use towpath_testkit::store::facts::{moment, new_channel, new_order, timer};
@@ -26,6 +26,7 @@ on_every_database!(
     a_removed_channel_keeps_when_by_whom_and_why,
     a_timer_keeps_when_it_ran_how_it_ended_and_how_often_it_failed,
     failures_of_a_task_are_counted_in_64_bits_from_nothing,
+    an_index_of_a_later_version_is_added_where_it_is_missing,
 );
 
 /// The first row of an answer, as texts; nothing is an empty text.
@@ -186,4 +187,23 @@ async fn failures_of_a_task_are_counted_in_64_bits_from_nothing(fresh: &Fresh) {
         )
     };
     assert_eq!(row(fresh, sql).await, expected);
+}
+
+/// A database of version 1 gets what version 2 has; one that has it already keeps it.
+async fn an_index_of_a_later_version_is_added_where_it_is_missing(fresh: &Fresh) {
+    let store = SqlStore::connect(&fresh.url()).await.unwrap();
+    assert_eq!(store.migrate().await.unwrap(), [1, 2]);
+    let index = match Words::of(fresh).is_mysql {
+        true => "DROP INDEX channel_parked_due ON channel_parked",
+        false => "DROP INDEX channel_parked_due",
+    };
+    for is_there in [true, false] {
+        if !is_there {
+            store.own_execute("test.drop", index, Vec::new()).await.unwrap();
+        }
+        let forget = "DELETE FROM towpath_migrations WHERE version = 2";
+        store.own_execute("test.forget", forget, Vec::new()).await.unwrap();
+        assert_eq!(store.migrate().await.unwrap(), [2], "there: {is_there}");
+    }
+    store.own_execute("test.drop", index, Vec::new()).await.expect("it is there again");
 }

@@ -44,6 +44,7 @@ broken! {
     leases_live_by_the_callers_clock: LeasesLiveByTheCallersClock => commands::only_commands_of_a_gone_holder_are_recovered;
     old_snapshots_stay: OldSnapshotsStay => appends::a_folded_state_does_not_outlive_its_version;
     cleaning_walks: CleaningWalks => outbox::cleaning_does_not_walk_over_what_must_stay;
+    cleaning_ends_with_the_young: CleaningEndsWithTheYoung => outbox::what_was_sent_late_does_not_hide_what_is_old;
     cleaning_takes_open_commands: CleaningTakesOpenCommands => commands::commands_that_ended_long_ago_are_cleaned_up;
     holders_are_not_compared: HoldersAreNotCompared => leases::a_holder_of_the_same_epoch_is_fenced_everywhere;
     holders_of_operations_are_not_compared: LostOperationsAreNotFenced => operations::an_operation_taken_over_twice_in_one_epoch_has_one_holder;
@@ -82,5 +83,9 @@ broken! {
     fenced_commands_are_not_fenced: FencedCommandsAreNotFenced => leases::a_command_under_a_lost_lease_changes_nothing;
     positions_are_not_fenced: PositionsAreNotFenced => channels::a_position_moves_from_where_it_was_and_under_its_lease;
     resets_are_not_counted: ResetsAreNotCounted => channels::a_position_moves_from_where_it_was_and_under_its_lease;
+    claims_of_commands_have_no_room: ClaimsHaveNoRoom => commands::a_claim_takes_so_many_bytes_and_at_least_one;
+    claims_of_timers_have_no_room: ClaimsHaveNoRoom => timers::a_claim_of_timers_takes_so_many_bytes_and_at_least_one;
+    all_that_is_parked_is_due: AllThatIsParkedIsDue => channels::those_that_are_due_are_asked_for_and_those_that_are_met;
+    parked_outlive_their_channel: ParkedOutliveTheirChannel => channels::what_is_left_behind_goes_with_its_channel;
     migrations_run_twice: MigrationsRunTwice => migrations::four_instances_migrate_at_once;
 }

@@ -32,7 +32,7 @@ use uuid::Uuid;
 
 pub(crate) use towpath_core::causes::with_causes;
 
-use crate::carrying::{Carrying, TooLarge};
+use crate::carrying::TooLarge;
 use crate::clock::DatabaseClock;
 use crate::metrics::{CommandMeters, Meters};
 use crate::registry::Registry;
@@ -322,7 +322,6 @@ pub(crate) struct Bus {
     pub(crate) sequenced: watch::Sender<Position>,
     /// Nothing is sent any more: the connections are closed, or are just being closed.
     pub(crate) stopped: Arc<AtomicBool>,
-    pub(crate) carrying: Arc<Carrying>,
 }
 
 impl Bus {
@@ -506,7 +505,8 @@ impl Bus {
         let append =
             (!decision.events.is_empty()).then(|| self.to_append(decider, command, version, now, decision));
         if let Some(append) = &append
-            && let Err(TooLarge { event_type, channel, bytes, largest }) = self.carrying.check(&append.events)
+            && let Err(TooLarge { event_type, channel, bytes, largest }) =
+                self.registry.check_size(&append.events)
         {
             return Err(refused(SendError::TooLarge { event_type, channel, bytes, largest }));
         }

@@ -1,5 +1,5 @@
 //! What the channels of an application can carry. An event that is too large for one of them would hold back its aggregate
-//! there for ever, so the command that makes it is refused.
+//! there for ever, so it is refused before it is written, whoever appends it.
 
 use towpath_core::channel::{Channel, RoutingKey, Target};
 use towpath_core::ports::broker::BrokerPromises;
@@ -12,6 +12,7 @@ const ENVELOPE: usize = 4 << 10;
 const LONGEST_NAME: usize = 255;
 
 /// What each channel that publishes can carry. Cheap to ask.
+#[derive(Default)]
 pub(crate) struct Carrying(Vec<Carried>);
 
 struct Carried {
@@ -20,6 +21,8 @@ struct Carried {
 }
 
 /// An event that a channel cannot carry.
+#[derive(Debug, thiserror::Error)]
+#[error("{event_type} has {bytes} bytes as a message, and channel {channel} carries {largest} at most")]
 pub(crate) struct TooLarge {
     pub(crate) event_type: String,
     pub(crate) channel: String,
@@ -40,7 +43,8 @@ impl Carrying {
         for channel in channels {
             let Some(target) = &channel.target else { continue };
             check(channel, target)?;
-            let largest = channel.policy.largest_message.unwrap_or(usize::MAX).min(promises.largest_body);
+            let largest = channel.policy.largest_message.unwrap_or(promises.usual_body);
+            let largest = largest.min(promises.largest_body);
             carried.push(Carried { channel: channel.clone(), largest });
         }
         Ok(Self(carried))

@@ -130,6 +130,7 @@ mod tests {
                 in_store: false,
                 ordered_batches: false,
                 largest_body: usize::MAX,
+                usual_body: usize::MAX,
             }
         }
 

@@ -18,6 +18,7 @@ use towpath_core::ports::store::{
 };
 use towpath_core::route::{Route, Routes};
 
+use crate::carrying::{Carrying, TooLarge};
 use crate::timers::after;
 
 /// Everything that was registered. Complete before the first command, and never changed after.
@@ -29,6 +30,7 @@ pub struct Registry {
     by_deadline: HashMap<String, Arc<dyn Decider>>,
     events: HashSet<String>,
     routes: Routes,
+    carrying: Carrying,
 }
 
 impl Registry {
@@ -72,6 +74,16 @@ impl Registry {
     /// Adds a route.
     pub fn route(&mut self, route: Route) {
         self.routes.add(route);
+    }
+
+    /// What the channels can carry.
+    pub(crate) fn carry(&mut self, carrying: Carrying) {
+        self.carrying = carrying;
+    }
+
+    /// Refuses the first event that is too large for a channel that takes it.
+    pub(crate) fn check_size(&self, events: &[NewEvent]) -> Result<(), TooLarge> {
+        self.carrying.check(events)
     }
 
     /// The decider of a command, by the command's name.
@@ -127,6 +139,12 @@ impl AppendRules for Registry {
     }
 
     fn complete(&self, append: &Append, current: Option<&AggregateRow>) -> StoreResult<Append> {
+        self.check_size(&append.events).map_err(|too_large| StoreError::ForbiddenEvent {
+            aggregate: append.aggregate.clone(),
+            event: too_large.event_type.clone(),
+            code: "event-too-large",
+            source: too_large.into(),
+        })?;
         let mut complete = append.clone();
         for event in &mut complete.events {
             if event.channels == Routing::ByType {

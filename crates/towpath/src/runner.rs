@@ -10,14 +10,14 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::{Id, JoinError, JoinSet};
 use towpath_core::ids::CommandId;
-use towpath_core::ports::store::{CommandRecord, LeaseGrant, StoreResult};
+use towpath_core::ports::store::{CLAIMED_BYTES, CommandRecord, LeaseGrant, StoreResult};
 
 use crate::bus::{Bus, Incoming, SendError, with_causes};
 use crate::leases::Held;
 use crate::service::{Service, Stopping, Wake, rest};
 use crate::timers::deadline_of;
 
-/// How many commands run at a time.
+/// How many commands run at a time. None is taken while those that run have as many bytes as one claim may.
 const BATCH: u32 = 32;
 
 /// How often a command may take down its holder before it is given up.
@@ -54,14 +54,19 @@ async fn run(bus: Bus, held: watch::Receiver<Held>, wake: Wake, pace: Pace, mut 
             settle(ended, &mut known, &mut owed);
         }
         give_back(&bus, &mut owed).await;
-        let free = BATCH.saturating_sub(u32::try_from(running.len()).unwrap_or(BATCH));
+        let bytes: u64 = known.values().map(|(.., bytes)| bytes).sum();
+        let free = match bytes >= CLAIMED_BYTES {
+            true => 0,
+            false => BATCH.saturating_sub(u32::try_from(running.len()).unwrap_or(BATCH)),
+        };
         let grant = held.borrow().instance.clone();
         let taken = match &grant {
             Some(grant) if free > 0 => {
-                let at_work = unsure.then(|| known.values().chain(&owed));
-                let at_work =
-                    at_work.map(|all| all.filter(|(other, _)| other == grant).map(|(_, id)| id.clone()));
-                let taken = take(&bus, grant, lease, at_work.map(Iterator::collect), free).await;
+                let running = known.values().map(|(grant, id, _)| (grant, id));
+                let at_work = running.chain(owed.iter().map(|(grant, id)| (grant, id)));
+                let at_work = at_work.filter(|(other, _)| *other == grant).map(|(_, id)| id.clone());
+                let at_work = unsure.then(|| at_work.collect());
+                let taken = take(&bus, grant, lease, at_work, free).await;
                 unsure = taken.is_err();
                 taken
             }
@@ -71,8 +76,9 @@ async fn run(bus: Bus, held: watch::Receiver<Held>, wake: Wake, pace: Pace, mut 
             (Some(grant), Ok(commands)) if !commands.is_empty() => {
                 for record in commands {
                     let command_id = record.command.command_id.clone();
+                    let bytes = record.command.payload.as_text().len() as u64;
                     let task = running.spawn(run_one(bus.clone(), grant.clone(), record));
-                    known.insert(task.id(), (grant.clone(), command_id));
+                    known.insert(task.id(), (grant.clone(), command_id, bytes));
                 }
             }
             (_, Ok(_)) => rest_beside(&mut running, &mut known, &mut owed, &wake, scan, &mut stopping).await,
@@ -157,7 +163,8 @@ async fn run_one(bus: Bus, grant: LeaseGrant, record: CommandRecord) -> Option<(
 
 type Ended = Result<(Id, Option<(LeaseGrant, CommandId)>), JoinError>;
 
-type Known = HashMap<Id, (LeaseGrant, CommandId)>;
+/// Which command a task is at, under which grant, and how many bytes its payload has.
+type Known = HashMap<Id, (LeaseGrant, CommandId, u64)>;
 
 fn settle(ended: Ended, known: &mut Known, owed: &mut Vec<(LeaseGrant, CommandId)>) {
     match ended {
@@ -167,7 +174,7 @@ fn settle(ended: Ended, known: &mut Known, owed: &mut Vec<(LeaseGrant, CommandId
         }
         Err(error) => {
             tracing::error!(%error, "the task around a command panicked");
-            owed.extend(known.remove(&error.id()));
+            owed.extend(known.remove(&error.id()).map(|(grant, id, _)| (grant, id)));
         }
     }
 }

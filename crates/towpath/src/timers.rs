@@ -5,7 +5,7 @@
 //! timer and sends the same command id again: it has one effect. A deadline of a machine's state is a timer like any
 //! other, but its command is only run while the aggregate is still in that state since the same event.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use towpath_core::ids::{AggregateKey, CausationId, CommandId, CorrelationId, Eve
 use towpath_core::name::CommandName;
 use towpath_core::payload::{InvalidPayload, Payload};
 use towpath_core::ports::store::{
-    LeaseGrant, NewCommand, NewTimer, StoreError, StoreResult, Timer, TimerOutcome,
+    CLAIMED_BYTES, LeaseGrant, NewCommand, NewTimer, StoreError, StoreResult, Timer, TimerOutcome,
 };
 use towpath_core::retry::RetryDecision;
 use towpath_core::to_variant;
@@ -33,7 +33,7 @@ use crate::runner::Pace;
 use crate::service::{Service, Stopping, Wake, rest};
 use crate::towpath::Towpath;
 
-/// How many timers are fired at a time.
+/// How many timers are fired at a time. None is taken while those that fire have as many bytes as one claim may.
 const BATCH: u32 = 32;
 
 /// How long it rests at least: a timer that is due but held by somebody else's transaction must not be asked for
@@ -104,12 +104,15 @@ struct Fired {
     outcome: TimerOutcome,
 }
 
+/// Timers that were claimed and are not ended, and how many bytes their payloads have.
+type Known = HashMap<(LeaseGrant, Uuid), u64>;
+
 async fn run(bus: Bus, held: watch::Receiver<Held>, pace: Pace, mut stopping: Stopping) {
     let mut firing = JoinSet::new();
     // What could not be written yet: nobody else ends it while this instance's lease lives.
     let mut owed: Vec<Fired> = Vec::new();
     // What was claimed and is not ended.
-    let mut known: HashSet<(LeaseGrant, Uuid)> = HashSet::new();
+    let mut known = Known::new();
     // Whether something may be claimed under the grant that is not known here: the answer to a claim was lost, or a task
     // has panicked.
     let mut unsure = true;
@@ -117,12 +120,15 @@ async fn run(bus: Bus, held: watch::Receiver<Held>, pace: Pace, mut stopping: St
         while let Some(fired) = firing.try_join_next() {
             unsure |= !settle(fired, &mut owed);
         }
-        let free = BATCH.saturating_sub(u32::try_from(firing.len()).unwrap_or(BATCH));
+        let free = match known.values().sum::<u64>() >= CLAIMED_BYTES {
+            true => 0,
+            false => BATCH.saturating_sub(u32::try_from(firing.len()).unwrap_or(BATCH)),
+        };
         let ended = end(&bus, &mut owed, &mut known).await;
         let grant = held.borrow().instance.clone();
         let taken = match (ended, grant) {
             (Ok(()), Some(grant)) if free > 0 => {
-                let at_work = unsure.then(|| known.iter().filter(|(other, _)| *other == grant));
+                let at_work = unsure.then(|| known.keys().filter(|(other, _)| *other == grant));
                 let at_work = at_work.map(|ours| ours.map(|(_, id)| *id).collect());
                 let taken = claim(&bus, grant, pace.lease, at_work, free).await;
                 unsure = taken.is_err();
@@ -134,7 +140,8 @@ async fn run(bus: Bus, held: watch::Receiver<Held>, pace: Pace, mut stopping: St
         let at_most = match taken {
             Ok(timers) if !timers.is_empty() => {
                 for (grant, timer) in timers {
-                    known.insert((grant.clone(), timer.timer.timer_id));
+                    let bytes = timer.timer.payload.as_text().len() as u64;
+                    known.insert((grant.clone(), timer.timer.timer_id), bytes);
                     firing.spawn(fire(bus.clone(), grant, timer));
                 }
                 continue;
@@ -285,7 +292,7 @@ fn failed(bus: &Bus, timer_id: Uuid, retry_count: u32, error: &SendError) -> Tim
 }
 
 /// Writes how timers ended. What was taken over meanwhile is for its new holder to end.
-async fn end(bus: &Bus, owed: &mut Vec<Fired>, known: &mut HashSet<(LeaseGrant, Uuid)>) -> StoreResult<()> {
+async fn end(bus: &Bus, owed: &mut Vec<Fired>, known: &mut Known) -> StoreResult<()> {
     while let Some(Fired { grant, timer_id, outcome }) = owed.last() {
         match bus.store.finish_timer(grant, *timer_id, outcome, bus.clock.now()).await {
             Ok(()) => {}

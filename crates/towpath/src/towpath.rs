@@ -749,7 +749,7 @@ impl Builder {
             self.consumers,
             broker.promises(),
         )?;
-        let carrying = Carrying::of(&self.channels, broker.promises()).map_err(StartError::Wiring)?;
+        self.registry.carry(Carrying::of(&self.channels, broker.promises()).map_err(StartError::Wiring)?);
         let queues = self.topology.queues.iter().map(|queue| &queue.name);
         let queues = queues.chain(consumers.iter().map(|wired| &wired.queue)).chain(&self.dead_letter_queues);
         let queues: BTreeSet<String> = queues.cloned().collect();
@@ -785,7 +785,6 @@ impl Builder {
             committed: Wake::default(),
             told: Wake::default(),
             relays: wakes.clone(),
-            carrying: Arc::new(carrying),
             timers: TimerWake::default(),
             trackers: TrackerWakes::default(),
             sequenced: watch::Sender::default(),

@@ -20,7 +20,7 @@ use towpath_core::ids::{
 };
 use towpath_core::ports::broker::{Broker, Published};
 use towpath_core::ports::store::{
-    ChannelRow, Disabled, LeaseGrant, ParkedAggregate, StoreError, StoreResult,
+    ChannelRow, Disabled, LeaseGrant, Parked, ParkedAggregate, StoreError, StoreResult,
 };
 use towpath_core::retry::ErrorClass;
 use uuid::Uuid;
@@ -37,6 +37,9 @@ use crate::towpath::Towpath;
 
 /// After how many bytes of payloads a batch is large enough.
 const BATCH_BYTES: u64 = 1 << 20;
+
+/// How many of the aggregates that were left behind are tried again before the log goes on.
+const TRIED_AGAIN: u32 = 50;
 
 /// The longest pause after failures, when the channel's policy has no further one: a tracker never gives up.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -231,6 +234,16 @@ enum Progress {
     Removed,
 }
 
+/// What became of those that were left behind.
+enum CaughtUp {
+    /// They have what they missed, or wait for longer, or (not `all`) have some of it.
+    AsFarAs { all: bool },
+    /// The fate of an event is not known.
+    Stopped(Progress),
+    /// Nothing was written: somebody has set the channel.
+    WasSet,
+}
+
 /// What became of a batch.
 struct Gone<'e> {
     /// Whether anything was confirmed.
@@ -327,7 +340,7 @@ impl Tracker {
         delay.unwrap_or(LONGEST_PAUSE).min(LONGEST_PAUSE)
     }
 
-    /// Takes one batch of the log out. While it is open whether the broker takes anything it goes step by step: what comes
+    /// Lets some that were left behind catch up, and takes one batch of the log out. While it is open whether the broker takes anything it goes step by step: what comes
     /// behind a message that did not arrive must not arrive before it.
     async fn round(&self, grant: &mut Option<LeaseGrant>, carefully: bool) -> StoreResult<Progress> {
         let store = &self.bus.store;
@@ -341,28 +354,33 @@ impl Tracker {
         if row.disabled.is_some() {
             return Ok(Progress::Rest);
         }
-        let parked = store.parked_in_channel(self.channel_id, row.reset_count).await?;
-        let now = self.bus.clock.now();
-        let due: Vec<&ParkedAggregate> =
-            parked.iter().filter(|one| one.due_at.is_some_and(|due_at| due_at <= now)).collect();
+        let which = Parked::Due { now: self.bus.clock.now(), limit: TRIED_AGAIN };
+        let due = store.parked_in_channel(self.channel_id, row.reset_count, which).await?;
+        let mut more = due.len() >= TRIED_AGAIN as usize;
         if !due.is_empty() {
-            return self.catch_up(held, &row, &due).await;
+            match self.catch_up(held, &row, &due).await? {
+                CaughtUp::Stopped(progress) => return Ok(progress),
+                CaughtUp::WasSet => return Ok(Progress::GoOn),
+                CaughtUp::AsFarAs { all } => more |= !all,
+            }
         }
+        let done = if more { Progress::GoOn } else { Progress::Rest };
         let head = store.head().await?;
         if row.position >= head {
-            return Ok(Progress::Rest);
+            return Ok(done);
         }
         let batch = if carefully { 1 } else { u64::from(self.channel.policy.batch.max(1)) };
         let last = row.position.saturating_add(batch).min(head);
         let read = store.events_within(row.position + 1, last, BATCH_BYTES).await?;
         // Large ones make a batch shorter.
-        let Some(last) = read.last().and_then(|event| event.position) else { return Ok(Progress::Rest) };
+        let Some(last) = read.last().and_then(|event| event.position) else { return Ok(done) };
+        let mut taken: Vec<&RecordedEvent> =
+            read.iter().filter(|event| self.channel.takes(event.envelope.event_type.as_str())).collect();
+        let met: HashSet<&AggregateKey> = taken.iter().map(|event| &event.envelope.aggregate).collect();
+        let met: Vec<AggregateKey> = met.into_iter().cloned().collect();
+        let parked = store.parked_in_channel(self.channel_id, row.reset_count, Parked::Among(&met)).await?;
         let left_behind: HashSet<&AggregateKey> = parked.iter().map(|one| &one.aggregate).collect();
-        let taken: Vec<&RecordedEvent> = read
-            .iter()
-            .filter(|event| self.channel.takes(event.envelope.event_type.as_str()))
-            .filter(|event| !left_behind.contains(&event.envelope.aggregate))
-            .collect();
+        taken.retain(|event| !left_behind.contains(&event.envelope.aggregate));
         let Gone { confirmed, refused, stopped } = self.publish(held, &taken).await;
         // What is refused while others get through is to blame itself; if nothing gets through, nothing is passed by.
         let stopped = match stopped {
@@ -386,24 +404,31 @@ impl Tracker {
         Ok(match stopped {
             Some((event, published, doubtful)) => Progress::failed(event, published, doubtful),
             None if last < head => Progress::GoOn,
-            None => Progress::Rest,
+            None => done,
         })
     }
 
-    /// Publishes what aggregates that were left behind have missed, up to where the channel is.
+    /// Publishes what aggregates that were left behind have missed, up to where the channel is. Of one that has missed
+    /// much only so much at a time: the log goes on in between.
     async fn catch_up(
         &self,
         grant: &LeaseGrant,
         row: &ChannelRow,
-        due: &[&ParkedAggregate],
-    ) -> StoreResult<Progress> {
+        due: &[ParkedAggregate],
+    ) -> StoreResult<CaughtUp> {
         let store = &self.bus.store;
+        let limit = self.channel.policy.batch.max(1);
         let (mut parked, mut opened) = (Vec::new(), Vec::new());
-        let mut stopped = None;
+        let (mut stopped, mut all) = (None, true);
         'aggregates: for one in due {
-            let mut version = one.version;
+            let (mut version, mut seen) = (one.version, 0);
             loop {
-                let (limit, after) = (self.channel.policy.batch.max(1), version.saturating_sub(1));
+                if seen >= limit as usize {
+                    parked.push(ParkedAggregate { version, attempts: 0, ..one.clone() });
+                    all = false;
+                    break;
+                }
+                let after = version.saturating_sub(1);
                 let read = store.events_of_within(&one.aggregate, after, limit, BATCH_BYTES).await?;
                 // What comes later is for the channel itself.
                 let missed: Vec<&RecordedEvent> = read
@@ -414,6 +439,7 @@ impl Tracker {
                     opened.push(one.aggregate.clone());
                     break;
                 };
+                seen += missed.len();
                 let taken: Vec<&RecordedEvent> = missed
                     .into_iter()
                     .filter(|event| self.channel.takes(event.envelope.event_type.as_str()))
@@ -422,7 +448,7 @@ impl Tracker {
                 if let Some((event, answer)) = gone.stopped {
                     // It waits as before, from where it is by now.
                     let version = event.envelope.aggregate_version;
-                    parked.push(ParkedAggregate { version, ..(*one).clone() });
+                    parked.push(ParkedAggregate { version, ..one.clone() });
                     stopped = Some(Progress::failed(event, answer, true));
                     break 'aggregates;
                 }
@@ -437,8 +463,12 @@ impl Tracker {
             }
         }
         let (id, place) = (self.channel_id, row.place());
-        store.park_in_channel(grant, id, place, row.position, &parked, &opened).await?;
-        Ok(stopped.unwrap_or(Progress::GoOn))
+        let written = store.park_in_channel(grant, id, place, row.position, &parked, &opened).await?;
+        Ok(match stopped {
+            Some(progress) => CaughtUp::Stopped(progress),
+            None if !written => CaughtUp::WasSet,
+            None => CaughtUp::AsFarAs { all },
+        })
     }
 
     /// How an aggregate waits whose event was refused so often.
@@ -566,7 +596,7 @@ impl TrackedChannels<'_> {
     pub async fn parked(&self, name: &ChannelName) -> Result<Vec<ParkedAggregate>, ChannelError> {
         let row = self.list().await?.into_iter().find(|row| row.name == *name);
         let row = row.ok_or_else(|| StoreError::Missing { what: "channel", name: name.to_string() })?;
-        Ok(self.store().parked_in_channel(row.channel_id, row.reset_count).await?)
+        Ok(self.store().parked_in_channel(row.channel_id, row.reset_count, Parked::All).await?)
     }
 
     /// Adds a channel at its start and follows it in this process. Where it publishes to is not stored: after a restart,

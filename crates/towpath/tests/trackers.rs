@@ -36,6 +36,7 @@ on_every_database!(
     an_event_that_is_not_taken_holds_the_later_ones_of_its_aggregate_back,
     the_id_of_a_message_is_its_place_in_the_log,
     an_event_that_is_refused_holds_up_no_other_aggregate,
+    the_log_goes_on_while_many_catch_up,
     messages_of_the_log_are_told_apart_whatever_their_order_and_age,
     a_fanout_exchange_is_declared_again_and_again_and_messages_say_what_they_are,
 );
@@ -328,25 +329,68 @@ async fn one_of_two_instances_follows_a_channel_and_the_other_takes_over(fresh: 
     other.stop().await;
 }
 
-async fn an_event_that_is_refused_holds_up_no_other_aggregate(fresh: &Fresh) {
-    let binding = |routing_key: &str| Binding {
-        queue: "all".to_owned(),
-        exchange: "facts".to_owned(),
-        routing_key: routing_key.to_owned(),
-    };
+fn binding(routing_key: &str) -> Binding {
+    Binding { queue: "all".to_owned(), exchange: "facts".to_owned(), routing_key: routing_key.to_owned() }
+}
+
+/// Where a note of an order goes nowhere; and a channel with two attempts, before a person has to do something.
+fn without_notes() -> (Topology, Channel) {
     let topology = Topology {
         exchanges: vec![Exchange { name: "facts".to_owned(), kind: ExchangeKind::Topic }],
         queues: vec![Queue { name: "all".to_owned(), arguments: Vec::new() }],
         bindings: vec![binding("order.placed"), binding("order.shipped")],
     };
-    // Two attempts, then a person has to do something.
     let policy = ChannelPolicy {
         scan: Duration::from_millis(20),
         retries: RetryPolicy::Fixed(vec![Duration::from_millis(20)]),
         ..ChannelPolicy::default()
     };
     let log = Channel::named("log", ["order.*"]).unwrap().to_exchange("facts").tracking(Start::First);
-    let log = log.with(policy);
+    (topology, log.with(policy))
+}
+
+async fn the_log_goes_on_while_many_catch_up(fresh: &Fresh) {
+    const MANY: usize = 60;
+    let (topology, log) = without_notes();
+    let app = fresh.builder().topology(topology.clone()).channel(Ok(log)).start().await.unwrap();
+    let broker = towpath::LocalBroker::over(Arc::new(app.store().clone()), towpath::LocalOptions::default());
+    let subscription = Subscription { queue: "all".to_owned(), group: "test".to_owned(), prefetch: 50 };
+    let inbox = broker.subscribe(&subscription).await.unwrap();
+    let place = || OrderCommand::Place { sku: "book".to_owned() };
+    for number in 0..MANY {
+        app.send::<Order>(format!("stuck-{number}"), place()).await.unwrap();
+        app.send::<Order>(format!("stuck-{number}"), OrderCommand::Note).await.unwrap();
+    }
+    for _ in 0..MANY {
+        said(&*inbox).await;
+    }
+    eventually("all are given up", || async {
+        let parked = app.channels().parked(&name("log")).await.unwrap();
+        (parked.len() == MANY && parked.iter().all(|one| one.due_at.is_none())).then_some(())
+    })
+    .await;
+    app.channels().pause(&name("log"), None, "a binding is missing").await.unwrap();
+    broker.declare(&Topology { bindings: vec![binding("order.#")], ..topology }).await.unwrap();
+    app.send::<Order>("free", place()).await.unwrap();
+    let all = 2 * MANY as Position + 1;
+    eventually("its position", || async { (app.store().head().await.unwrap() == all).then_some(()) }).await;
+    app.channels().resume(&name("log")).await.unwrap();
+    let mut came = Vec::new();
+    for _ in 0..=MANY {
+        came.push(said(&*inbox).await);
+    }
+    let free = came.iter().position(|one| one == "free order.placed").expect("the free one");
+    assert!(free < MANY, "it came after all that had waited");
+    eventually("nothing is left behind", || async {
+        app.channels().parked(&name("log")).await.unwrap().is_empty().then_some(())
+    })
+    .await;
+    broker.close().await;
+    app.stop().await;
+}
+
+async fn an_event_that_is_refused_holds_up_no_other_aggregate(fresh: &Fresh) {
+    let (topology, log) = without_notes();
     let builder = fresh.builder().topology(topology.clone()).channel(Ok(log.clone()));
     let app = builder.start().await.unwrap();
     let options = towpath::LocalOptions::default();

@@ -61,6 +61,9 @@ const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
 /// For how long inboxes remember, unless it is said otherwise.
 const REMEMBERED: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
+/// The room for what a record has beside its body.
+const HEADERS: usize = 8 << 10;
+
 /// What Kafka promises.
 pub const PROMISES: BrokerPromises = BrokerPromises {
     broker: "Kafka",
@@ -76,7 +79,10 @@ pub const PROMISES: BrokerPromises = BrokerPromises {
     tells_standing: false,
     in_store: false,
     ordered_batches: false,
-    largest_body: 16 << 20,
+    // What is handed to it, without room for key and headers.
+    largest_body: (16 << 20) - HEADERS,
+    // Its `message.max.bytes`, which counts them.
+    usual_body: (1 << 20) - HEADERS,
 };
 
 /// A Kafka cluster.

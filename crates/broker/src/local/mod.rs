@@ -56,6 +56,7 @@ pub const PROMISES: BrokerPromises = BrokerPromises {
     in_store: true,
     ordered_batches: true,
     largest_body: LONGEST_BODY,
+    usual_body: LONGEST_BODY,
 };
 
 /// How it works.

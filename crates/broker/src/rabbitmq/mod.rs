@@ -55,6 +55,8 @@ pub const PROMISES: BrokerPromises = BrokerPromises {
     in_store: false,
     ordered_batches: false,
     largest_body: 128 << 20,
+    // RabbitMQ 4; RabbitMQ 3 takes all of it.
+    usual_body: 16 << 20,
 };
 
 /// A RabbitMQ broker.

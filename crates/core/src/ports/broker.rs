@@ -50,6 +50,8 @@ pub struct BrokerPromises {
     pub ordered_batches: bool,
     /// How many bytes the body of a message can have, whatever the server's own settings are.
     pub largest_body: usize,
+    /// How many it takes unless somebody has set its server otherwise, which is not asked.
+    pub usual_body: usize,
 }
 
 /// A fault or a refusal of the broker.

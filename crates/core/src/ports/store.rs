@@ -271,6 +271,9 @@ impl StoreError {
             Self::AppendTooLarge { .. } => {
                 "Decide fewer events per command: several commands, or one event with a list."
             }
+            Self::ForbiddenEvent { code: "event-too-large", .. } => {
+                "Say less in one event, or let it name where the rest is kept; or raise largest-message of the channel."
+            }
             Self::ForbiddenEvent { .. } => {
                 "Append only events that the aggregate declares and that its machine allows in its state."
             }
@@ -412,8 +415,8 @@ pub trait AppendRules: Send + Sync {
     /// changes of state, the deadline and the folded state that follow.
     ///
     /// # Errors
-    /// `ForbiddenEvent`: an event that the aggregate does not have, whose payload it cannot read, or that its machine does
-    /// not allow.
+    /// `ForbiddenEvent`: an event that the aggregate does not have, whose payload it cannot read, that its machine does not
+    /// allow, or that a channel cannot carry.
     fn complete(&self, append: &Append, current: Option<&AggregateRow>) -> StoreResult<Append>;
 }
 
@@ -1020,6 +1023,25 @@ pub struct ParkedAggregate {
     pub parked_at: DateTime<Utc>,
 }
 
+/// A claim of commands or timers ends with the last that has room in so many bytes of payloads.
+pub const CLAIMED_BYTES: u64 = 4 << 20;
+
+/// Which of the aggregates that a channel has left behind.
+#[derive(Debug, Clone, Copy)]
+pub enum Parked<'a> {
+    /// All of them, by name.
+    All,
+    /// Those that are to be tried again by now, the longest due first.
+    Due {
+        /// The moment.
+        now: DateTime<Utc>,
+        /// How many at most.
+        limit: u32,
+    },
+    /// Those among these, in no order.
+    Among(&'a [AggregateKey]),
+}
+
 /// Why something is switched off (S2).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Disabled {
@@ -1097,7 +1119,8 @@ pub trait Store: super::operations::Operations {
     ) -> StoreResult<bool>;
 
     /// Takes commands of these types that are due (PENDING, or FAILED with a retry due) and marks them PROCESSING
-    /// under a lease. Types that this instance does not know stay for one that does.
+    /// under a lease: so many at most, and no more than have [`CLAIMED_BYTES`] of payloads together, but one. Types that
+    /// this instance does not know stay for one that does.
     async fn claim_commands(
         &self,
         lease: &LeaseGrant,
@@ -1318,7 +1341,8 @@ pub trait Store: super::operations::Operations {
     // Timers -----------------------------------------------------------------------------------------------
 
     /// Takes timers for commands of these types that are due and marks them running under a lease. Timers whose holder
-    /// is gone are taken too. Types that this instance does not know stay for one that does.
+    /// is gone are taken too. So many at most, and no more than have [`CLAIMED_BYTES`] of payloads together, but one. Types
+    /// that this instance does not know stay for one that does.
     async fn claim_timers(
         &self,
         lease: &LeaseGrant,
@@ -1365,7 +1389,7 @@ pub trait Store: super::operations::Operations {
     /// Pauses a channel, with who and why (S2); `None` resumes it.
     async fn disable_channel(&self, name: &ChannelName, disabled: Option<&Disabled>) -> StoreResult<()>;
 
-    /// Removes a channel softly (S3): its row stays, its name is free again.
+    /// Removes a channel softly (S3): its row stays, its name is free again. What it has left behind is forgotten.
     async fn remove_channel(
         &self,
         name: &ChannelName,
@@ -1397,11 +1421,12 @@ pub trait Store: super::operations::Operations {
         opened: &[AggregateKey],
     ) -> StoreResult<bool>;
 
-    /// The aggregates that a channel has left behind since it was last set, by name.
+    /// The aggregates that a channel has left behind since it was last set. Of a removed one nothing is known.
     async fn parked_in_channel(
         &self,
         channel_id: Uuid,
         reset_count: u64,
+        which: Parked<'_>,
     ) -> StoreResult<Vec<ParkedAggregate>>;
 
     /// Lets those be tried again that a channel has given up. Answers how many.

@@ -3,14 +3,14 @@
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{ActorId, AggregateKey, ChannelName, Position};
 use towpath_core::ports::store::{
-    ChannelRow, Disabled, LeaseGrant, ParkedAggregate, StoreError, StoreResult, TrackerPlace,
+    ChannelRow, Disabled, LeaseGrant, Parked, ParkedAggregate, StoreError, StoreResult, TrackerPlace,
 };
 use uuid::Uuid;
 
 use crate::ops::leases::fence;
 use crate::rows::{insert_sql, read_channel, select_list};
 use crate::schema::{CHANNEL_PARKED, CHANNELS};
-use crate::sql::{Row, Session, SqlFault, code, readable, values};
+use crate::sql::{Row, Session, SqlFault, Value, code, readable, values};
 
 pub(crate) async fn add(
     session: &mut Session<'_>,
@@ -47,6 +47,7 @@ pub(crate) async fn disable(
     living(session.execute("channels.disable", sql, changed).await?, name)
 }
 
+/// Removes a channel, with what it has left behind. Runs in a transaction.
 pub(crate) async fn remove(
     session: &mut Session<'_>,
     name: &ChannelName,
@@ -54,10 +55,12 @@ pub(crate) async fn remove(
     reason: &str,
     now: DateTime<Utc>,
 ) -> StoreResult<()> {
-    let sql = "UPDATE channels SET deleted_at = ?, deleted_by_id = ?, deleted_reason = ? \
-         WHERE name = ? AND deleted_at IS NULL";
-    let changed = values![now, by.map(|by| by.as_str()), reason, name.as_str()];
-    living(session.execute("channels.remove", sql, changed).await?, name)
+    let channel_id = locked(session, name).await?;
+    let sql =
+        "UPDATE channels SET deleted_at = ?, deleted_by_id = ?, deleted_reason = ? WHERE channel_id = ?";
+    let changed = values![now, by.map(|by| by.as_str()), reason, channel_id];
+    session.execute("channels.remove", sql, changed).await?;
+    forget_parked(session, channel_id).await
 }
 
 /// Moves a channel's position. Runs in a transaction.
@@ -86,35 +89,39 @@ pub(crate) async fn park(
     let moved = values![to, channel_id, from.position, from.reset_count];
     let touched = session.execute("channels.advance", sql, moved).await?;
     if touched == 1 {
-        for aggregate in opened {
-            let sql =
-                "DELETE FROM channel_parked WHERE channel_id = ? AND aggregate_kind = ? AND aggregate_id = ?";
-            let keys = values![channel_id, aggregate.kind.as_str(), aggregate.id.as_str()];
-            session.execute("channels.open_parked", sql, keys).await?;
+        if !opened.is_empty() {
+            let mut keys = values![channel_id];
+            let sql = format!(
+                "DELETE FROM channel_parked WHERE channel_id = ? AND ({})",
+                is_one_of(opened, &mut keys)
+            );
+            session.execute("channels.open_parked", &sql, keys).await?;
         }
-        for one in parked {
+        if !parked.is_empty() {
             let dialect = session.dialect();
             let changed =
                 ["reset_count", "aggregate_version", "attempts", "due_at", "reason", "message", "parked_at"];
             let changed = changed.map(|column| format!("{column} = {}", dialect.inserted(column))).join(", ");
             let sql = format!(
                 "{} {} {changed}",
-                insert_sql(&CHANNEL_PARKED, 1),
+                insert_sql(&CHANNEL_PARKED, parked.len()),
                 dialect.on_conflict("channel_id, aggregate_kind, aggregate_id")
             );
-            let values = values![
-                channel_id,
-                one.aggregate.kind.as_str(),
-                one.aggregate.id.as_str(),
-                from.reset_count,
-                one.version,
-                one.attempts,
-                one.due_at,
-                code(&one.reason),
-                readable(&one.message),
-                one.parked_at
-            ];
-            session.execute("channels.park", &sql, values).await?;
+            let row = |one: &ParkedAggregate| {
+                values![
+                    channel_id,
+                    one.aggregate.kind.to_string(),
+                    one.aggregate.id.to_string(),
+                    from.reset_count,
+                    one.version,
+                    one.attempts,
+                    one.due_at,
+                    code(&one.reason),
+                    readable(&one.message),
+                    one.parked_at
+                ]
+            };
+            session.execute("channels.park", &sql, parked.iter().flat_map(row).collect()).await?;
         }
     }
     fence(session, std::slice::from_ref(grant)).await?;
@@ -125,14 +132,39 @@ pub(crate) async fn parked(
     session: &mut Session<'_>,
     channel_id: Uuid,
     reset_count: u64,
+    which: Parked<'_>,
 ) -> StoreResult<Vec<ParkedAggregate>> {
+    let mut keys = values![channel_id, reset_count];
+    let rest = match which {
+        Parked::All => "ORDER BY p.aggregate_kind, p.aggregate_id".to_owned(),
+        Parked::Due { now, limit } => {
+            keys.extend(values![now]);
+            format!("AND p.due_at <= ? ORDER BY p.due_at LIMIT {limit}")
+        }
+        Parked::Among([]) => return Ok(Vec::new()),
+        Parked::Among(aggregates) => format!("AND ({})", is_one_of(aggregates, &mut keys)),
+    };
     let sql = format!(
-        "SELECT {} FROM channel_parked p WHERE p.channel_id = ? AND p.reset_count = ? \
-         ORDER BY p.aggregate_kind, p.aggregate_id",
+        "SELECT {} FROM channel_parked p WHERE p.channel_id = ? AND p.reset_count = ? {rest}",
         select_list(&CHANNEL_PARKED, "p", "")
     );
-    let rows = session.rows("channels.parked", &sql, values![channel_id, reset_count]).await?;
-    rows.iter().map(read_parked).collect()
+    session.rows("channels.parked", &sql, keys).await?.iter().map(read_parked).collect()
+}
+
+/// Any of these aggregates: a list of ids for each kind.
+fn is_one_of<'v>(aggregates: &'v [AggregateKey], keys: &mut Vec<Value<'v>>) -> String {
+    let mut kinds: Vec<&str> = aggregates.iter().map(|aggregate| aggregate.kind.as_str()).collect();
+    kinds.sort_unstable();
+    kinds.dedup();
+    let parts = kinds.into_iter().map(|kind| {
+        let ids = aggregates.iter().filter(|aggregate| aggregate.kind.as_str() == kind);
+        let before = keys.len();
+        keys.push(Value::from(kind));
+        keys.extend(ids.map(|aggregate| Value::from(aggregate.id.as_str())));
+        let marks = vec!["?"; keys.len() - before - 1].join(", ");
+        format!("(aggregate_kind = ? AND aggregate_id IN ({marks}))")
+    });
+    parts.collect::<Vec<_>>().join(" OR ")
 }
 
 pub(crate) async fn reopen_parked(
@@ -157,13 +189,32 @@ fn read_parked(row: &Row) -> StoreResult<ParkedAggregate> {
     })
 }
 
+/// Sets a channel's position, and forgets what it has left behind. Runs in a transaction.
 pub(crate) async fn reset(
     session: &mut Session<'_>,
     name: &ChannelName,
     position: Position,
 ) -> StoreResult<()> {
-    let sql = "UPDATE channels SET position = ?, reset_count = reset_count + 1 WHERE name = ? AND deleted_at IS NULL";
-    living(session.execute("channels.reset", sql, values![position, name.as_str()]).await?, name)
+    let channel_id = locked(session, name).await?;
+    let sql = "UPDATE channels SET position = ?, reset_count = reset_count + 1 WHERE channel_id = ?";
+    session.execute("channels.reset", sql, values![position, channel_id]).await?;
+    forget_parked(session, channel_id).await
+}
+
+/// The living channel of a name, locked: its tracker writes nothing until the transaction ends, and then finds the change.
+async fn locked(session: &mut Session<'_>, name: &ChannelName) -> StoreResult<Uuid> {
+    let sql = format!(
+        "SELECT channel_id FROM channels WHERE name = ? AND deleted_at IS NULL {}",
+        session.dialect().for_update()
+    );
+    let missing = || StoreError::Missing { what: "channel", name: name.to_string() };
+    session.row("channels.lock", &sql, values![name.as_str()]).await?.ok_or_else(missing)?.uuid("channel_id")
+}
+
+async fn forget_parked(session: &mut Session<'_>, channel_id: Uuid) -> StoreResult<()> {
+    let sql = "DELETE FROM channel_parked WHERE channel_id = ?";
+    session.execute("channels.forget_parked", sql, values![channel_id]).await?;
+    Ok(())
 }
 
 pub(crate) async fn list(session: &mut Session<'_>) -> StoreResult<Vec<ChannelRow>> {

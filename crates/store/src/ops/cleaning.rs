@@ -1,6 +1,8 @@
 //! Clean-up: deletes what was over long ago, a page at a time, by indexes that hold nothing else. What must stay (given up,
 //! dead, waiting), however much of it there is, is not looked at.
 
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -10,36 +12,45 @@ use crate::ops::leases::fence;
 use crate::schema::{EVENT_OUTBOX, INBOX, Index};
 use crate::sql::{Session, Value, unreadable, values};
 
+/// How many pages without anything old in them are read of one channel, in one go.
+const PAGES: usize = 5;
+
+/// Where the look for old rows goes on that stand behind young ones, by channel: the last number that was read. Kept by the
+/// process and by nobody else, because it is about effort only.
+#[derive(Clone, Default)]
+pub(crate) struct Walked(Arc<Mutex<BTreeMap<String, i64>>>);
+
+impl Walked {
+    fn of(&self, channel: &str) -> i64 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(channel).copied().unwrap_or(0)
+    }
+
+    fn note(&self, channel: &str, last: i64) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(channel.to_owned(), last);
+    }
+}
+
 /// Deletes rows that were sent before a moment, at most so many. Runs in a transaction.
 ///
-/// Of each channel the oldest rows are looked at, and a page with nothing old in it is the end of them: numbers rise with
-/// time. What was sent much later than it was written is in nobody's way for longer than until it is old, too.
+/// Numbers rise with time, so what is old is among the first rows of each channel, but for rows that were sent much later
+/// than they were written: those stand before others that are old. So when the first page has nothing old, a few more are
+/// read, each time behind those of the last time, and from the beginning again after the end.
 pub(crate) async fn outbox(
     session: &mut Session<'_>,
     lease: &LeaseGrant,
     before: DateTime<Utc>,
     limit: u32,
+    walked: &Walked,
 ) -> StoreResult<u64> {
     let (channel, sent) = session.dialect().partial(sent_rows()?, "o.");
-    let (pinned, first) = session.dialect().pinned(&channel);
     let next_channel =
         format!("SELECT o.channel FROM event_outbox o WHERE {channel} > ?{sent} ORDER BY {channel} LIMIT 1");
-    let page = format!(
-        "SELECT o.outbox_id, o.status_changed_at FROM event_outbox o WHERE {pinned}{sent} \
-         ORDER BY {first}o.outbox_id LIMIT {limit}"
-    );
     let (mut deleted, mut behind) = (0, String::new());
     while deleted < u64::from(limit) {
         let found = session.row("clean.outbox_channel", &next_channel, values![behind.as_str()]).await?;
         let Some(row) = found else { break };
         behind = row.text("channel")?;
-        let keys = pinned.matches('?').map(|_| Value::from(behind.as_str())).collect();
-        let mut old = Vec::new();
-        for row in session.rows("clean.outbox_page", &page, keys).await? {
-            if row.time("status_changed_at")? < before {
-                old.push(row.long("outbox_id")?);
-            }
-        }
+        let old = old_rows(session, &behind, before, limit, walked).await?;
         if old.is_empty() {
             continue;
         }
@@ -50,6 +61,44 @@ pub(crate) async fn outbox(
     }
     fence(session, std::slice::from_ref(lease)).await?;
     Ok(deleted)
+}
+
+/// The old ones of the first page of a channel's sent rows that has any.
+async fn old_rows(
+    session: &mut Session<'_>,
+    channel: &str,
+    before: DateTime<Utc>,
+    limit: u32,
+    walked: &Walked,
+) -> StoreResult<Vec<i64>> {
+    let (column, sent) = session.dialect().partial(sent_rows()?, "o.");
+    let (pinned, first) = session.dialect().pinned(&column);
+    let page = format!(
+        "SELECT o.outbox_id, o.status_changed_at FROM event_outbox o WHERE {pinned}{sent} AND o.outbox_id > ? \
+         ORDER BY {first}o.outbox_id LIMIT {limit}"
+    );
+    let mut from = 0;
+    for number in 0..PAGES {
+        let mut keys: Vec<Value<'_>> = pinned.matches('?').map(|_| Value::from(channel)).collect();
+        keys.extend(values![from]);
+        let (mut old, mut read, mut last) = (Vec::new(), 0, from);
+        for row in session.rows("clean.outbox_page", &page, keys).await? {
+            (read, last) = (read + 1, row.long("outbox_id")?);
+            if row.time("status_changed_at")? < before {
+                old.push(last);
+            }
+        }
+        if !old.is_empty() {
+            return Ok(old);
+        }
+        if read < limit {
+            walked.note(channel, 0);
+            break;
+        }
+        from = if number == 0 { last.max(walked.of(channel)) } else { last };
+        walked.note(channel, from);
+    }
+    Ok(Vec::new())
 }
 
 /// Deletes deliveries that were handled before a moment, and failures that nothing has followed since: they were given up

@@ -4,15 +4,16 @@ use chrono::{DateTime, Utc};
 use towpath_core::ids::CommandId;
 use towpath_core::lifecycle::{CommandStatus, CommandStep};
 use towpath_core::ports::store::{
-    CommandRecord, CommandResult, CompletedCommand, Counts, FailedCommand, Found, LeaseGrant, NewCommand,
-    StoreError, StoreResult,
+    CLAIMED_BYTES, CommandRecord, CommandResult, CompletedCommand, Counts, FailedCommand, Found, LeaseGrant,
+    NewCommand, StoreError, StoreResult,
 };
 
+use crate::bounded::how_many_fit;
 use crate::ops::append::{append, append_with_command};
 use crate::ops::leases::{HELD, fence, held_by, holder_is_gone, none_of};
 use crate::rows::{command_values, insert_sql, read_command, select_list, stored};
 use crate::schema::COMMAND_BOX;
-use crate::sql::{Session, SqlFault, code, readable, unreadable, values};
+use crate::sql::{Session, SqlFault, Value, code, readable, unreadable, values};
 
 /// Writes the whole effect of a command that was found nowhere.
 pub(crate) async fn complete_new(
@@ -143,36 +144,37 @@ pub(crate) async fn claim(
     }
     let marks = vec!["?"; command_types.len()].join(", ");
     let sql = format!(
-        "SELECT {} FROM command_box c WHERE c.next_retry_at <= ? AND c.command_type IN ({marks}) \
-         ORDER BY c.next_retry_at LIMIT {limit} {}",
-        select_list(&COMMAND_BOX, "c", ""),
+        "SELECT c.command_id, CAST(OCTET_LENGTH(c.payload) AS {}) AS bytes FROM command_box c \
+         WHERE c.next_retry_at <= ? AND c.command_type IN ({marks}) ORDER BY c.next_retry_at LIMIT {limit} {}",
+        session.dialect().integer_cast(),
         session.dialect().for_update_skip_locked()
     );
     let mut wanted = values![now];
     wanted.extend(command_types.iter().flat_map(|name| values![*name]));
-    let mut taken = Vec::new();
+    let (mut ids, mut sizes) = (Vec::new(), Vec::new());
     for row in session.rows("commands.due", &sql, wanted).await? {
-        if let Some(mut record) = read_command(&row, "")? {
-            record.status = step(record.status, CommandStep::Claim)?;
-            record.status_changed_at = now;
-            record.next_retry_at = None;
-            record.claim = Some(grant.claim());
-            record.started_at = Some(now);
-            taken.push(record);
-        }
+        ids.push(row.text("command_id")?);
+        sizes.push(row.count("bytes")?);
     }
-    if taken.is_empty() {
-        return Ok(taken);
+    ids.truncate(how_many_fit(sizes, CLAIMED_BYTES));
+    if ids.is_empty() {
+        return Ok(Vec::new());
     }
-    let sql = format!(
+    let processing = step(CommandStatus::Pending, CommandStep::Claim)?;
+    let of_these = format!("WHERE command_id IN ({})", vec!["?"; ids.len()].join(", "));
+    let update = format!(
         "UPDATE command_box SET status = ?, status_changed_at = ?, next_retry_at = NULL, claimed_by_id = ?, \
-         claimed_epoch = ?, started_at = ? WHERE command_id IN ({})",
-        vec!["?"; taken.len()].join(", ")
+         claimed_epoch = ?, started_at = ? {of_these}"
     );
-    let mut changed =
-        values![CommandStatus::Processing.as_str(), now, grant.lease.as_str(), grant.epoch, now];
-    changed.extend(taken.iter().flat_map(|record| values![record.command.command_id.as_str()]));
-    session.execute("commands.claim", &sql, changed).await?;
+    let keys = || ids.iter().map(|id| Value::from(id.as_str()));
+    let mut changed = values![processing.as_str(), now, grant.lease.as_str(), grant.epoch, now];
+    changed.extend(keys());
+    let columns = select_list(&COMMAND_BOX, "command_box", "");
+    let from = (format!("command_box {of_these}"), keys().collect());
+    let rows = session.updated("commands.claim", (update, changed), &columns, from).await?;
+    let taken = rows.iter().filter_map(|row| read_command(row, "").transpose());
+    let mut taken = taken.collect::<StoreResult<Vec<_>>>()?;
+    taken.sort_by_key(|record| ids.iter().position(|id| id == record.command.command_id.as_str()));
     fence(session, std::slice::from_ref(grant)).await?;
     Ok(taken)
 }

@@ -264,21 +264,15 @@ async fn claim(
     let mut changed = values![grant.lease.as_str(), grant.epoch];
     let Chosen { target, condition, .. } =
         session.choose_for_update("local_messages", "local_message_id", places.clone(), &mut changed);
-    let mut sql = format!(
+    let update = format!(
         "UPDATE {target} SET claimed_by_id = ?, claimed_epoch = ?, delivery_count = delivery_count + 1 \
          WHERE {condition}"
     );
-    let rows = if session.dialect().returns_updated() {
-        sql.push_str(&format!(" RETURNING {columns}"));
-        session.rows("queues.take", &sql, changed).await?
-    } else {
-        session.execute("queues.take", &sql, changed).await?;
-        let mut keys = values![];
-        let Chosen { target, condition, .. } =
-            session.choose_from("local_messages", "local_message_id", places, &mut keys);
-        let sql = format!("SELECT {columns} FROM {target} WHERE {condition}");
-        session.rows("queues.taken", &sql, keys).await?
-    };
+    let mut keys = values![];
+    let Chosen { target, condition, .. } =
+        session.choose_from("local_messages", "local_message_id", places, &mut keys);
+    let from = format!("{target} WHERE {condition}");
+    let rows = session.updated("queues.take", (update, changed), &columns, (from, keys)).await?;
     let mut taken = rows.iter().map(read_local_message).collect::<StoreResult<Vec<_>>>()?;
     taken.sort_unstable_by_key(|message| message.place);
     Ok(taken)

@@ -2,13 +2,16 @@
 
 use chrono::{DateTime, Utc};
 use towpath_core::lifecycle::{TaskState, TaskStep};
-use towpath_core::ports::store::{LeaseGrant, NewTimer, StoreError, StoreResult, Timer, TimerOutcome};
+use towpath_core::ports::store::{
+    CLAIMED_BYTES, LeaseGrant, NewTimer, StoreError, StoreResult, Timer, TimerOutcome,
+};
 use uuid::Uuid;
 
+use crate::bounded::how_many_fit;
 use crate::ops::leases::{HELD, fence, fenced, held_by, holder_is_gone, none_of};
 use crate::rows::{insert_sql, read_timer, select_list, timer_values};
 use crate::schema::TIMERS;
-use crate::sql::{Session, SqlFault, code, readable, unreadable, values};
+use crate::sql::{Session, SqlFault, Value, code, readable, unreadable, values};
 
 pub(crate) async fn schedule(session: &mut Session<'_>, timer: &NewTimer) -> StoreResult<()> {
     match session.execute("timers.schedule", &insert_sql(&TIMERS, 1), timer_values(timer)).await {
@@ -47,31 +50,37 @@ pub(crate) async fn claim(
     recover(session, now).await?;
     let (due_at, condition) = session.dialect().partial(&TIMERS.indexes[0], "t.");
     let sql = format!(
-        "SELECT {} FROM timers t WHERE {due_at} <= ?{condition} AND t.command_type IN ({}) \
-         ORDER BY {due_at}, t.timer_id LIMIT {limit} {}",
-        select_list(&TIMERS, "t", ""),
+        "SELECT t.timer_id, CAST(OCTET_LENGTH(t.payload) AS {}) AS bytes FROM timers t \
+         WHERE {due_at} <= ?{condition} AND t.command_type IN ({}) ORDER BY {due_at}, t.timer_id LIMIT {limit} {}",
+        session.dialect().integer_cast(),
         vec!["?"; command_types.len()].join(", "),
         session.dialect().for_update_skip_locked()
     );
     let mut wanted = values![now];
     wanted.extend(command_types.iter().flat_map(|name| values![*name]));
-    let rows = session.rows("timers.due", &sql, wanted).await?;
-    let mut taken = rows.iter().map(read_timer).collect::<StoreResult<Vec<_>>>()?;
-    if taken.is_empty() {
-        return Ok(taken);
+    let (mut ids, mut sizes) = (Vec::new(), Vec::new());
+    for row in session.rows("timers.due", &sql, wanted).await? {
+        ids.push(row.uuid("timer_id")?);
+        sizes.push(row.count("bytes")?);
+    }
+    ids.truncate(how_many_fit(sizes, CLAIMED_BYTES));
+    if ids.is_empty() {
+        return Ok(Vec::new());
     }
     let running = step(TaskState::Queued, TaskStep::Start)?;
-    for timer in &mut taken {
-        timer.state = running;
-    }
-    let marks = vec!["?"; taken.len()].join(", ");
-    let sql = format!(
+    let of_these = format!("WHERE timer_id IN ({})", vec!["?"; ids.len()].join(", "));
+    let update = format!(
         "UPDATE timers SET state = ?, state_changed_at = ?, started_at = ?, claimed_by_id = ?, \
-         claimed_epoch = ? WHERE timer_id IN ({marks})"
+         claimed_epoch = ? {of_these}"
     );
+    let keys = || ids.iter().map(|id| Value::from(*id));
     let mut changed = values![running.as_str(), now, now, grant.lease.as_str(), grant.epoch];
-    changed.extend(taken.iter().flat_map(|timer| values![timer.timer.timer_id]));
-    session.execute("timers.claim", &sql, changed).await?;
+    changed.extend(keys());
+    let columns = select_list(&TIMERS, "timers", "");
+    let from = (format!("timers {of_these}"), keys().collect());
+    let rows = session.updated("timers.claim", (update, changed), &columns, from).await?;
+    let mut taken = rows.iter().map(read_timer).collect::<StoreResult<Vec<_>>>()?;
+    taken.sort_by_key(|timer| ids.iter().position(|id| *id == timer.timer.timer_id));
     fence(session, std::slice::from_ref(grant)).await?;
     Ok(taken)
 }

@@ -1,7 +1,10 @@
 //! Channels: paused with who and why (S2), removed softly, unique among the living (S3).
 
+use chrono::{DateTime, Utc};
 use towpath_core::ids::{ActorId, AggregateKey, ChannelName};
-use towpath_core::ports::store::{ChannelRow, Disabled, ParkedAggregate, Store, StoreError, TrackerPlace};
+use towpath_core::ports::store::{
+    ChannelRow, Disabled, Parked, ParkedAggregate, Store, StoreError, TrackerPlace,
+};
 use uuid::Uuid;
 
 use super::StoreFixture;
@@ -172,7 +175,37 @@ pub async fn what_a_channel_leaves_behind_moves_with_its_position(fixture: &impl
     store.add_channel(channel_id, &name, 0, moment(0)).await.expect("add");
     let lease = hold_new_lease(&*store).await;
     let (one, two) = (new_order(), new_order());
-    let parked = |aggregate: &AggregateKey, due_at| ParkedAggregate {
+    let place = |position, reset_count| TrackerPlace { position, reset_count };
+    let both = [parked(&one, Some(moment(5))), parked(&two, None)];
+    let moved = store.park_in_channel(&lease, channel_id, place(7, 0), 9, &both, &[]).await.expect("park");
+    assert!(!moved, "it is elsewhere");
+    assert_eq!(store.parked_in_channel(channel_id, 0, Parked::All).await.expect("parked"), []);
+    assert!(store.park_in_channel(&lease, channel_id, place(0, 0), 9, &both, &[]).await.expect("park"));
+    let mut expected = both.to_vec();
+    expected.sort_by_key(|one| one.aggregate.to_string());
+    assert_eq!(store.parked_in_channel(channel_id, 0, Parked::All).await.expect("parked"), expected);
+
+    // One is tried again without moving on, the other was given up until an operator decides.
+    let again = ParkedAggregate { version: 4, attempts: 2, ..parked(&one, Some(moment(8))) };
+    let changed = std::slice::from_ref(&again);
+    assert!(store.park_in_channel(&lease, channel_id, place(9, 0), 9, changed, &[]).await.expect("park"));
+    assert_eq!(store.reopen_parked(&name, moment(6)).await.expect("reopen"), 1);
+    let now = store.parked_in_channel(channel_id, 0, Parked::All).await.expect("parked");
+    assert!(now.contains(&again));
+    assert!(now.iter().any(|other| (other.due_at, other.attempts) == (Some(moment(6)), 0)));
+    let opened = std::slice::from_ref(&one);
+    assert!(store.park_in_channel(&lease, channel_id, place(9, 0), 12, &[], opened).await.expect("open"));
+    assert_eq!(store.parked_in_channel(channel_id, 0, Parked::All).await.expect("parked").len(), 1);
+    store.reset_channel(&name, 0).await.expect("reset");
+    assert_eq!(
+        store.parked_in_channel(channel_id, 1, Parked::All).await.expect("parked"),
+        [],
+        "it begins anew"
+    );
+}
+
+fn parked(aggregate: &AggregateKey, due_at: Option<DateTime<Utc>>) -> ParkedAggregate {
+    ParkedAggregate {
         aggregate: aggregate.clone(),
         version: 3,
         attempts: 1,
@@ -180,28 +213,57 @@ pub async fn what_a_channel_leaves_behind_moves_with_its_position(fixture: &impl
         reason: "broker-refused".to_owned(),
         message: "It is too large.".to_owned(),
         parked_at: moment(1),
-    };
-    let place = |position, reset_count| TrackerPlace { position, reset_count };
-    let both = [parked(&one, Some(moment(5))), parked(&two, None)];
-    let moved = store.park_in_channel(&lease, channel_id, place(7, 0), 9, &both, &[]).await.expect("park");
-    assert!(!moved, "it is elsewhere");
-    assert_eq!(store.parked_in_channel(channel_id, 0).await.expect("parked"), []);
-    assert!(store.park_in_channel(&lease, channel_id, place(0, 0), 9, &both, &[]).await.expect("park"));
-    let mut expected = both.to_vec();
-    expected.sort_by_key(|one| one.aggregate.to_string());
-    assert_eq!(store.parked_in_channel(channel_id, 0).await.expect("parked"), expected);
+    }
+}
 
-    // One is tried again without moving on, the other was given up until an operator decides.
-    let again = ParkedAggregate { version: 4, attempts: 2, ..parked(&one, Some(moment(8))) };
-    let changed = std::slice::from_ref(&again);
-    assert!(store.park_in_channel(&lease, channel_id, place(9, 0), 9, changed, &[]).await.expect("park"));
-    assert_eq!(store.reopen_parked(&name, moment(6)).await.expect("reopen"), 1);
-    let now = store.parked_in_channel(channel_id, 0).await.expect("parked");
-    assert!(now.contains(&again));
-    assert!(now.iter().any(|other| (other.due_at, other.attempts) == (Some(moment(6)), 0)));
-    let opened = std::slice::from_ref(&one);
-    assert!(store.park_in_channel(&lease, channel_id, place(9, 0), 12, &[], opened).await.expect("open"));
-    assert_eq!(store.parked_in_channel(channel_id, 0).await.expect("parked").len(), 1);
-    store.reset_channel(&name, 0).await.expect("reset");
-    assert_eq!(store.parked_in_channel(channel_id, 1).await.expect("parked"), [], "it begins anew");
+/// However many wait: a tracker asks for some that are due, the longest due first, and for those whose events it has read.
+pub async fn those_that_are_due_are_asked_for_and_those_that_are_met(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let lease = hold_new_lease(&*store).await;
+    let (channel_id, other_id) = (Uuid::now_v7(), Uuid::now_v7());
+    let orders: Vec<AggregateKey> = (0..6).map(|_| new_order()).collect();
+    let due = [Some(7), Some(5), None, Some(6), Some(9), Some(4)];
+    let waiting: Vec<ParkedAggregate> =
+        orders.iter().zip(due).map(|(order, due)| parked(order, due.map(moment))).collect();
+    for id in [channel_id, other_id] {
+        store.add_channel(id, &new_channel(), 0, moment(0)).await.expect("add");
+        let from = TrackerPlace { position: 0, reset_count: 0 };
+        let here = if id == channel_id { &waiting[..] } else { &waiting[..1] };
+        assert!(store.park_in_channel(&lease, id, from, 1, here, &[]).await.expect("park"));
+    }
+    let ask = async |which: Parked<'_>| {
+        let found = store.parked_in_channel(channel_id, 0, which).await.expect("parked");
+        found.into_iter().map(|one| one.aggregate).collect::<Vec<_>>()
+    };
+    let is_due = ask(Parked::Due { now: moment(7), limit: 3 }).await;
+    assert_eq!(is_due, [5, 1, 3].map(|number| orders[number].clone()));
+    let is_due = ask(Parked::Due { now: moment(7), limit: 10 }).await;
+    assert_eq!(is_due, [5, 1, 3, 0].map(|number| orders[number].clone()));
+    let elsewhere = AggregateKey::from_stored("parcel", orders[0].id.as_str());
+    let asked = [new_order(), orders[2].clone(), elsewhere, orders[4].clone()];
+    let mut met = ask(Parked::Among(&asked)).await;
+    met.sort_by_key(|order| orders.iter().position(|other| other == order));
+    assert_eq!(met, [orders[2].clone(), orders[4].clone()]);
+    assert_eq!(ask(Parked::Among(&[])).await, []);
+}
+
+/// Whoever sets or removes a channel has decided about what it has left behind: nothing of it stays to be walked over.
+pub async fn what_is_left_behind_goes_with_its_channel(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let lease = hold_new_lease(&*store).await;
+    for removes in [false, true] {
+        let (name, channel_id) = (new_channel(), Uuid::now_v7());
+        store.add_channel(channel_id, &name, 0, moment(0)).await.expect("add");
+        let from = TrackerPlace { position: 0, reset_count: 0 };
+        let waiting = [parked(&new_order(), None)];
+        assert!(store.park_in_channel(&lease, channel_id, from, 1, &waiting, &[]).await.expect("park"));
+        match removes {
+            true => store.remove_channel(&name, None, "not needed", moment(2)).await.expect("remove"),
+            false => store.reset_channel(&name, 0).await.expect("reset"),
+        }
+        for reset_count in 0..2 {
+            let left = store.parked_in_channel(channel_id, reset_count, Parked::All).await.expect("parked");
+            assert_eq!(left, [], "removed: {removes}");
+        }
+    }
 }

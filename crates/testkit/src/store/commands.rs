@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{TimeZone, Utc};
+use towpath_core::ids::CommandId;
 use towpath_core::lifecycle::CommandStatus;
 use towpath_core::ports::probe::Probe;
 use towpath_core::ports::store::{
-    CommandRecord, CommandResult, CompletedCommand, Expected, Found, LeaseGrant, NewCommand, Store,
-    StoreError,
+    CLAIMED_BYTES, CommandRecord, CommandResult, CompletedCommand, Expected, Found, LeaseGrant, NewCommand,
+    Store, StoreError,
 };
 
 use super::StoreFixture;
@@ -19,7 +20,7 @@ use super::audit::{Picture, Scope};
 use super::facts::COMMAND_TYPES;
 use super::facts::{
     OrderFacts, completed, context, failed, full_context, instance, moment, new_channel, new_command_id,
-    new_event_id, new_lease, new_order, payload, place,
+    new_event_id, new_lease, new_order, payload, payload_of, place,
 };
 use super::waiting::{all_at_once, interleave, run_beside, taking_turns};
 use crate::probe::PauseProbe;
@@ -726,4 +727,28 @@ pub async fn a_command_that_waits_for_a_lock_does_not_hold_its_lease(fixture: &i
     .expect("renew");
     tx.rollback().await.expect("roll back");
     super::waiting::answer_of(waiting).await.expect("complete");
+}
+
+/// However many may be claimed: large ones come one after the other, and the largest alone.
+pub async fn a_claim_takes_so_many_bytes_and_at_least_one(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let lease = hold_new_lease(&*store).await;
+    for number in 0..4 {
+        let large = NewCommand {
+            command_id: CommandId::new(format!("large-{number}")).expect("a valid command id"),
+            payload: payload_of(CLAIMED_BYTES / 2 + number),
+            ..place(&new_order())
+        };
+        store.accept_command(&large).await.expect("accept");
+    }
+    let whole = NewCommand { payload: payload_of(CLAIMED_BYTES), ..place(&new_order()) };
+    store.accept_command(&whole).await.expect("accept");
+    let mut left = 5;
+    while left > 0 {
+        let claimed = store.claim_commands(&lease, COMMAND_TYPES, moment(1), 32).await.expect("claim");
+        let bytes: usize = claimed.iter().map(|record| record.command.payload.as_text().len()).sum();
+        assert!(claimed.len() == 1 || bytes as u64 <= CLAIMED_BYTES, "{} with {bytes} bytes", claimed.len());
+        assert!((1..=left).contains(&claimed.len()));
+        left -= claimed.len();
+    }
 }

@@ -102,6 +102,13 @@ pub fn place(order: &AggregateKey) -> NewCommand {
     }
 }
 
+/// A payload of so many bytes.
+pub fn payload_of(bytes: u64) -> Payload {
+    let around = r#"{"text":""}"#.len();
+    let text = "x".repeat(usize::try_from(bytes).expect("it fits into memory").saturating_sub(around));
+    payload(format!(r#"{{"text":"{text}"}}"#))
+}
+
 /// A command that was decided one second after it arrived.
 pub fn completed(command: &NewCommand, found: Found, append: Option<Append>) -> CompletedCommand {
     let decided_on = match append.as_ref().map(|append| append.expected) {

@@ -706,6 +706,23 @@ pub async fn cleaning_does_not_walk_over_what_must_stay(fixture: &impl StoreFixt
     assert_eq!((counts.of(OutboxStatus::Sent), counts.of(OutboxStatus::Failed)), (0, 60));
 }
 
+/// However many rows were sent long after they were written, and are young: what is old behind them is deleted. Perhaps not
+/// in one go.
+pub async fn what_was_sent_late_does_not_hide_what_is_old(fixture: &impl StoreFixture) {
+    let (store, lease, channel) = open(fixture).await;
+    write(&*store, &new_order(), 0..40, &channel).await;
+    let items = claim(&*store, &channel, moment(1)).await;
+    record_sent(&*store, &lease, &channel, moment(30), &items[..33]).await;
+    record_sent(&*store, &lease, &channel, moment(10), &items[33..39]).await;
+    let mut deleted = 0;
+    for _ in 0..20 {
+        deleted += store.clean_outbox(&lease, moment(20), 2).await.expect("clean");
+    }
+    assert_eq!(deleted, 6);
+    let counts = store.outbox_counts(&channel).await.expect("count");
+    assert_eq!((counts.of(OutboxStatus::Sent), counts.of(OutboxStatus::New)), (33, 1));
+}
+
 /// Rows that waited behind a given-up one for long come back by another instance's doing: everybody finds them, before what
 /// was written since.
 pub async fn rows_that_come_back_are_found_by_everybody_in_order(fixture: &impl StoreFixture) {

@@ -9,13 +9,13 @@ use towpath_core::lifecycle::TaskState;
 use towpath_core::name::CommandName;
 use towpath_core::ports::probe::Probe;
 use towpath_core::ports::store::{
-    Append, Expected, Found, LeaseGrant, NewTimer, Store, StoreError, Timer, TimerOutcome,
+    Append, CLAIMED_BYTES, Expected, Found, LeaseGrant, NewTimer, Store, StoreError, Timer, TimerOutcome,
 };
 use uuid::Uuid;
 
 use super::StoreFixture;
 use super::acts::{assert_refused, hold, hold_new_lease, schedule};
-use super::facts::{OrderFacts, completed, instance, moment, new_lease, new_order, place, timer};
+use super::facts::{OrderFacts, completed, instance, moment, new_lease, new_order, payload_of, place, timer};
 use super::waiting::{all_at_once, interleave, run_beside, taking_turns};
 use crate::probe::PauseProbe;
 
@@ -524,4 +524,24 @@ fn ids(timers: &[Timer]) -> Vec<Uuid> {
 
 async fn state(store: &dyn Store, timer_id: Uuid) -> TaskState {
     store.timer(timer_id).await.expect("timer").expect("it exists").state
+}
+
+/// However many may be claimed: large ones come one after the other, and the largest alone.
+pub async fn a_claim_of_timers_takes_so_many_bytes_and_at_least_one(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let lease = hold_new_lease(&*store).await;
+    let sizes = [CLAIMED_BYTES / 2 - 1, CLAIMED_BYTES / 2, CLAIMED_BYTES, 100, 100];
+    let timers: Vec<NewTimer> = (1..)
+        .zip(sizes)
+        .map(|(due, size)| NewTimer { payload: payload_of(size), ..timer(&new_order(), moment(due)) })
+        .collect();
+    for timer in &timers {
+        schedule(&*store, std::slice::from_ref(timer)).await;
+    }
+    let all: Vec<Uuid> = timers.iter().map(|timer| timer.timer_id).collect();
+    for expected in [&all[..2], &all[2..3], &all[3..]] {
+        let claimed = store.claim_timers(&lease, &["order.cancel"], moment(9), 32).await.expect("claim");
+        assert_eq!(ids(&claimed), expected);
+        assert!(claimed.iter().all(|claimed| timers.contains(&claimed.timer)), "with their payloads");
+    }
 }

@@ -62,6 +62,8 @@ pub(crate) enum Fault {
     OldSnapshotsStay,
     /// The cleaner looks at a page of rows, whatever they are.
     CleaningWalks,
+    /// The cleaner believes that nothing old stands behind what is young.
+    CleaningEndsWithTheYoung,
     /// Commands that have not ended are cleaned up, too.
     CleaningTakesOpenCommands,
     /// Only epochs are compared.
@@ -120,6 +122,12 @@ pub(crate) enum Fault {
     PositionsAreNotFenced,
     /// That an operator has set a position is not counted.
     ResetsAreNotCounted,
+    /// A claim is bounded by its number alone.
+    ClaimsHaveNoRoom,
+    /// Who asks for what is due gets all that is parked.
+    AllThatIsParkedIsDue,
+    /// What a channel has left behind stays when it is set or removed.
+    ParkedOutliveTheirChannel,
     /// Whoever asks begins.
     OperationNamesAreNotUnique,
     /// Who has lost an operation ends it all the same.

@@ -42,6 +42,26 @@ impl MemoryStore {
         Self { database, probe, number }
     }
 
+    /// Whether there is room for each next payload of a claim.
+    fn room(&self) -> impl FnMut(&Payload) -> bool + use<> {
+        let most = if self.has(Fault::ClaimsHaveNoRoom) { u64::MAX } else { CLAIMED_BYTES };
+        let mut total = None;
+        move |payload: &Payload| {
+            let before = total.unwrap_or(0);
+            let with_it = before + payload.as_text().len() as u64;
+            let fits = total.is_none() || with_it <= most;
+            total = Some(if fits { with_it } else { most });
+            fits
+        }
+    }
+
+    fn forget_parked(&self, tables: &mut Tables, name: &ChannelName) {
+        let id = tables.channels.iter().find(|row| row.name == *name).map(|row| row.channel_id);
+        if !self.has(Fault::ParkedOutliveTheirChannel) {
+            tables.left_behind.retain(|one| Some(one.0) != id);
+        }
+    }
+
     pub(super) fn has(&self, fault: Fault) -> bool {
         self.database.has(fault)
     }
@@ -637,7 +657,7 @@ impl Store for MemoryStore {
         let due = self.due(now);
         let mut tables = self.database.tables();
         tables.check_lease(lease)?;
-        let mut claimed = Vec::new();
+        let (mut claimed, mut room) = (Vec::new(), self.room());
         for record in tables.commands.values_mut() {
             let is_due = match record.status {
                 CommandStatus::Pending => true,
@@ -645,7 +665,7 @@ impl Store for MemoryStore {
                 _ => false,
             };
             let is_known = command_types.contains(&record.command.command_type.as_str());
-            if is_due && is_known && claimed.len() < limit as usize {
+            if is_due && is_known && claimed.len() < limit as usize && room(&record.command.payload) {
                 let before = record.clone();
                 record.status = CommandStatus::Processing;
                 record.status_changed_at = now;
@@ -1139,7 +1159,9 @@ impl Store for MemoryStore {
         let is_old =
             |row: &&OutboxRow| row.status == OutboxStatus::Sent && row.status_changed_at < sent_before;
         let walked = if self.has(Fault::CleaningWalks) { limit as usize } else { usize::MAX };
-        let old = tables.outbox.values().take(walked).filter(is_old);
+        let ends = self.has(Fault::CleaningEndsWithTheYoung);
+        let goes_on = |row: &&OutboxRow| !ends || row.status != OutboxStatus::Sent || is_old(row);
+        let old = tables.outbox.values().take(walked).take_while(goes_on).filter(is_old);
         let page: Vec<u64> = old.take(limit as usize).map(|row| row.outbox_id).collect();
         tables.outbox.retain(|id, _| !page.contains(id));
         Ok(page.len() as u64)
@@ -1339,9 +1361,11 @@ impl Store for MemoryStore {
             .map(|row| (row.due_at, row.timer.timer.timer_id))
             .collect();
         ids.sort_unstable();
-        let mut claimed = Vec::new();
+        let (mut claimed, mut room) = (Vec::new(), self.room());
         for (_, id) in ids.into_iter().take(limit as usize) {
-            if let Some(row) = tables.timers.get_mut(&id) {
+            if let Some(row) = tables.timers.get_mut(&id)
+                && room(&row.timer.timer.payload)
+            {
                 row.timer.state = TaskState::Running;
                 row.claim = Some(lease.claim());
                 claimed.push(row.timer.clone());
@@ -1472,6 +1496,7 @@ impl Store for MemoryStore {
         let _turn = self.database.turn().await;
         let mut tables = self.database.tables();
         let before = tables.channels.len();
+        self.forget_parked(&mut tables, name);
         tables.channels.retain(|row| row.name != *name);
         if tables.channels.len() == before {
             return Err(StoreError::Missing { what: "channel", name: name.to_string() });
@@ -1522,11 +1547,22 @@ impl Store for MemoryStore {
         &self,
         channel_id: Uuid,
         reset_count: u64,
+        which: Parked<'_>,
     ) -> StoreResult<Vec<ParkedAggregate>> {
         let tables = self.database.tables();
         let here = tables.left_behind.iter().filter(|one| (one.0, one.1) == (channel_id, reset_count));
         let mut parked: Vec<ParkedAggregate> = here.map(|one| one.2.clone()).collect();
         parked.sort_by_key(|one| one.aggregate.to_string());
+        match which {
+            Parked::All => {}
+            Parked::Due { .. } if self.has(Fault::AllThatIsParkedIsDue) => {}
+            Parked::Due { now, limit } => {
+                parked.retain(|one| one.due_at.is_some_and(|due_at| due_at <= now));
+                parked.sort_by_key(|one| one.due_at);
+                parked.truncate(limit as usize);
+            }
+            Parked::Among(aggregates) => parked.retain(|one| aggregates.contains(&one.aggregate)),
+        }
         Ok(parked)
     }
 
@@ -1550,6 +1586,7 @@ impl Store for MemoryStore {
         let row = row.ok_or(StoreError::Missing { what: "channel", name: name.to_string() })?;
         row.position = position;
         row.reset_count += u64::from(!self.has(Fault::ResetsAreNotCounted));
+        self.forget_parked(&mut tables, name);
         Ok(())
     }
 

@@ -211,6 +211,7 @@ mod tests {
         in_store: false,
         ordered_batches: false,
         largest_body: usize::MAX,
+        usual_body: usize::MAX,
     };
     const LOG: BrokerPromises = BrokerPromises { dead_letters: false, settles_singly: false, ..QUEUES };
 
