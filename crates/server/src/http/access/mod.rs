@@ -159,6 +159,11 @@ pub(super) async fn guard(State(app): State<App>, mut request: Request, next: Ne
     };
     // Who watches is answered however much else is asked, by the same caller, too.
     if request.uri().path() != "/metrics"
+    if matches!(*app.access, Access::Checked { .. })
+        && let Err(problem) = app.limits.take_share(caller.name.as_str(), &request)
+    {
+        return problem.into_response();
+    }
         && let Err(refused) = app.limits.spend(&bucket)
     {
         return refused;
