@@ -42,6 +42,7 @@ fn who_watches_is_answered_however_often_the_caller_asks_for_else() {
     for _ in 0..20 {
         assert_eq!(server.get("/healthz", &[]).status, 200);
         assert_eq!(server.get("/metrics", &[]).status, 200);
+        assert_eq!(server.get("/readyz", &[]).status, 200);
     }
 }
 

@@ -129,12 +129,8 @@ impl Access {
 pub(super) async fn guard(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let address = address_of(&request);
     if rules::is_open(request.uri().path()) {
-        // Whether the process lives is told in any case; what asks others is not asked without end.
-        let spent = if request.uri().path() == "/healthz" { Ok(()) } else { app.limits.spend(&address) };
-        return match spent {
-            Ok(()) => next.run(request).await,
-            Err(refused) => refused,
-        };
+        // Who watches is answered however much else is asked; what asks others keeps its own answer for a while.
+        return next.run(request).await;
     }
     let caller = match app.access.caller(request.headers()).await {
         Ok(caller) => caller,
@@ -159,14 +155,14 @@ pub(super) async fn guard(State(app): State<App>, mut request: Request, next: Ne
     };
     // Who watches is answered however much else is asked, by the same caller, too.
     if request.uri().path() != "/metrics"
+        && let Err(refused) = app.limits.spend(&bucket)
+    {
+        return refused;
+    }
     if matches!(*app.access, Access::Checked { .. })
         && let Err(problem) = app.limits.take_share(caller.name.as_str(), &request)
     {
         return problem.into_response();
-    }
-        && let Err(refused) = app.limits.spend(&bucket)
-    {
-        return refused;
     }
     let route = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str).unwrap_or_default();
     let needed = rules::needed(request.method(), route);
