@@ -257,6 +257,21 @@ fn discarding_and_force_are_for_admins_and_many_must_be_counted() {
         assert_ne!(server.ask("POST", path, &[bob], plain).status, 403, "{path}");
         assert_ne!(server.ask("POST", path, &[ann], forced).status, 403, "{path}");
     }
+    let skip = |by| server.ask("POST", "/api/outbox/1/skip", &[by], r#"{"reason":"it is wrong"}"#);
+    assert_eq!((skip(bob).code(), skip(ann).status), ("forbidden".to_owned(), 404));
+    for (number, start) in ["null", "\"now\"", "\"first\"", "1"].into_iter().enumerate() {
+        let add = |by| {
+            let body = format!(r#"{{"name":"c-{number}","events":["*"],"exchange":"e","start":{start}}}"#);
+            server.ask("POST", "/api/channels", &[by], &body)
+        };
+        let answer = add(bob);
+        if number < 2 {
+            assert_ne!(answer.status, 403, "{start}: {answer:?}");
+        } else {
+            assert_eq!(answer.code(), "forbidden", "{start}");
+            assert_ne!(add(ann).status, 403, "{start}");
+        }
+    }
     for path in ["/api/dead-letters/1/discard", "/api/dead-letters/discard"] {
         assert_eq!(server.ask("POST", path, &[bob], r#"{"dryRun":true}"#).code(), "forbidden", "{path}");
     }

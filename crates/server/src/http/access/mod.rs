@@ -62,7 +62,7 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// Refuses force, which repeats what may have been done, to who is no admin.
+    /// Refuses what repeats what may have been done to who is no admin.
     pub(super) fn may_force(&self, force: bool) -> Result<(), Problem> {
         if force { self.must_be(Role::Admin) } else { Ok(()) }
     }
