@@ -209,7 +209,8 @@ pub(super) async fn in_time(State(app): State<App>, request: Request, next: Next
     let deadline = tokio::time::Instant::now() + settings.request_timeout;
     let place = request.extensions().get::<Place>().cloned();
     let memory = request.extensions().get::<Memory>().unwrap_or(&app.memory).clone();
-    let request = if reads_only(request.method()) {
+    let reads = reads_only(request.method());
+    let request = if reads {
         let route = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
         let needed = memory::needed_for(request.method(), route);
         match (memory.room(needed).await, &place) {
@@ -238,8 +239,9 @@ pub(super) async fn in_time(State(app): State<App>, request: Request, next: Next
         }
     };
     match tokio::time::timeout_at(deadline, next.run(request)).await {
-        Ok(response) => match place.and_then(|place| place.give_up_room()) {
-            Some(room) => room.answering(response),
+        // Who watches is answered in any case.
+        Ok(response) => match place {
+            Some(place) => memory::answering(&memory, place.give_up_room(), reads, response),
             None => response,
         },
         Err(_) => Problem::new(
