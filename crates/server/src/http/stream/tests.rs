@@ -12,8 +12,9 @@ use towpath::{Aggregate, Context, Towpath};
 
 use super::client::{Message, StreamClient};
 use super::{Feed, FeedOptions};
-use crate::http::access::Access;
+use crate::http::access::{Access, Role};
 use crate::http::limits::{LimitSettings, Limits};
+use crate::http::memory::Memory;
 use crate::http::{App, Patient, connections, router};
 
 #[derive(Default, Serialize, Deserialize)]
@@ -404,21 +405,67 @@ async fn get(stage: &Stage, path: &str, headers: &str) -> (String, String) {
     (answer.head.clone(), in_time("an answer", answer.rest()).await.unwrap())
 }
 
+/// A log of facts with these sizes, all of which have their positions.
+async fn log_of(sizes: impl IntoIterator<Item = usize>) -> Stage {
+    let stage = Stage::new(quick(), LONG).await;
+    let mut head = 0;
+    for size in sizes {
+        stage.write("note", "x".repeat(size)).await;
+        head += 1;
+    }
+    in_time("positions", async {
+        while stage.feed.log_head().await.unwrap() < head {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    stage
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn who_waits_for_room_of_its_own_keeps_nobody_from_old_facts() {
+    let stage = log_of([100_000]).await;
+    let memory = Memory::sized(1 << 20, 50);
+    let (ann, bob) = (memory.of_caller("ann"), memory.of_caller("bob"));
+    let all_of_hers = ann.room(1 << 20).await.ok().unwrap();
+    let mut waiting = JoinSet::new();
+    for _ in 0..10 {
+        let (feed, ann) = (stage.feed.clone(), ann.clone());
+        waiting.spawn(async move { feed.older(&ann, Role::Viewer, 0, 16, 1 << 20).await.unwrap().len() });
+    }
+    // They wait for at most ten seconds, with none of the few turns.
+    for _ in 0..20 {
+        let read = stage.feed.older(&bob, Role::Viewer, 0, 16, 1 << 20);
+        let read = tokio::time::timeout(Duration::from_secs(5), read).await.expect("a turn");
+        assert_eq!(read.unwrap().len(), 1);
+    }
+    drop(all_of_hers);
+    while let Some(read) = in_time("those that waited", waiting.join_next()).await {
+        assert_eq!(read.unwrap(), 1);
+    }
+    stage.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn old_facts_that_are_small_take_room_together() {
+    let stage = log_of([4096; 40]).await;
+    let memory = Memory::sized(1 << 20, 100);
+    let facts = stage.feed.older(&memory, Role::Viewer, 0, 40, 1 << 20).await.unwrap();
+    let (all, most) = ((3 << 20) / 4, 600 << 10);
+    assert_eq!(facts.len(), 40);
+    assert!(memory.room_now(all).is_err() && memory.room_now(most).is_err(), "they are counted");
+    drop(facts);
+    assert!(memory.room_now(all).is_ok());
+    stage.stop().await;
+}
+
 /// Nearly as large as a payload may be.
 const NEARLY_4_MIB: usize = 4 * 1024 * 1024 - 100;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn pages_of_large_facts_are_cut_by_their_bytes_and_nothing_is_missing() {
-    let stage = Stage::new(quick(), LONG).await;
-    for size in [NEARLY_4_MIB, NEARLY_4_MIB, NEARLY_4_MIB, 1_500_000, 1_500_000, 1_500_000, 10, 10] {
-        stage.write("note", "x".repeat(size)).await;
-    }
-    in_time("positions", async {
-        while stage.feed.log_head().await.unwrap() < 8 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await;
+    let stage =
+        log_of([NEARLY_4_MIB, NEARLY_4_MIB, NEARLY_4_MIB, 1_500_000, 1_500_000, 1_500_000, 10, 10]).await;
     let read_all = async |path: &str| {
         let (mut after, mut pages) = (0, Vec::new());
         loop {
