@@ -269,11 +269,19 @@ impl Hive {
         Ok((rows, may_go_on))
     }
 
-    /// The revisions of a service that were seen, oldest first.
-    pub async fn revisions(&self, store: &SqlStore, service_id: &str) -> Result<Vec<Record>, StoreError> {
-        let sql = "SELECT revision, image, spec_hash, created_at, seen_at FROM hive_revisions \
-                   WHERE service_id = ? ORDER BY revision";
-        store.own_listing("hive.revisions", sql, vec![service_id.into()]).await
+    /// The revisions of a service that were seen, by name (oldest first), behind one.
+    pub async fn revisions(
+        &self,
+        store: &SqlStore,
+        service_id: &str,
+        after: &str,
+        limit: u32,
+    ) -> Result<Vec<Record>, StoreError> {
+        let sql = format!(
+            "SELECT revision, image, spec_hash, created_at, seen_at FROM hive_revisions \
+             WHERE service_id = ? AND revision > ? ORDER BY revision LIMIT {limit}"
+        );
+        store.own_listing("hive.revisions", &sql, vec![service_id.into(), after.into()]).await
     }
 
     /// Where the requests of a service go.

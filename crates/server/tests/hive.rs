@@ -477,6 +477,14 @@ fn a_life_over(broker: &str) {
         (revisions.as_array()?.len() == 2).then(|| [0, 1].map(|at: usize| revisions[at]["image"].clone()))
     });
     assert_eq!(images, ["cart:1", "cart:2"]);
+    let first = server.get(&format!("{cart}/revisions?limit=1"));
+    assert_eq!(
+        (&first["revisions"][0]["image"], first["revisions"].as_array().unwrap().len()),
+        (&json!("cart:1"), 1)
+    );
+    let behind = first["next"].as_str().unwrap();
+    let rest = server.get(&format!("{cart}/revisions?after={behind}"));
+    assert_eq!((&rest["revisions"][0]["image"], &rest["next"]), (&json!("cart:2"), &Value::Null), "{rest}");
     let latest = &updated["latestReadyRevision"];
     let traffic = server.until("requests go to the second", |server| {
         let traffic = server.get(&format!("{cart}/routes"))["routes"][0]["traffic"].clone();

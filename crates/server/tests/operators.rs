@@ -409,5 +409,8 @@ async fn a_server_whose_broker_is_away_is_not_ready() {
     drop(proxy);
     let away = tokio::task::block_in_place(|| ready(503));
     assert_eq!((away.code().as_str(), away.header("retry-after")), ("broker-unavailable", "5"));
+    // Anybody may ask, and is not told where the broker is.
+    let title = "the broker cannot be worked with; the server's log says why";
+    assert_eq!(away.json()["title"], title, "{away:?}");
     assert_eq!(server.get("/healthz").status, 200, "it lives all the same");
 }

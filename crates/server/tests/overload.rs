@@ -42,7 +42,37 @@ fn who_watches_is_answered_however_often_the_caller_asks_for_else() {
     for _ in 0..20 {
         assert_eq!(server.get("/healthz", &[]).status, 200);
         assert_eq!(server.get("/metrics", &[]).status, 200);
+        assert_eq!(server.get("/readyz", &[]).status, 200);
     }
+}
+
+#[test]
+fn one_caller_does_not_take_every_place() {
+    let (one, other) = (new_key("ann", "operator"), new_key("bob", "viewer"));
+    let arguments = ["--limits-concurrent-requests", "4", "--limits-request-timeout", "60s"];
+    let server = Server::start(&arguments, &[one.toml, other.toml].concat());
+    let (ann, bob) = (("X-Api-Key", one.key.as_str()), ("X-Api-Key", other.key.as_str()));
+    // Each that has a place waits for the rest of its body, and there are two.
+    let mut running: Vec<TcpStream> = (0..3)
+        .map(|_| {
+            let mut stream = connect(&server.address).unwrap();
+            let head = "POST /api/commands HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n";
+            write!(stream, "{head}X-Api-Key: {}\r\nContent-Length: 2\r\n\r\n{{", one.key).unwrap();
+            stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+            stream
+        })
+        .collect();
+    let refused = eventually("one of them is refused", || {
+        running.iter_mut().find_map(|stream| read_answer(stream).ok())
+    });
+    assert_eq!((refused.status, refused.code().as_str()), (429, "share-used-up"), "{refused:?}");
+    let refused = server.get("/api/events", &[ann]);
+    assert_eq!((refused.status, refused.code().as_str()), (429, "share-used-up"), "{refused:?}");
+    assert!(refused.headers.contains_key("retry-after"));
+    assert_eq!(server.get("/metrics", &[ann]).status, 200, "who watches needs no place");
+    assert_eq!(server.get("/api/events", &[bob]).status, 200, "the others have the rest");
+    drop(running);
+    eventually("the share is free again", || (server.get("/api/events", &[ann]).status == 200).then_some(()));
 }
 
 #[test]

@@ -206,6 +206,33 @@ fn a_slow_issuer_holds_up_only_who_needs_its_answer() {
     assert_eq!(asked.load(Ordering::SeqCst), 1);
 }
 
+/// Each that waits has a place among the requests that run, whoever has sent it.
+#[test]
+fn few_wait_for_the_issuer_at_a_time() {
+    let gate = Arc::new(std::sync::Barrier::new(2));
+    let held = Arc::clone(&gate);
+    let (url, asked) = issuer(move || {
+        held.wait();
+        Some(jwks())
+    });
+    let server = Arc::new(Server::start(&[], &config(&url)));
+    let (sender, answers) = std::sync::mpsc::channel();
+    for _ in 0..40 {
+        let (server, sender) = (Arc::clone(&server), sender.clone());
+        std::thread::spawn(move || sender.send(ask(&server, "GET", "/api/events", &good(json!({})))));
+    }
+    // All but 16 are answered while the issuer still thinks.
+    for _ in 0..24 {
+        let answer = answers.recv_timeout(driver::PATIENCE).unwrap();
+        assert_eq!(answer, (503, "issuer-unavailable".to_owned()));
+    }
+    gate.wait();
+    for _ in 0..16 {
+        assert_eq!(answers.recv_timeout(driver::PATIENCE).unwrap().0, 200, "all of them have the one answer");
+    }
+    assert_eq!(asked.load(Ordering::SeqCst), 1);
+}
+
 /// The issuer takes its key back, and then is away: in either case nobody is believed much longer by what it said before.
 #[test]
 fn a_key_that_was_taken_back_ends_and_so_do_keys_that_nobody_confirms() {

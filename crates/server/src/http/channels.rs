@@ -76,7 +76,8 @@ struct Asked {
     #[serde(default)]
     #[schema(schema_with = format)]
     format: Format,
-    /// Where it begins; with what comes from now on, if nothing is said.
+    /// Where it begins; with what comes from now on, if nothing is said. Only admins may begin elsewhere: it publishes facts
+    /// that may have been published before.
     #[schema(required = false, schema_with = begin_or_nothing)]
     start: Option<Begin>,
 }
@@ -151,7 +152,14 @@ impl From<Begin> for Start {
         (status = 422, description = "It cannot be followed."),
     )
 )]
-async fn add(State(app): State<Towpath>, JsonBody(asked): JsonBody<Asked>) -> Result<Response, Problem> {
+async fn add(
+    State(app): State<Towpath>,
+    caller: Caller,
+    JsonBody(asked): JsonBody<Asked>,
+) -> Result<Response, Problem> {
+    let start = asked.start.map_or(Start::Now, Start::from);
+    // What is behind is published again.
+    caller.may_force(start != Start::Now)?;
     let name = channel_name(asked.name)?;
     if asked.events.is_empty() || asked.exchange.is_empty() {
         let title = "a channel needs events and an exchange";
@@ -160,7 +168,6 @@ async fn add(State(app): State<Towpath>, JsonBody(asked): JsonBody<Asked>) -> Re
     if app.outbox_channels().iter().any(|channel| channel.name == name) {
         return Err(taken(&name));
     }
-    let start = asked.start.map_or(Start::Now, Start::from);
     let target = Target {
         exchange: asked.exchange,
         routing_key: asked.routing_key.map_or(RoutingKey::EventType, RoutingKey::Fixed),

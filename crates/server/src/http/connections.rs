@@ -10,6 +10,7 @@ use axum::Router;
 use axum::body::HttpBody as _;
 use axum::extract::ConnectInfo;
 use axum::http::{Request, header};
+use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -31,6 +32,9 @@ const SPARE: usize = 16;
 /// How long a head may take on one of these.
 const SPARE_HEAD: Duration = Duration::from_secs(2);
 
+/// How many bytes of an answer wait to be written, beside the piece that is: what a stream has said to a slow reader.
+const BUFFERED: usize = 64 << 10;
+
 /// How many bytes a second a large answer must be taken with: it has as much longer than others.
 const SLOWEST: u64 = 64 << 10;
 
@@ -47,13 +51,15 @@ pub(crate) async fn serve(
     told_to_stop: impl Future<Output = ()>,
 ) {
     let mut builder = http1::Builder::new();
+    let largest_head = limits.header_bytes.saturating_mul(2).max(16 * 1024);
     // A head that is sent a byte at a time, and a connection on which nothing is asked any more, end here. hyper answers
     // what is far too large by itself; up to there our own limit answers, with a problem.
     builder
         .timer(TokioTimer::new())
         .header_read_timeout(limits.header_timeout)
         .max_headers(limits.headers.saturating_mul(2).max(100))
-        .max_header_size(limits.header_bytes.saturating_mul(2).max(16 * 1024));
+        .max_header_size(largest_head)
+        .max_buf_size(BUFFERED.max(largest_head));
     let mut spare_builder = builder.clone();
     let spare_head = limits.header_timeout.min(SPARE_HEAD);
     spare_builder.header_read_timeout(spare_head).keep_alive(false);
@@ -180,13 +186,23 @@ impl Connection {
             let (answer, timeout) = (answer.clone(), self.answer_timeout);
             async move {
                 let response = answering.await?;
-                // A stream has no end, and its reader a rule of its own about being slow.
+                let end_of = move |bytes: u64| {
+                    Instant::now().checked_add(timeout.saturating_add(Duration::from_secs(bytes / SLOWEST)))
+                };
                 let kind = response.headers().get(header::CONTENT_TYPE);
-                let is_stream = kind.is_some_and(|kind| kind == "text/event-stream");
-                let large = response.body().size_hint().exact().unwrap_or(0) / SLOWEST;
-                let timeout = timeout.saturating_add(Duration::from_secs(large));
-                answer.begin(Instant::now().checked_add(timeout).filter(|_| !is_stream));
-                Ok::<_, Infallible>(response)
+                if kind.is_none_or(|kind| kind != "text/event-stream") {
+                    answer.begin(end_of(response.body().size_hint().exact().unwrap_or(0)));
+                    return Ok::<_, Infallible>(response);
+                }
+                // A stream has no end; each of its messages has.
+                Ok(response.map(|body| {
+                    axum::body::Body::new(body.map_frame(move |frame| {
+                        frame.map_data(|message| {
+                            let until = end_of(message.len() as u64);
+                            answer.hand_out(message, until)
+                        })
+                    }))
+                }))
             }
         })
     }
@@ -202,8 +218,8 @@ mod tests {
     /// Larger than all buffers between the two ends.
     const LARGE: usize = 64 << 20;
 
-    #[tokio::test(flavor = "multi_thread")]
-    async fn an_answer_that_is_taken_byte_by_byte_is_cut_off() {
+    /// Serves so that an answer has half a second, and nothing else has an end.
+    async fn served(router: Router) -> (SocketAddr, tokio::task::JoinHandle<()>) {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let long = Duration::from_secs(600);
@@ -222,16 +238,60 @@ mod tests {
             requests_per_second: 0,
             burst: 0,
         };
+        let listener = Patient { listener, patience: long, tls: None };
+        let server = tokio::spawn(async move {
+            serve(listener, router, &limits, Duration::ZERO, std::future::pending()).await;
+        });
+        (address, server)
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_stream_whose_messages_are_not_taken_ends_and_any_other_goes_on() {
+        let ended = Arc::new(tokio::sync::Notify::new());
+        /// Tells when the server lets go of it.
+        struct Told(Arc<tokio::sync::Notify>);
+        impl Drop for Told {
+            fn drop(&mut self) {
+                self.0.notify_one();
+            }
+        }
+        let of_body = Arc::clone(&ended);
+        let flood = move || {
+            let told = Told(Arc::clone(&of_body));
+            let messages = futures_util::stream::repeat_with(move || {
+                let _ = &told;
+                Ok::<_, Infallible>(vec![7_u8; 8 << 10])
+            });
+            async { ([(header::CONTENT_TYPE, "text/event-stream")], Body::from_stream(messages)) }
+        };
+        let slow = || async {
+            let messages = futures_util::stream::unfold(0_u8, |number| async move {
+                tokio::time::sleep(Duration::from_millis(300)).await;
+                (number < 5).then(|| (Ok::<_, Infallible>(vec![b'0' + number]), number + 1))
+            });
+            ([(header::CONTENT_TYPE, "text/event-stream")], Body::from_stream(messages))
+        };
+        let router = Router::new().route("/flood", get(flood)).route("/slow", get(slow));
+        let (address, server) = served(router).await;
+        let mut never_reads = TcpStream::connect(address).await.unwrap();
+        never_reads.write_all(b"GET /flood HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+        let mut reads = TcpStream::connect(address).await.unwrap();
+        reads.write_all(b"GET /slow HTTP/1.0\r\nHost: a\r\n\r\n").await.unwrap();
+        let mut said = String::new();
+        reads.read_to_string(&mut said).await.unwrap();
+        assert!(said.ends_with("01234"), "it was longer than half a second: {said}");
+        tokio::time::timeout(Duration::from_secs(30), ended.notified()).await.expect("it was not ended");
+        server.abort();
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_answer_that_is_taken_byte_by_byte_is_cut_off() {
         // In pieces: one that says how large it is would have longer.
         let large = || async {
             let piece = || Ok::<_, Infallible>(vec![7_u8; 1 << 20]);
             Body::from_stream(futures_util::stream::iter((0..LARGE >> 20).map(move |_| piece())))
         };
-        let router = Router::new().route("/large", get(large));
-        let listener = Patient { listener, patience: long, tls: None };
-        let server = tokio::spawn(async move {
-            serve(listener, router, &limits, Duration::ZERO, std::future::pending()).await;
-        });
+        let (address, server) = served(Router::new().route("/large", get(large))).await;
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
         // It always takes something, and is not through when the time is over.

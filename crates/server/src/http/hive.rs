@@ -31,10 +31,12 @@ use super::App;
 use super::access::Caller;
 use super::command_ids::{idempotency_key, send_under_key, sent_under_key};
 use super::conditional;
+use super::extract::SoughtText;
 use super::facts::History;
 use super::memory::{Memory, PAGE_BYTES};
 use super::problem::{AfterDone as _, Problem};
 use super::wire::{StateChange, one_of};
+use kept::full;
 use shown::{Shown, env_asked};
 
 /// The paths of this part.
@@ -164,6 +166,19 @@ struct Behind {
     #[serde(default, deserialize_with = "super::range::number")]
     #[param(required = false, minimum = 0, maximum = 9007199254740991_i64)]
     after: u64,
+    /// At most so many.
+    #[serde(default = "super::range::usually", deserialize_with = "page_limit")]
+    #[param(required = false, minimum = 1, maximum = 500)]
+    limit: u32,
+}
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct ByName {
+    /// The last one of the page before.
+    #[param(value_type = Option<String>)]
+    after: Option<SoughtText>,
     /// At most so many.
     #[serde(default = "super::range::usually", deserialize_with = "page_limit")]
     #[param(required = false, minimum = 1, maximum = 500)]
@@ -365,19 +380,28 @@ struct Revision {
 #[schema(as = HiveRevisions)]
 struct Revisions {
     revisions: Vec<Revision>,
+    /// What to ask for after this page; none at the end.
+    next: Option<String>,
 }
 
 /// Lists the revisions of a service
 #[utoipa::path(
     get, path = "/api/hive/services/{id}/revisions", tag = "hive", operation_id = "listRevisions",
-    params(("id" = String, Path, description = "The service's id.")),
+    params(("id" = String, Path, description = "The service's id."), ByName),
     responses((status = 200, description = "Those that were seen, oldest first.", body = Revisions), (status = 404, description = "There is no such service."))
 )]
-async fn revisions(State(app): State<App>, id: Id) -> Result<Response, Problem> {
+async fn revisions(
+    State(app): State<App>,
+    id: Id,
+    asked: Result<Query<ByName>, QueryRejection>,
+) -> Result<Response, Problem> {
+    let Query(ByName { after, limit }) =
+        asked.map_err(|error| Problem::malformed(error.body_text(), "Write ?after=NAME&limit=N."))?;
     let (hive, id) = (hive_of(&app)?, path(id)?);
     exists(hive, &app.towpath, &id).await?;
     let mut revisions = Vec::new();
-    for record in hive.revisions(app.towpath.store(), &id).await? {
+    let after = after.map(String::from).unwrap_or_default();
+    for record in hive.revisions(app.towpath.store(), &id, &after, limit).await? {
         revisions.push(Revision {
             revision: record.text("revision")?,
             image: record.text_or_null("image")?,
@@ -386,7 +410,8 @@ async fn revisions(State(app): State<App>, id: Id) -> Result<Response, Problem> 
             seen_at: record.time("seen_at")?,
         });
     }
-    Ok(Json(Revisions { revisions }).into_response())
+    let next = full(&revisions, limit).map(|last| last.revision.clone());
+    Ok(Json(Revisions { revisions, next }).into_response())
 }
 
 /// Where requests go.

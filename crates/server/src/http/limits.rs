@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -19,6 +19,7 @@ use super::connections::Spare;
 use super::extract::says_json;
 use super::memory::{self, Memory, Room};
 use super::problem::Problem;
+use super::shares::Shares;
 
 /// What one client may ask of the server.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,7 +36,7 @@ pub(crate) struct LimitSettings {
     pub(crate) streams: usize,
     /// What requests and answers have in memory at most.
     pub(crate) memory_bytes: u64,
-    /// How many hundredths of streams and memory one caller may have.
+    /// How many hundredths of requests, streams and memory one caller may have.
     pub(crate) caller_share: u64,
     /// 0 is no limit.
     pub(crate) requests_per_second: u32,
@@ -47,6 +48,7 @@ pub(crate) struct Limits {
     pub(crate) settings: LimitSettings,
     buckets: Option<Buckets>,
     running: Arc<Semaphore>,
+    shares: Shares,
 }
 
 /// A bucket of tokens per caller.
@@ -73,7 +75,24 @@ impl Limits {
             asked: AtomicU64::new(0),
         });
         let running = Arc::new(Semaphore::new(settings.concurrent_requests.min(Semaphore::MAX_PERMITS)));
-        Self { settings, buckets, running }
+        let each = settings.concurrent_requests as u64 * settings.caller_share.min(100) / 100;
+        let shares = Shares::of(usize::try_from(each).unwrap_or(usize::MAX).max(1));
+        Self { settings, buckets, running, shares }
+    }
+
+    /// Takes one of the places that this caller may have, and keeps it with the request's own.
+    pub(super) fn take_share(&self, caller: &str, request: &Request) -> Result<(), Problem> {
+        // Who watches has no place, and needs none.
+        let Some(Place(held)) = request.extensions().get::<Place>() else { return Ok(()) };
+        let Ok(share) = self.shares.share_of(caller).try_acquire_owned() else {
+            return Err(Problem::share_used_up(
+                "as many requests of this caller run at this moment as one caller may have",
+                "Wait until some of them are answered, and ask for fewer at a time.",
+            ));
+        };
+        // A request has one caller.
+        let _ = held.share.set(share);
+        Ok(())
     }
 
     /// Takes a token out of a caller's bucket, or answers that it is empty.
@@ -142,7 +161,7 @@ pub(super) async fn admit(State(app): State<App>, mut request: Request, next: Ne
     let Ok(permit) = Arc::clone(&app.limits.running).try_acquire_owned() else {
         return overloaded("more requests run at this moment than the server takes");
     };
-    let place = Place(Arc::new(Held { _permit: permit, room: Mutex::default() }));
+    let place = Place(Arc::new(Held { _permit: permit, share: OnceLock::new(), room: Mutex::default() }));
     request.extensions_mut().insert(place.clone());
     let response = next.run(request).await;
     drop(place);
@@ -164,6 +183,8 @@ pub(super) struct Place(Arc<Held>);
 
 struct Held {
     _permit: OwnedSemaphorePermit,
+    /// Of what its caller may have.
+    share: OnceLock<OwnedSemaphorePermit>,
     room: Mutex<Option<Room>>,
 }
 
@@ -188,7 +209,8 @@ pub(super) async fn in_time(State(app): State<App>, request: Request, next: Next
     let deadline = tokio::time::Instant::now() + settings.request_timeout;
     let place = request.extensions().get::<Place>().cloned();
     let memory = request.extensions().get::<Memory>().unwrap_or(&app.memory).clone();
-    let request = if reads_only(request.method()) {
+    let reads = reads_only(request.method());
+    let request = if reads {
         let route = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
         let needed = memory::needed_for(request.method(), route);
         match (memory.room(needed).await, &place) {
@@ -217,8 +239,9 @@ pub(super) async fn in_time(State(app): State<App>, request: Request, next: Next
         }
     };
     match tokio::time::timeout_at(deadline, next.run(request)).await {
-        Ok(response) => match place.and_then(|place| place.give_up_room()) {
-            Some(room) => room.answering(response),
+        // Who watches is answered in any case.
+        Ok(response) => match place {
+            Some(place) => memory::answering(&memory, place.give_up_room(), reads, response),
             None => response,
         },
         Err(_) => Problem::new(

@@ -127,33 +127,40 @@ impl Memory {
         self.room(body.saturating_mul(WORK)).await
     }
 
-    /// The caller's own share first: who waits for it keeps nothing from the others.
-    async fn taken(&self, part: &Part, bytes: u64) -> Result<Room, Problem> {
-        if bytes < SMALL {
-            return Ok(Room::none());
-        }
+    /// Room for so many bytes, if there is some now.
+    pub(super) fn room_now(&self, bytes: u64) -> Result<Room, Problem> {
+        let Some(units) = self.units(&self.work, bytes) else { return Ok(Room::none()) };
+        let take = |from: Arc<Semaphore>| from.try_acquire_many_owned(units).ok();
+        let share = match &self.caller {
+            Some(caller) => Some(take(self.work.shares.share_of(caller)).ok_or_else(used_up)?),
+            None => None,
+        };
+        let permit = take(Arc::clone(&self.work.all)).ok_or_else(overfull)?;
+        Ok(Room { permit: Some(permit), share })
+    }
+
+    /// How much of a part so many bytes take; nothing where they are few.
+    fn units(&self, part: &Part, bytes: u64) -> Option<u32> {
         // What is larger than there is has all of it.
         let most = if self.caller.is_some() { part.shares.each() } else { part.units };
         let units = usize::try_from(bytes.div_ceil(UNIT)).unwrap_or(usize::MAX).min(most);
+        (bytes >= SMALL).then(|| u32::try_from(units).unwrap_or(u32::MAX))
+    }
+
+    /// The caller's own share first: who waits for it keeps nothing from the others.
+    async fn taken(&self, part: &Part, bytes: u64) -> Result<Room, Problem> {
+        let Some(units) = self.units(part, bytes) else { return Ok(Room::none()) };
         let deadline = tokio::time::Instant::now() + self.patience;
-        let take = |from: Arc<Semaphore>, units: usize| async move {
-            let units = u32::try_from(units).unwrap_or(u32::MAX);
+        let take = |from: Arc<Semaphore>| async move {
             let waited = tokio::time::timeout_at(deadline, from.acquire_many_owned(units)).await;
             waited.ok().and_then(Result::ok)
         };
         let share = match &self.caller {
-            Some(caller) => Some(take(part.shares.share_of(caller), units).await.ok_or_else(used_up)?),
+            Some(caller) => Some(take(part.shares.share_of(caller)).await.ok_or_else(used_up)?),
             None => None,
         };
-        match take(Arc::clone(&part.all), units).await {
-            Some(permit) => Ok(Room { permit: Some(permit), share }),
-            None => Err(Problem::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "overloaded",
-                "more large requests and answers are under way at this moment than the server takes",
-                "Try again in a moment, or ask for fewer at a time.",
-            )),
-        }
+        let permit = take(Arc::clone(&part.all)).await.ok_or_else(overfull)?;
+        Ok(Room { permit: Some(permit), share })
     }
 
     /// The first events from a position on: at most so many, and not more than one page may have.
@@ -198,6 +205,15 @@ impl Part {
     }
 }
 
+fn overfull() -> Problem {
+    Problem::new(
+        StatusCode::SERVICE_UNAVAILABLE,
+        "overloaded",
+        "more large requests and answers are under way at this moment than the server takes",
+        "Try again in a moment, or ask for fewer at a time.",
+    )
+}
+
 fn used_up() -> Problem {
     Problem::share_used_up(
         "what this caller has under way is as large as one caller's may be",
@@ -213,7 +229,9 @@ impl Room {
     /// An answer as JSON, which has its room until it is sent.
     pub(super) fn json(self, answer: &impl Serialize) -> Result<Response, Problem> {
         let body = serde_json::to_vec(answer).map_err(|error| Problem::internal(&error))?;
-        Ok(([(header::CONTENT_TYPE, "application/json")], self.holding(body)).into_response())
+        let mut answer = ([(header::CONTENT_TYPE, "application/json")], self.holding(body)).into_response();
+        answer.extensions_mut().insert(HasRoom);
+        Ok(answer)
     }
 
     /// Bytes that have this room until nobody has them any more. What they do not need of it is given back.
@@ -232,6 +250,15 @@ impl Room {
         }
     }
 
+    /// Bytes that share this room with others until nobody has any of them any more.
+    pub(super) fn shared(self: &Arc<Self>, bytes: Vec<u8>) -> Bytes {
+        if self.is_none() { bytes.into() } else { held(bytes, Arc::clone(self)) }
+    }
+
+    fn is_none(&self) -> bool {
+        self.permit.is_none()
+    }
+
     /// Gives back what so many bytes do not need; answers whether anything is left.
     fn shrink_to(&mut self, bytes: u64) -> bool {
         let needed = if bytes < SMALL { 0 } else { bytes.div_ceil(UNIT) };
@@ -240,6 +267,30 @@ impl Room {
             drop(permit.split(permit.num_permits().saturating_sub(needed)));
         }
         self.permit.as_ref().is_some_and(|permit| permit.num_permits() > 0)
+    }
+}
+
+/// A mark on answers whose bytes have room of their own.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct HasRoom;
+
+/// An answer whose bytes have room until they are sent: what its request has, or some that is taken now. A read for which
+/// there is none is refused; a change has been carried out, and is answered.
+pub(super) fn answering(
+    memory: &Memory,
+    room: Option<Room>,
+    reads_only: bool,
+    response: Response,
+) -> Response {
+    let length = response.body().size_hint().exact().unwrap_or(0);
+    match room {
+        Some(room) if !room.is_none() => room.answering(response),
+        _ if length < SMALL || response.extensions().get::<HasRoom>().is_some() => response,
+        _ => match memory.room_now(length) {
+            Ok(room) => room.answering(response),
+            Err(problem) if reads_only => problem.into_response(),
+            Err(_) => response,
+        },
     }
 }
 
@@ -289,7 +340,11 @@ impl HttpBody for Roomy {
 /// How much room the answer of a path needs, where that is one thing of unknown size.
 pub(super) fn needed_for(method: &Method, route: &str) -> u64 {
     // As it is read, and as it is written.
-    if *method == Method::GET && ONE_THING.contains(&route) { 2 * Payload::MAX_BYTES as u64 } else { 0 }
+    if matches!(*method, Method::GET | Method::HEAD) && ONE_THING.contains(&route) {
+        2 * Payload::MAX_BYTES as u64
+    } else {
+        0
+    }
 }
 
 /// The whole of a body, in room of its own while it arrives; and then the room to do what it asks for.
@@ -379,6 +434,26 @@ mod tests {
         let small = memory.room(4 * SMALL).await.ok().unwrap().answering("small".into_response());
         assert!(memory.room(4 * SMALL).await.is_ok(), "what is small keeps nothing");
         drop(small);
+    }
+
+    #[tokio::test]
+    async fn what_is_large_takes_room_although_nobody_asked_before() {
+        for method in [Method::GET, Method::HEAD] {
+            assert!(needed_for(&method, ONE_THING[0]) > SMALL, "{method}");
+        }
+        let memory = memory(4 * SMALL, 100);
+        let large = || vec![7_u8; 3 * SMALL as usize].into_response();
+        let first = answering(&memory, Some(Room::none()), true, large());
+        assert!(memory.room(2 * SMALL).await.is_err(), "it was taken for the answer");
+        let refused = answering(&memory, None, true, large());
+        assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+        let changed = answering(&memory, None, false, large());
+        assert_eq!(changed.status(), StatusCode::OK, "what was done is answered");
+        let mut charged = large();
+        charged.extensions_mut().insert(HasRoom);
+        assert_eq!(answering(&memory, None, true, charged).status(), StatusCode::OK, "it has room already");
+        drop(first);
+        assert!(memory.room(4 * SMALL).await.is_ok());
     }
 
     #[tokio::test]

@@ -40,7 +40,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use serde::Serialize;
-use towpath::Towpath;
+use towpath::{Towpath, with_causes};
 use towpath_hive::Hive;
 use towpath_market::Market;
 use utoipa::ToSchema;
@@ -215,7 +215,10 @@ impl Readiness {
         let found = match &*last {
             Some((at, found)) if at.elapsed() < READINESS_HOLDS => found.clone(),
             _ => {
-                let found = can_work(app).await;
+                let found = can_work(app).await.map_err(|unready| {
+                    let before = last.as_ref().and_then(|(_, found)| found.as_ref().err());
+                    unready.told_unless(before)
+                });
                 *last = Some((tokio::time::Instant::now(), found.clone()));
                 found
             }
@@ -224,20 +227,39 @@ impl Readiness {
     }
 }
 
-async fn can_work(app: &Towpath) -> Result<(), Problem> {
-    app.ready().await.map_err(|error| {
-        let status = StatusCode::SERVICE_UNAVAILABLE;
-        Problem::new(status, error.code(), error.to_string(), error.next_step())
-    })?;
-    let unavailable = |code: &str, title: String, detail: &str| {
-        Problem::new(StatusCode::SERVICE_UNAVAILABLE, code, title, detail)
-    };
+/// Why the server cannot work.
+struct Unready {
+    /// For everybody: it names no host and no queue.
+    problem: Problem,
+    /// For the log.
+    cause: String,
+}
+
+impl Unready {
+    fn of(who: &str, code: &str, next_step: &str, cause: String) -> Self {
+        let title = format!("the {who} cannot be worked with; the server's log says why");
+        let problem = Problem::new(StatusCode::SERVICE_UNAVAILABLE, code, title, next_step);
+        Self { problem, cause }
+    }
+
+    /// The problem. Its cause goes to the log, unless the same was found before.
+    fn told_unless(self, before: Option<&Problem>) -> Problem {
+        if before.map(Problem::code) != Some(self.problem.code()) {
+            tracing::warn!(code = self.problem.code(), cause = self.cause, "the server is not ready");
+        }
+        self.problem
+    }
+}
+
+async fn can_work(app: &Towpath) -> Result<(), Unready> {
+    let store = app.ready().await;
+    store.map_err(|error| Unready::of("store", error.code(), error.next_step(), with_causes(&error)))?;
     match tokio::time::timeout(BROKER_PATIENCE, app.broker_ready()).await {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(error)) => Err(unavailable(error.code(), error.to_string(), error.next_step())),
+        Ok(Err(error)) => Err(Unready::of("broker", error.code(), error.next_step(), with_causes(&error))),
         Err(_) => {
-            let detail = "Check that the broker runs and the URL is right.";
-            Err(unavailable("broker-unavailable", "the broker does not answer".to_owned(), detail))
+            let next_step = "Check that the broker runs and the URL is right.";
+            Err(Unready::of("broker", "broker-unavailable", next_step, "it does not answer".to_owned()))
         }
     }
 }

@@ -22,7 +22,7 @@ use super::App;
 use super::access::Caller;
 use super::conditional::{Tag, is_known, tag_of};
 use super::extract::Path;
-use super::memory::{Memory, Room};
+use super::memory::{HasRoom, Memory, Room};
 use super::problem::Problem;
 use super::wire::{Envelope, Sight};
 
@@ -105,6 +105,7 @@ async fn page_response(
     } else {
         ([(header::CONTENT_TYPE, MEDIA_TYPE)], body.into_body(pieces)).into_response()
     };
+    response.extensions_mut().insert(HasRoom);
     let headers = response.headers_mut();
     for (name, value) in [
         (header::ETAG, etag),

@@ -156,7 +156,7 @@ struct SkipAsked {
 
 /// Goes on without a row
 ///
-/// It was given up, or is to be tried again, and is never published on its channel. What waits behind it follows.
+/// For admins. It has failed at least once, and is never published on its channel. What waits behind it follows.
 #[utoipa::path(
     post,
     path = "/api/outbox/{id}/skip",
@@ -187,7 +187,7 @@ async fn skip(
     }
     if !app.outbox().skip(id, &reason).await? {
         let title = format!("outbox row {id} is {}", before.row.status);
-        let detail = "Only a row that failed can be skipped; look at it again.";
+        let detail = "Only a row that has failed at least once can be skipped; look at it again.";
         return Err(Problem::new(StatusCode::CONFLICT, "not-failed", title, detail));
     }
     Ok(Json(Row::from(&row(&app, id).await.after_it_was_done()?)).into_response())

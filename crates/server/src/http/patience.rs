@@ -1,16 +1,18 @@
 //! Connections whose other side must take what is written to it.
 //!
 //! A client that never reads fills its socket, and then whoever writes to it would wait for ever, with all it holds. Here
-//! a write that makes no progress for too long ends the connection, and so does an answer that is taken a few bytes at a
-//! time and is not through when its time is over.
+//! a write that makes no progress for too long ends the connection, and so does an answer, or a message of a stream, that is
+//! taken a few bytes at a time and is not through when its time is over.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, Sleep};
@@ -38,18 +40,63 @@ impl Patient {
     }
 }
 
-/// Until when the answer that is being sent must be through. Clones share it.
+/// Until when what is being sent must be through: the answer, or each message of one that is a stream. Clones share it.
 #[derive(Clone, Default)]
-pub(super) struct AnswerTime(Arc<Mutex<Option<Instant>>>);
+pub(super) struct AnswerTime(Arc<Mutex<Ends>>);
+
+#[derive(Default)]
+struct Ends {
+    handed_out: u64,
+    /// In the order in which they were handed out, which is that in which they are taken.
+    ends: VecDeque<(u64, Instant)>,
+}
 
 impl AnswerTime {
     /// An answer begins, with its end; without one it has none.
     pub(super) fn begin(&self, until: Option<Instant>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = until;
+        let mut ends = self.ends();
+        ends.ends.clear();
+        ends.push(until);
+    }
+
+    /// A message of a stream that must be taken until then. It is taken when whoever writes it lets go of its bytes.
+    pub(super) fn hand_out(&self, bytes: Bytes, until: Option<Instant>) -> Bytes {
+        let number = self.ends().push(until);
+        Bytes::from_owner(HandedOut { bytes, number, of: self.clone() })
     }
 
     fn until(&self) -> Option<Instant> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ends().ends.front().map(|(_, until)| *until)
+    }
+
+    fn ends(&self) -> MutexGuard<'_, Ends> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Ends {
+    fn push(&mut self, until: Option<Instant>) -> u64 {
+        self.handed_out += 1;
+        self.ends.extend(until.map(|until| (self.handed_out, until)));
+        self.handed_out
+    }
+}
+
+struct HandedOut {
+    bytes: Bytes,
+    number: u64,
+    of: AnswerTime,
+}
+
+impl AsRef<[u8]> for HandedOut {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for HandedOut {
+    fn drop(&mut self) {
+        self.of.ends().ends.retain(|(number, _)| *number != self.number);
     }
 }
 

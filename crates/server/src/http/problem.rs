@@ -48,6 +48,10 @@ impl Problem {
         Self { status, code: code.into(), title: title.into(), detail: detail.into(), standing }
     }
 
+    pub(crate) fn code(&self) -> &str {
+        &self.code
+    }
+
     /// The same, where asking again may help although the status does not say so.
     pub(crate) fn passing(self, is_passing: bool) -> Self {
         if is_passing { Self { standing: Standing::Passing, ..self } } else { self }

@@ -36,7 +36,7 @@ pub(crate) enum Outbox {
     },
     /// Put rows back that were given up: those that are named, or all that fit
     Retry(Retry),
-    /// Go on without a row that failed: it is never published, and what waits behind it follows
+    /// Go on without a row that has failed at least once: it is never published, and what waits behind it follows
     Skip {
         #[command(flatten)]
         connection: Connection,

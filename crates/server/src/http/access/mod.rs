@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, MatchedPath, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
@@ -62,7 +62,7 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// Refuses force, which repeats what may have been done, to who is no admin.
+    /// Refuses what repeats what may have been done to who is no admin.
     pub(super) fn may_force(&self, force: bool) -> Result<(), Problem> {
         if force { self.must_be(Role::Admin) } else { Ok(()) }
     }
@@ -95,10 +95,10 @@ pub(crate) enum Access {
 
 impl Access {
     /// Finds out who asks.
-    async fn caller(&self, headers: &HeaderMap) -> Result<Caller, Problem> {
+    async fn caller(&self, version: Version, headers: &HeaderMap) -> Result<Caller, Problem> {
         match self {
             Self::Local => {
-                local::not_by_a_proxy(headers)?;
+                local::not_by_a_proxy(version, headers)?;
                 local::not_by_a_foreign_page(headers)?;
                 Ok(Caller { name: ActorId::from_stored("local"), role: Role::Admin, until: None })
             }
@@ -129,14 +129,10 @@ impl Access {
 pub(super) async fn guard(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let address = address_of(&request);
     if rules::is_open(request.uri().path()) {
-        // Whether the process lives is told in any case; what asks others is not asked without end.
-        let spent = if request.uri().path() == "/healthz" { Ok(()) } else { app.limits.spend(&address) };
-        return match spent {
-            Ok(()) => next.run(request).await,
-            Err(refused) => refused,
-        };
+        // Who watches is answered however much else is asked; what asks others keeps its own answer for a while.
+        return next.run(request).await;
     }
-    let caller = match app.access.caller(request.headers()).await {
+    let caller = match app.access.caller(request.version(), request.headers()).await {
         Ok(caller) => caller,
         Err(problem) => {
             // Who guesses is slowed down by where they come from.
@@ -163,6 +159,11 @@ pub(super) async fn guard(State(app): State<App>, mut request: Request, next: Ne
     {
         return refused;
     }
+    if matches!(*app.access, Access::Checked { .. })
+        && let Err(problem) = app.limits.take_share(caller.name.as_str(), &request)
+    {
+        return problem.into_response();
+    }
     let route = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str).unwrap_or_default();
     let needed = rules::needed(request.method(), route);
     let mut response = match caller.must_be(needed) {
@@ -181,12 +182,16 @@ pub(super) async fn guard(State(app): State<App>, mut request: Request, next: Ne
     response
 }
 
-/// What may be cached by everybody may be so only where everybody may read it: a proxy would give it to who has no key.
+/// What may be cached by everybody may be so only where everybody may read it: a proxy would give it to who has no key. Who
+/// comes with another key, of another role, may be shown more or less.
 fn keep_from_shared_caches(headers: &mut HeaderMap) {
     let Some(Ok(rules)) = headers.get(header::CACHE_CONTROL).map(HeaderValue::to_str) else { return };
     let mut private = rules.replace("public", "private");
     if !private.contains("private") && !private.contains("no-store") {
         private.insert_str(0, "private, ");
+    }
+    if !private.contains("no-store") {
+        headers.insert(header::VARY, HeaderValue::from_static("Authorization, X-Api-Key"));
     }
     if let Ok(private) = HeaderValue::try_from(private) {
         headers.insert(header::CACHE_CONTROL, private);

@@ -12,12 +12,14 @@ pub(super) fn is_open(path: &str) -> bool {
     OPEN.contains(&path)
 }
 
-/// Changes that skip or repeat facts for good. So do those that are asked for by force: their handlers look at that.
-const FOR_ADMINS: [(Method, &str); 4] = [
+/// Changes that skip or repeat facts for good. So do those that are asked for by force, and a new channel that begins
+/// with old facts: their handlers look at that.
+const FOR_ADMINS: [(Method, &str); 5] = [
     (Method::DELETE, "/api/channels/{name}"),
     (Method::POST, "/api/channels/{name}/reset"),
     (Method::POST, "/api/dead-letters/discard"),
     (Method::POST, "/api/dead-letters/{id}/discard"),
+    (Method::POST, "/api/outbox/{id}/skip"),
 ];
 
 /// What a request needs. Anything that is not known to only read is a change.
@@ -37,6 +39,7 @@ mod tests {
     fn reading_is_for_viewers_and_changing_is_not() {
         assert_eq!(needed(&Method::GET, "/api/channels/{name}"), Role::Viewer);
         assert_eq!(needed(&Method::POST, "/api/outbox/{id}/retry"), Role::Operator);
+        assert_eq!(needed(&Method::POST, "/api/outbox/{id}/skip"), Role::Admin);
         assert_eq!(needed(&Method::DELETE, "/api/channels/{name}"), Role::Admin);
         assert_eq!(needed(&Method::POST, "/api/dead-letters/{id}/discard"), Role::Admin);
         assert_eq!(needed(&Method::POST, "/api/dead-letters/{id}/replay"), Role::Operator);

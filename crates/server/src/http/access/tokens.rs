@@ -13,6 +13,7 @@ use jsonwebtoken::jwk::{AlgorithmParameters, Jwk, JwkSet};
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
 use rustls::{ClientConfig, RootCertStore};
 use serde_json::Value;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use towpath::ids::ActorId;
 use towpath::with_causes;
@@ -43,6 +44,10 @@ const RENEWED_AT: u32 = 4;
 
 /// How long an issuer may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How many requests wait for the issuer at a time. The next ones are answered at once: each that waits has a place among
+/// the requests that run, and nobody knows yet whose it is.
+const WAITING: usize = 16;
 
 /// How large a set of keys may be.
 const LARGEST: usize = 1 << 20;
@@ -81,6 +86,7 @@ pub(crate) struct Tokens {
     keys: Mutex<Keys>,
     /// Held by who asks the issuer, and by nobody who only looks.
     asking: tokio::sync::Mutex<()>,
+    waiting: Semaphore,
 }
 
 /// What is known without asking.
@@ -134,7 +140,13 @@ impl Tokens {
             keys.had_at = Some(Instant::now());
             Source::File(path)
         };
-        Ok(Arc::new(Self { settings, source, keys: Mutex::new(keys), asking: Default::default() }))
+        Ok(Arc::new(Self {
+            settings,
+            source,
+            keys: Mutex::new(keys),
+            asking: Default::default(),
+            waiting: Semaphore::new(WAITING),
+        }))
     }
 
     /// Who a token speaks for.
@@ -189,6 +201,7 @@ impl Tokens {
         }
         // Also where somebody else asks at this moment: that answer is for all.
         if known.may_ask || self.asking.try_lock().is_err() {
+            let Ok(_place) = self.waiting.try_acquire() else { return Err(TokenError::Unavailable) };
             self.renew(false).await;
         }
         let known = self.known(id);

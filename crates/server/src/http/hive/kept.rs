@@ -23,7 +23,7 @@ use super::super::problem::Problem;
 use super::super::range::{number, usually};
 use super::super::wire::one_of;
 use super::shown::{env_for, env_shown};
-use super::{Behind, Id, broken, exists, hive_of, page_limit, path};
+use super::{Behind, ByName, Id, broken, exists, hive_of, page_limit, path};
 
 /// A specification that a service has had.
 #[derive(Serialize, ToSchema)]
@@ -161,19 +161,6 @@ pub(super) async fn audit(
     Ok(Json(Audit { audit, next }).into_response())
 }
 
-#[derive(Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(super) struct NamespacesAsked {
-    /// The last one of the page before.
-    #[param(value_type = Option<String>)]
-    after: Option<SoughtText>,
-    /// At most so many.
-    #[serde(default = "usually", deserialize_with = "page_limit")]
-    #[param(required = false, minimum = 1, maximum = 500)]
-    limit: u32,
-}
-
 /// A namespace of the platform.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
@@ -198,14 +185,14 @@ pub(super) struct Namespaces {
 /// Lists the namespaces that services were asked for in
 #[utoipa::path(
     get, path = "/api/hive/namespaces", tag = "hive", operation_id = "hiveNamespaces",
-    params(NamespacesAsked),
+    params(ByName),
     responses((status = 200, description = "A page.", body = Namespaces))
 )]
 pub(super) async fn namespaces(
     State(app): State<App>,
-    Query(asked): Query<NamespacesAsked>,
+    Query(asked): Query<ByName>,
 ) -> Result<Response, Problem> {
-    let NamespacesAsked { after, limit } = asked;
+    let ByName { after, limit } = asked;
     let after = after.map(String::from).unwrap_or_default();
     let rows = hive_of(&app)?.namespaces(app.towpath.store(), &after, limit).await?;
     let mut namespaces = Vec::with_capacity(rows.len());
@@ -341,6 +328,6 @@ impl From<FailedRow> for OutboxRowShown {
 }
 
 /// The last of a page behind which there may be more.
-fn full<T>(page: &[T], limit: u32) -> Option<&T> {
+pub(super) fn full<T>(page: &[T], limit: u32) -> Option<&T> {
     page.last().filter(|_| u32::try_from(page.len()).is_ok_and(|rows| rows >= limit))
 }

@@ -149,6 +149,9 @@ const READ: u64 = 200;
 /// How many bytes of payload the feed reads at a time, if it is more than one fact.
 const READ_BYTES: u64 = 4 << 20;
 
+/// How large a fact is at most beside its payload, as it is sent: nearly.
+const AROUND_A_PAYLOAD: u64 = 512;
+
 /// How many store reads of old facts run at a time.
 const OLD_READS: usize = 3;
 
@@ -248,23 +251,32 @@ impl Feed {
         most: u64,
         most_bytes: u64,
     ) -> StoreResult<Vec<Arc<Fact>>> {
-        let Ok(_turn) = self.0.old_facts.acquire().await else { return Ok(Vec::new()) };
         let (low, high) = (position.saturating_add(1), position.saturating_add(most));
-        let high = high.min(i64::MAX as u64);
-        let events = self.0.towpath.store().events_within(low, high, most_bytes).await?;
-        if let Some((missing, _)) = (low..).zip(&events).find(|(next, event)| event.position != Some(*next)) {
-            return Err(out_of_order(missing));
-        }
-        let sight = Sight::of(&self.0.towpath, role);
-        let mut facts = Vec::with_capacity(events.len());
-        for event in &events {
+        let mut high = high.min(i64::MAX as u64);
+        let mut waited_for = None;
+        loop {
+            let Ok(turn) = self.0.old_facts.acquire().await else { return Ok(Vec::new()) };
+            let events = self.0.towpath.store().events_within(low, high, most_bytes).await?;
+            let mut in_order = (low..).zip(&events);
+            if let Some((missing, _)) = in_order.find(|(next, event)| event.position != Some(*next)) {
+                return Err(out_of_order(missing));
+            }
+            let Some(last) = events.last().and_then(|event| event.position) else { return Ok(Vec::new()) };
             // A reader has these for itself, unlike the recent ones.
-            let Ok(room) = memory.room(event.envelope.payload.as_text().len() as u64).await else {
-                break;
+            let size =
+                |event: &RecordedEvent| event.envelope.payload.as_text().len() as u64 + AROUND_A_PAYLOAD;
+            let bytes = events.iter().map(size).sum();
+            let Some(room) = waited_for.take().or_else(|| memory.room_now(bytes).ok()) else {
+                // Who waits for room has none of the turns, and nothing in memory: it reads them again.
+                drop((turn, events));
+                let Ok(room) = memory.room(bytes).await else { return Ok(Vec::new()) };
+                (waited_for, high) = (Some(room), last);
+                continue;
             };
-            facts.push(Fact::of(event, room.holding(written(event, &sight)?), None));
+            let (room, sight) = (Arc::new(room), Sight::of(&self.0.towpath, role));
+            let fact = |event| Ok(Fact::of(event, room.shared(written(event, &sight)?), None));
+            return events.iter().map(fact).collect();
         }
-        Ok(facts)
     }
 
     async fn run(self) {

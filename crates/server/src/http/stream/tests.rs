@@ -12,8 +12,9 @@ use towpath::{Aggregate, Context, Towpath};
 
 use super::client::{Message, StreamClient};
 use super::{Feed, FeedOptions};
-use crate::http::access::Access;
+use crate::http::access::{Access, Role};
 use crate::http::limits::{LimitSettings, Limits};
+use crate::http::memory::Memory;
 use crate::http::{App, Patient, connections, router};
 
 #[derive(Default, Serialize, Deserialize)]
@@ -316,7 +317,7 @@ async fn what_cannot_be_asked_for_is_told_before_the_stream_begins() {
         ("?sort=up", "", 400, "malformed"),
     ] {
         let refused = stage.reader(query, headers).await;
-        assert!(refused.head.starts_with(&format!("HTTP/1.0 {status} ")), "{query}: {}", refused.head);
+        assert!(refused.head.starts_with(&format!("HTTP/1.1 {status} ")), "{query}: {}", refused.head);
         let problem = refused.rest().await.unwrap();
         assert!(problem.contains(&format!(r#""code":"{code}""#)), "{query}: {problem}");
     }
@@ -326,7 +327,7 @@ async fn what_cannot_be_asked_for_is_told_before_the_stream_begins() {
     stage.readers(1).await;
     let second = stage.reader("", "").await;
     assert!(
-        second.head.starts_with("HTTP/1.0 503 ") && second.head.contains("retry-after"),
+        second.head.starts_with("HTTP/1.1 503 ") && second.head.contains("retry-after"),
         "{}",
         second.head
     );
@@ -404,26 +405,72 @@ async fn get(stage: &Stage, path: &str, headers: &str) -> (String, String) {
     (answer.head.clone(), in_time("an answer", answer.rest()).await.unwrap())
 }
 
+/// A log of facts with these sizes, all of which have their positions.
+async fn log_of(sizes: impl IntoIterator<Item = usize>) -> Stage {
+    let stage = Stage::new(quick(), LONG).await;
+    let mut head = 0;
+    for size in sizes {
+        stage.write("note", "x".repeat(size)).await;
+        head += 1;
+    }
+    in_time("positions", async {
+        while stage.feed.log_head().await.unwrap() < head {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    stage
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn who_waits_for_room_of_its_own_keeps_nobody_from_old_facts() {
+    let stage = log_of([100_000]).await;
+    let memory = Memory::sized(1 << 20, 50);
+    let (ann, bob) = (memory.of_caller("ann"), memory.of_caller("bob"));
+    let all_of_hers = ann.room(1 << 20).await.ok().unwrap();
+    let mut waiting = JoinSet::new();
+    for _ in 0..10 {
+        let (feed, ann) = (stage.feed.clone(), ann.clone());
+        waiting.spawn(async move { feed.older(&ann, Role::Viewer, 0, 16, 1 << 20).await.unwrap().len() });
+    }
+    // They wait for at most ten seconds, with none of the few turns.
+    for _ in 0..20 {
+        let read = stage.feed.older(&bob, Role::Viewer, 0, 16, 1 << 20);
+        let read = tokio::time::timeout(Duration::from_secs(5), read).await.expect("a turn");
+        assert_eq!(read.unwrap().len(), 1);
+    }
+    drop(all_of_hers);
+    while let Some(read) = in_time("those that waited", waiting.join_next()).await {
+        assert_eq!(read.unwrap(), 1);
+    }
+    stage.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn old_facts_that_are_small_take_room_together() {
+    let stage = log_of([4096; 40]).await;
+    let memory = Memory::sized(1 << 20, 100);
+    let facts = stage.feed.older(&memory, Role::Viewer, 0, 40, 1 << 20).await.unwrap();
+    let (all, most) = ((3 << 20) / 4, 600 << 10);
+    assert_eq!(facts.len(), 40);
+    assert!(memory.room_now(all).is_err() && memory.room_now(most).is_err(), "they are counted");
+    drop(facts);
+    assert!(memory.room_now(all).is_ok());
+    stage.stop().await;
+}
+
 /// Nearly as large as a payload may be.
 const NEARLY_4_MIB: usize = 4 * 1024 * 1024 - 100;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn pages_of_large_facts_are_cut_by_their_bytes_and_nothing_is_missing() {
-    let stage = Stage::new(quick(), LONG).await;
-    for size in [NEARLY_4_MIB, NEARLY_4_MIB, NEARLY_4_MIB, 1_500_000, 1_500_000, 1_500_000, 10, 10] {
-        stage.write("note", "x".repeat(size)).await;
-    }
-    in_time("positions", async {
-        while stage.feed.log_head().await.unwrap() < 8 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await;
+    let stage =
+        log_of([NEARLY_4_MIB, NEARLY_4_MIB, NEARLY_4_MIB, 1_500_000, 1_500_000, 1_500_000, 10, 10]).await;
     let read_all = async |path: &str| {
         let (mut after, mut pages) = (0, Vec::new());
         loop {
             let (head, body) = get(&stage, &format!("{path}?after={after}&limit=1000"), "").await;
-            assert!(head.starts_with("HTTP/1.0 200"), "{head}");
+            assert!(head.starts_with("HTTP/1.1 200"), "{head}");
             assert!(body.len() < 5 << 20, "{} bytes", body.len());
             let page: serde_json::Value = serde_json::from_str(&body).unwrap();
             let versions: Vec<u64> = page["events"]
@@ -467,7 +514,7 @@ async fn a_page_that_is_sent_in_pieces_has_the_same_bytes_as_one_that_is_not() {
     })
     .await;
     let (head, body) = get(&stage, "/notifications/1,20", "").await;
-    assert!(head.starts_with("HTTP/1.0 200"), "{head}");
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
     assert!(head.contains(&format!("content-length: {}\r\n", body.len())), "{head} {}", body.len());
     let digest: String = Sha256::digest(&body).iter().take(16).map(|byte| format!("{byte:02x}")).collect();
     assert!(head.contains(&format!("etag: \"{digest}\"")), "the tag is that of the bytes: {head}");
@@ -484,7 +531,7 @@ async fn a_page_that_is_sent_in_pieces_has_the_same_bytes_as_one_that_is_not() {
     assert_eq!(get(&stage, "/notifications/1,20", "").await.1, body, "twice the same");
     let (known, nothing) =
         get(&stage, "/notifications/1,20", &format!("If-None-Match: \"{digest}\"\r\n")).await;
-    assert!(known.starts_with("HTTP/1.0 304") && nothing.is_empty(), "{known}");
+    assert!(known.starts_with("HTTP/1.1 304") && nothing.is_empty(), "{known}");
     stage.stop().await;
 }
 
@@ -496,7 +543,7 @@ async fn a_flow_that_would_be_too_large_leaves_its_largest_payloads_out_and_says
         stage.app.send::<Note>(format!("note-{number}"), write).in_flow("large").await.unwrap();
     }
     let (head, body) = get(&stage, "/api/flows/large", "").await;
-    assert!(head.starts_with("HTTP/1.0 200") && body.len() < 100_000, "{head} {}", body.len());
+    assert!(head.starts_with("HTTP/1.1 200") && body.len() < 100_000, "{head} {}", body.len());
     let flow: serde_json::Value = serde_json::from_str(&body).unwrap();
     assert_eq!(flow["whole"], true);
     assert!(flow["payloadsUpTo"].as_u64().unwrap() < NEARLY_4_MIB as u64 + 100);
