@@ -71,7 +71,7 @@ pub struct ServiceRow {
 }
 
 /// A table of the read models, or of what is to be looked at, by what tells its rows apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Keyed {
     Services,
     Targets,
@@ -83,7 +83,7 @@ pub(crate) enum Keyed {
 }
 
 /// What tells a row apart.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum RowKey {
     /// A service, an event, a namespace.
     One(String),
@@ -120,9 +120,24 @@ impl Keyed {
         self.table().name()
     }
 
-    /// The columns of its key.
-    pub(crate) fn columns(self) -> String {
-        self.table().primary_key().join(", ")
+    /// The statement that reads so many keys, behind one. The first column alone leads to where they begin on every database.
+    pub(crate) fn keys_behind(self, limit: usize) -> String {
+        let key = self.table().primary_key();
+        let columns = key.join(", ");
+        let behind = match key {
+            [first, second, ..] => format!("{first} >= ? AND ({first} > ? OR {second} > ?)"),
+            _ => format!("{columns} > ?"),
+        };
+        format!("SELECT {columns} FROM {} WHERE {behind} ORDER BY {columns} LIMIT {limit}", self.name())
+    }
+
+    /// What no key comes before.
+    pub(crate) fn before_all(self) -> RowKey {
+        match self {
+            Self::Revisions => RowKey::Named(String::new(), String::new()),
+            Self::Specs => RowKey::Numbered(String::new(), 0),
+            _ => RowKey::One(String::new()),
+        }
     }
 
     /// That a row is a certain one.
@@ -150,6 +165,15 @@ impl RowKey {
             Self::Named(key, name) => vec![key.as_str().into(), name.as_str().into()],
             Self::Numbered(key, number) => vec![key.as_str().into(), (*number).into()],
         }
+    }
+
+    /// What [`Keyed::keys_behind`] binds.
+    pub(crate) fn values_behind(&self) -> Vec<Value<'_>> {
+        let mut values = self.values();
+        if values.len() > 1 {
+            values.insert(0, values[0].clone());
+        }
+        values
     }
 }
 
@@ -414,19 +438,39 @@ impl Pages {
         rows.collect()
     }
 
-    /// Whether facts speak of a row.
-    pub(crate) fn has(&self, table: &Keyed, key: &RowKey) -> bool {
-        match (table, key) {
-            (Keyed::Services | Keyed::Targets, RowKey::One(id)) => self.services.contains_key(id),
-            (Keyed::Routes, RowKey::One(id)) => self.routes.contains_key(id),
-            (Keyed::Audit, RowKey::One(id)) => self.audit.contains_key(id),
-            (Keyed::Namespaces, RowKey::One(name)) => self.namespaces.contains_key(name),
-            (Keyed::Revisions, RowKey::Named(id, name)) => {
-                self.revisions.contains_key(&(id.clone(), name.clone()))
-            }
-            (Keyed::Specs, RowKey::Numbered(id, version)) => self.specs.contains_key(&(id.clone(), *version)),
-            _ => false,
+    /// What tells the rows apart that facts speak of.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = (Keyed, RowKey)> + '_ {
+        let one = |table| move |key: &String| (table, RowKey::One(key.clone()));
+        let revision =
+            |(id, name): &(String, String)| (Keyed::Revisions, RowKey::Named(id.clone(), name.clone()));
+        let spec = |(id, version): &(String, u64)| (Keyed::Specs, RowKey::Numbered(id.clone(), *version));
+        let services = self.services.keys().map(one(Keyed::Services));
+        services
+            .chain(self.services.keys().map(one(Keyed::Targets)))
+            .chain(self.routes.keys().map(one(Keyed::Routes)))
+            .chain(self.audit.keys().map(one(Keyed::Audit)))
+            .chain(self.namespaces.keys().map(one(Keyed::Namespaces)))
+            .chain(self.revisions.keys().map(revision))
+            .chain(self.specs.keys().map(spec))
+    }
+
+    /// Takes out what needs no later fact: everything but the services.
+    pub(crate) fn take_complete(&mut self) -> Self {
+        let services = std::mem::take(&mut self.services);
+        let urgent = std::mem::take(&mut self.urgent);
+        std::mem::replace(self, Self { services, urgent, ..Self::default() })
+    }
+
+    /// Takes out so many services.
+    pub(crate) fn take_services(&mut self, most: usize) -> Self {
+        let mut taken = Self::default();
+        while taken.services.len() < most
+            && let Some((id, row)) = self.services.pop_first()
+        {
+            taken.urgent.extend(self.urgent.take(&id));
+            taken.services.insert(id, row);
         }
+        taken
     }
 
     /// Drops what is older than what is there.

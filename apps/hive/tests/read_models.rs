@@ -5,20 +5,22 @@
 mod support;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use towpath::SqlStore;
+use towpath::ports::probe::Probe;
 use towpath::ports::store::Store as _;
 use towpath::tables::{Table, Value};
 use towpath_hive::gateway::simulated::SimulatedCluster;
 use towpath_hive::gateway::{
     Applied, Apply, Condition, ConditionStatus, Deletion, GatewayError, Observed, ServingGateway,
 };
+use towpath_hive::record::{RecordCommand, ServicePersisted, ServiceRecord};
 use towpath_hive::service::{DeleteAsked, Service, ServiceCommand, ServiceStatus, TakeObservation};
-use towpath_hive::spec::ResourceName;
+use towpath_hive::spec::{EnvValue, ResourceName, ServiceSpec};
 use towpath_hive::tables::{AUDIT, NAMESPACES, REVISIONS, ROUTES, SERVICES, SPECS};
 use towpath_hive::{Hive, rebuild};
 
@@ -229,6 +231,59 @@ async fn facts_without_a_position_are_not_lost_by_a_rebuild(database: &str) {
     store.close().await;
 }
 
+/// Counts statements by their names.
+#[derive(Default)]
+struct Statements(Mutex<BTreeMap<&'static str, usize>>);
+
+impl Probe for Statements {
+    fn before(&self, statement: &'static str) {
+        *self.0.lock().unwrap().entry(statement).or_default() += 1;
+    }
+}
+
+/// A history of large specifications, and more rows of nobody than are read at a time: a rebuild has a part of them at a time.
+async fn a_rebuild_goes_in_small_steps(database: &str) {
+    const SPECS_KEPT: u64 = 24;
+    const STRAYS: u64 = 2_500;
+    let running =
+        Running::with(database, "local", settings(), at_once(), |builder| builder.without_workers()).await;
+    let store = running.app.store().clone();
+    // 10 MB together.
+    let env: BTreeMap<String, EnvValue> = [("TEXT".to_owned(), "x".repeat(400_000).as_str().into())].into();
+    for number in 1..=SPECS_KEPT {
+        let spec =
+            ServiceSpec { image: format!("cart:{number}"), env: env.clone(), ..ServiceSpec::default() };
+        let kept = ServicePersisted {
+            service_id: "shop.cart".to_owned(),
+            spec_hash: spec.hash(),
+            spec,
+            spec_version: number,
+        };
+        running.app.send::<ServiceRecord>("shop.cart", RecordCommand::Persist(kept)).await.unwrap();
+    }
+    let nobodys = |number: u64| -> Vec<Value<'static>> {
+        let at = chrono::Utc::now();
+        vec!["nobody".into(), number.into(), "hash".into(), "{}".into(), at.into()]
+    };
+    let mut transaction = store.open_transaction().await.unwrap();
+    let strays = (1..=STRAYS).map(nobodys).collect();
+    transaction.own_tables().put("test.strays", &SPECS, strays).await.unwrap();
+    transaction.finish().await.unwrap();
+    let statements = Arc::new(Statements::default());
+    let rebuilt = rebuild(&store.with_probe(statements.clone()), Duration::from_secs(900)).await.unwrap();
+    assert_eq!(rebuilt.facts, SPECS_KEPT, "{database}");
+    let sql = "SELECT service_id FROM hive_specs";
+    let rows = store.own_rows("test.specs", sql, Vec::new()).await.unwrap();
+    assert_eq!(rows.len() as u64, SPECS_KEPT, "{database}");
+    assert!(rows.iter().all(|row| row.text("service_id").unwrap() == "shop.cart"), "{database}");
+    let counts = statements.0.lock().unwrap().clone();
+    let count = |name: &str| counts.get(name).copied().unwrap_or_default();
+    // 4 MiB at a time, read and written.
+    assert!(count("log.between") >= 3 && count("hive.put.specs") >= 3, "{database}: {counts:?}");
+    assert!(count("hive.rebuild.there") >= 2 * 3, "{database}: {counts:?}");
+    running.app.stop().await;
+}
+
 /// An older fact that is taken in late does not undo a newer one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_older_fact_does_not_undo_a_newer_one() {
@@ -429,4 +484,19 @@ async fn the_same_after_a_rebuild_on_postgres() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_same_after_a_rebuild_on_mysql() {
     the_same_after_a_rebuild("mysql").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rebuild_goes_in_small_steps_on_sqlite() {
+    a_rebuild_goes_in_small_steps("sqlite").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rebuild_goes_in_small_steps_on_postgres() {
+    a_rebuild_goes_in_small_steps("postgres").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rebuild_goes_in_small_steps_on_mysql() {
+    a_rebuild_goes_in_small_steps("mysql").await;
 }

@@ -14,6 +14,10 @@ use crate::sql::{MAX_VALUES, Row, Session, Value, values};
 use crate::store::{OpenConnection, Purpose, SqlStore};
 use crate::transaction::{SqlTransaction, sealed};
 
+/// How many bytes of rows one statement writes: servers refuse statements that are too large (MariaDB 16 MiB). A row that
+/// is larger goes alone.
+const MAX_BYTES: usize = 4 << 20;
+
 /// Statements on the application's own tables, inside a transaction or on a connection. Each has the time limit of where it
 /// runs. In a transaction, Towpath's writes join them ([`SqlStore::append_tx`]).
 pub struct OwnTables<'c>(Session<'c>);
@@ -97,8 +101,15 @@ impl OwnTables<'_> {
         }
         let per_statement = (MAX_VALUES / width.max(1)).max(1);
         let mut rows = rows.into_iter().peekable();
-        while rows.peek().is_some() {
-            let page: Vec<_> = rows.by_ref().take(per_statement).collect();
+        while let Some(first) = rows.next() {
+            let mut bytes = size(&first);
+            let mut page = vec![first];
+            while let Some(row) =
+                rows.next_if(|row| page.len() < per_statement && bytes + size(row) <= MAX_BYTES)
+            {
+                bytes += size(&row);
+                page.push(row);
+            }
             let sql = put_sql(self.0.dialect(), table, version, page.len());
             self.0.execute(name, &sql, page.into_iter().flatten().collect()).await?;
         }
@@ -125,6 +136,10 @@ impl OwnTables<'_> {
         values.extend(texts.iter().map(|text| Value::from(text.as_str())));
         format!("{column} IN ({})", vec!["?"; texts.len()].join(", "))
     }
+}
+
+fn size(row: &[Value<'_>]) -> usize {
+    row.iter().map(Value::size).sum()
 }
 
 fn put_sql(dialect: Dialect, table: &Table, version: Option<&str>, rows: usize) -> String {

@@ -391,7 +391,10 @@ pub(crate) async fn run(command: HiveCommand) -> Result<(), Failure> {
     let rebuilt = towpath_hive::rebuild(&store, stale).await;
     store.close().await;
     let rebuilt = rebuilt.map_err(|error| {
-        Failure::unreachable(format!("the read models stay as they were: {error} [{}]", error.code()))
+        Failure::unreachable(format!(
+            "the rebuild did not come to its end, run it again: {error} [{}]",
+            error.code()
+        ))
     })?;
     output::line(&format!("{} services, made anew from {} facts", rebuilt.services, rebuilt.facts));
     Ok(())
