@@ -44,6 +44,9 @@ const TRIED_AGAIN: u32 = 50;
 /// The longest pause after failures, when the channel's policy has no further one: a tracker never gives up.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
+/// After how many failures of one event without a clear answer it is tried whether the broker takes others.
+const IN_THE_WAY: u32 = 3;
+
 /// How long at most it is waited for events of other aggregates while all that is there is refused.
 const NEXT_EVENT: Duration = Duration::from_secs(5);
 
@@ -174,6 +177,7 @@ impl Trackers {
         let (name, wake) = (channel.name.clone(), self.bus.trackers.of(&channel.name));
         let tracker = Arc::new(Tracker {
             lease_name: LeaseName::from_stored(format!("tracker/{name}")),
+            renewed_at: Mutex::new(Instant::now()),
             meters: ChannelMeters::of(name.as_str()),
             bus: self.bus.clone(),
             broker,
@@ -220,6 +224,8 @@ struct Tracker {
     instance: InstanceId,
     lease: Duration,
     lease_name: LeaseName,
+    /// When the lease was last renewed.
+    renewed_at: Mutex<Instant>,
 }
 
 /// What a run leads to.
@@ -238,10 +244,20 @@ enum Progress {
 enum CaughtUp {
     /// They have what they missed, or wait for longer, or (not `all`) have some of it.
     AsFarAs { all: bool },
-    /// The fate of an event is not known.
-    Stopped(Progress),
     /// Nothing was written: somebody has set the channel.
     WasSet,
+}
+
+/// How a round goes about it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Care {
+    /// A batch at a time.
+    None,
+    /// While it is open whether the broker takes anything: what comes behind a message that did not arrive must not arrive
+    /// before it.
+    OneByOne,
+    /// The same, and if the event fails again another aggregate's shows whether it is alone in that.
+    LookAround,
 }
 
 /// What became of a batch.
@@ -276,7 +292,12 @@ impl Tracker {
         self.declaration.done(&mut stopping).await;
         while !stopping.is_asked() {
             let channel = self.channel.name.as_str();
-            match self.round(&mut grant, carefully).await {
+            let care = match carefully {
+                false => Care::None,
+                true if failures < IN_THE_WAY => Care::OneByOne,
+                true => Care::LookAround,
+            };
+            match self.round(&mut grant, care).await {
                 Ok(Progress::GoOn) => {
                     (failures, carefully) = (0, false);
                     continue;
@@ -340,14 +361,14 @@ impl Tracker {
         delay.unwrap_or(LONGEST_PAUSE).min(LONGEST_PAUSE)
     }
 
-    /// Lets some that were left behind catch up, and takes one batch of the log out. While it is open whether the broker takes anything it goes step by step: what comes
-    /// behind a message that did not arrive must not arrive before it.
-    async fn round(&self, grant: &mut Option<LeaseGrant>, carefully: bool) -> StoreResult<Progress> {
+    /// Lets some that were left behind catch up, and takes one batch of the log out.
+    async fn round(&self, grant: &mut Option<LeaseGrant>, care: Care) -> StoreResult<Progress> {
         let store = &self.bus.store;
         match grant {
             Some(held) => store.renew_lease(held, self.lease).await?,
             None => *grant = store.acquire_lease(&self.lease_name, &self.instance, self.lease).await?,
         }
+        self.note_renewal();
         let Some(held) = grant.as_ref() else { return Ok(Progress::Rest) };
         let row = store.channels().await?.into_iter().find(|row| row.channel_id == self.channel_id);
         let Some(row) = row else { return Ok(Progress::Removed) };
@@ -359,7 +380,6 @@ impl Tracker {
         let mut more = due.len() >= TRIED_AGAIN as usize;
         if !due.is_empty() {
             match self.catch_up(held, &row, &due).await? {
-                CaughtUp::Stopped(progress) => return Ok(progress),
                 CaughtUp::WasSet => return Ok(Progress::GoOn),
                 CaughtUp::AsFarAs { all } => more |= !all,
             }
@@ -369,11 +389,11 @@ impl Tracker {
         if row.position >= head {
             return Ok(done);
         }
-        let batch = if carefully { 1 } else { u64::from(self.channel.policy.batch.max(1)) };
+        let batch = if care == Care::OneByOne { 1 } else { u64::from(self.channel.policy.batch.max(1)) };
         let last = row.position.saturating_add(batch).min(head);
         let read = store.events_within(row.position + 1, last, BATCH_BYTES).await?;
         // Large ones make a batch shorter.
-        let Some(last) = read.last().and_then(|event| event.position) else { return Ok(done) };
+        let Some(mut last) = read.last().and_then(|event| event.position) else { return Ok(done) };
         let mut taken: Vec<&RecordedEvent> =
             read.iter().filter(|event| self.channel.takes(event.envelope.event_type.as_str())).collect();
         let met: HashSet<&AggregateKey> = taken.iter().map(|event| &event.envelope.aggregate).collect();
@@ -381,11 +401,22 @@ impl Tracker {
         let parked = store.parked_in_channel(self.channel_id, row.reset_count, Parked::Among(&met)).await?;
         let left_behind: HashSet<&AggregateKey> = parked.iter().map(|one| &one.aggregate).collect();
         taken.retain(|event| !left_behind.contains(&event.envelope.aggregate));
-        let Gone { confirmed, refused, stopped } = self.publish(held, &taken).await;
+        let gone = match (care, taken.split_first()) {
+            (Care::LookAround, Some((first, others))) => {
+                last = first.position.unwrap_or(last);
+                self.publish_and_look_around(held, first, others).await
+            }
+            _ => self.publish(held, &taken).await,
+        };
+        let Gone { confirmed, refused, stopped } = gone;
         // What is refused while others get through is to blame itself; if nothing gets through, nothing is passed by.
-        let stopped = match stopped {
-            None if !confirmed => refused.first().map(|(event, answer)| (*event, answer.clone(), false)),
-            stopped => stopped.map(|(event, answer)| (event, answer, true)),
+        let first_refused = refused.first().filter(|_| !confirmed);
+        let stopped = match (stopped, first_refused) {
+            (Some((event, _)), Some((refused, answer))) if refused.position < event.position => {
+                Some((*refused, answer.clone(), true))
+            }
+            (Some((event, answer)), _) => Some((event, answer, true)),
+            (None, refused) => refused.map(|(event, answer)| (*event, answer.clone(), false)),
         };
         let to = match &stopped {
             Some((event, ..)) => event.position.unwrap_or(row.position + 1).saturating_sub(1),
@@ -419,7 +450,7 @@ impl Tracker {
         let store = &self.bus.store;
         let limit = self.channel.policy.batch.max(1);
         let (mut parked, mut opened) = (Vec::new(), Vec::new());
-        let (mut stopped, mut all) = (None, true);
+        let mut all = true;
         'aggregates: for one in due {
             let (mut version, mut seen) = (one.version, 0);
             loop {
@@ -428,8 +459,8 @@ impl Tracker {
                     all = false;
                     break;
                 }
-                let after = version.saturating_sub(1);
-                let read = store.events_of_within(&one.aggregate, after, limit, BATCH_BYTES).await?;
+                let known = version.saturating_sub(1);
+                let read = store.events_of_within(&one.aggregate, known, limit, BATCH_BYTES).await?;
                 // What comes later is for the channel itself.
                 let missed: Vec<&RecordedEvent> = read
                     .iter()
@@ -446,10 +477,12 @@ impl Tracker {
                     .collect();
                 let gone = self.publish(grant, &taken).await;
                 if let Some((event, answer)) = gone.stopped {
-                    // It waits as before, from where it is by now.
+                    // It has not failed, and waits a little longer, from where it is by now. If the broker takes nothing at
+                    // all, the log will show it.
                     let version = event.envelope.aggregate_version;
-                    parked.push(ParkedAggregate { version, ..one.clone() });
-                    stopped = Some(Progress::failed(event, answer, true));
+                    let due_at = Some(after(self.bus.clock.now(), self.pause(one.attempts.max(1))));
+                    parked.push(ParkedAggregate { version, due_at, ..one.clone() });
+                    tracing::debug!(channel = self.channel.name.as_str(), ?answer, "not caught up yet");
                     break 'aggregates;
                 }
                 if let Some((event, answer)) = gone.refused.first() {
@@ -464,11 +497,7 @@ impl Tracker {
         }
         let (id, place) = (self.channel_id, row.place());
         let written = store.park_in_channel(grant, id, place, row.position, &parked, &opened).await?;
-        Ok(match stopped {
-            Some(progress) => CaughtUp::Stopped(progress),
-            None if !written => CaughtUp::WasSet,
-            None => CaughtUp::AsFarAs { all },
-        })
+        Ok(if written { CaughtUp::AsFarAs { all } } else { CaughtUp::WasSet })
     }
 
     /// How an aggregate waits whose event was refused so often.
@@ -526,13 +555,19 @@ impl Tracker {
             let lanes: Vec<Lane> = waiting.iter().map(|event| event.envelope.aggregate.lane()).collect();
             let later = waiting.split_off(if at_once { waiting.len() } else { run_length(&lanes) });
             let answers = self.publish_run(grant, waiting.iter()).await;
+            gone.confirmed |= answers.contains(&Published::Confirmed);
+            let has_no_place = |answer: &Published| {
+                matches!(answer, Published::Unroutable { .. } | Published::Refused { .. })
+            };
+            if !gone.confirmed && answers.iter().any(has_no_place) {
+                self.declaration.doubt();
+            }
             for (event, answer) in waiting.into_iter().zip(answers) {
-                let is_refusal = matches!(answer, Published::Unroutable { .. } | Published::Refused { .. });
                 match answer {
                     _ if gone.holds_back(event) => {}
-                    Published::Confirmed => gone.confirmed = true,
+                    Published::Confirmed => {}
                     // A broker that has forgotten its topology has no place for anything.
-                    answer if is_refusal && self.declaration.is_current() => {
+                    answer if has_no_place(&answer) && self.declaration.is_current() => {
                         gone.refused.push((event, answer))
                     }
                     answer => {
@@ -544,6 +579,34 @@ impl Tracker {
             waiting = later.into_iter().filter(|event| !gone.holds_back(event)).collect();
         }
         gone
+    }
+
+    /// Publishes one event. If its fate is not known, another aggregate's shows whether the broker takes anything; if it does,
+    /// the one is as good as refused. The other goes out again when it is its turn.
+    async fn publish_and_look_around<'e>(
+        &self,
+        grant: &LeaseGrant,
+        first: &'e RecordedEvent,
+        others: &[&'e RecordedEvent],
+    ) -> Gone<'e> {
+        let mut gone = self.publish(grant, &[first]).await;
+        let is_other = |event: &&&RecordedEvent| event.envelope.aggregate != first.envelope.aggregate;
+        if gone.stopped.is_some()
+            && let Some(other) = others.iter().find(is_other)
+            && self.publish(grant, &[*other]).await.confirmed
+        {
+            gone.confirmed = true;
+            gone.refused.extend(gone.stopped.take());
+        }
+        gone
+    }
+
+    fn note_renewal(&self) {
+        *self.renewed_at.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    fn renewal_due_at(&self) -> Instant {
+        *self.renewed_at.lock().unwrap_or_else(PoisonError::into_inner) + self.lease / 3
     }
 
     /// Publishes, and keeps the lease alive meanwhile: a slow broker must not hand the channel to another instance.
@@ -558,11 +621,14 @@ impl Tracker {
         tokio::pin!(publishing);
         loop {
             tokio::select! {
-                answers = &mut publishing => return answers,
-                () = tokio::time::sleep(self.lease / 3) => {
+                // Many short runs are as long as one long one.
+                biased;
+                () = tokio::time::sleep_until(self.renewal_due_at()) => {
                     // If it is lost, moving the position will tell.
                     let _ = self.bus.store.renew_lease(grant, self.lease).await;
+                    self.note_renewal();
                 }
+                answers = &mut publishing => return answers,
             }
         }
     }

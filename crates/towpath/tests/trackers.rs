@@ -36,6 +36,7 @@ on_every_database!(
     an_event_that_is_not_taken_holds_the_later_ones_of_its_aggregate_back,
     the_id_of_a_message_is_its_place_in_the_log,
     an_event_that_is_refused_holds_up_no_other_aggregate,
+    a_queue_that_is_full_holds_up_no_other_aggregate,
     the_log_goes_on_while_many_catch_up,
     messages_of_the_log_are_told_apart_whatever_their_order_and_age,
     a_fanout_exchange_is_declared_again_and_again_and_messages_say_what_they_are,
@@ -537,6 +538,75 @@ async fn said(inbox: &dyn Deliveries) -> String {
     inbox.settle(next.tag, Settlement::Acknowledge).await.unwrap();
     let order = next.headers.iter().find(|(name, _)| name == "towpath-aggregate-id").unwrap().1.clone();
     format!("{order} {}", next.message_type.unwrap())
+}
+
+/// One place behind the exchange takes nothing, for longer than anyone waits: that says nothing of the others.
+async fn a_queue_that_is_full_holds_up_no_other_aggregate(fresh: &Fresh) {
+    let url = std::env::var("TOWPATH_TEST_AMQP_URL").expect("TOWPATH_TEST_AMQP_URL: run `cargo xtask test`");
+    let exchange = format!("towpath.test.{}", uuid::Uuid::now_v7().simple());
+    let (full, free) = (format!("{exchange}.full"), format!("{exchange}.free"));
+    let expires = || ("x-expires".to_owned(), Argument::Number(60_000));
+    let small = vec![
+        expires(),
+        ("x-max-length".to_owned(), Argument::Number(1)),
+        ("x-overflow".to_owned(), Argument::Text("reject-publish".to_owned())),
+    ];
+    let bound = |queue: &String, routing_key: &str| Binding {
+        queue: queue.clone(),
+        exchange: exchange.clone(),
+        routing_key: routing_key.to_owned(),
+    };
+    let topology = Topology {
+        exchanges: vec![Exchange { name: exchange.clone(), kind: ExchangeKind::Topic }],
+        queues: vec![
+            Queue { name: full.clone(), arguments: small },
+            Queue { name: free.clone(), arguments: vec![expires()] },
+        ],
+        bindings: vec![bound(&full, "order.noted"), bound(&free, "order.placed")],
+    };
+    let policy = ChannelPolicy {
+        scan: Duration::from_millis(50),
+        retries: RetryPolicy::Fixed(vec![Duration::from_millis(20); 10_000]),
+        ..ChannelPolicy::default()
+    };
+    let log = Channel::named("log", ["order.*"])
+        .unwrap()
+        .to_exchange(&exchange)
+        .tracking(Start::First)
+        .with(policy);
+    let app = fresh.builder().broker(&url).topology(topology).channel(Ok(log)).start().await.unwrap();
+    let broker = RabbitMq::connect(&BrokerUrl::parse(&url).unwrap()).unwrap();
+    let from = |queue: &String| Subscription { queue: queue.clone(), group: "test".to_owned(), prefetch: 50 };
+    let placed = broker.subscribe(&from(&free)).await.unwrap();
+    let place = || OrderCommand::Place { sku: "book".to_owned() };
+    // Each comes at least once.
+    let comes = async |id: &str| {
+        let wanted = format!("{id} order.placed");
+        while said(&*placed).await != wanted {}
+    };
+    for id in ["first", "stuck"] {
+        app.send::<Order>(id, place()).await.unwrap();
+        comes(id).await;
+        app.send::<Order>(id, OrderCommand::Note).await.unwrap();
+    }
+    for number in 0..5 {
+        let id = format!("free-{number}");
+        app.send::<Order>(&id, place()).await.unwrap();
+        comes(&id).await;
+    }
+    let noted = broker.subscribe(&from(&full)).await.unwrap();
+    assert_eq!(said(&*noted).await, "first order.noted");
+    let mut next = said(&*noted).await;
+    while next == "first order.noted" {
+        next = said(&*noted).await;
+    }
+    assert_eq!(next, "stuck order.noted");
+    eventually("nothing is left behind", || async {
+        app.channels().parked(&name("log")).await.unwrap().is_empty().then_some(())
+    })
+    .await;
+    broker.close().await;
+    app.stop().await;
 }
 
 async fn the_id_of_a_message_is_its_place_in_the_log(fresh: &Fresh) {
