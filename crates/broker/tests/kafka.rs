@@ -225,7 +225,9 @@ async fn a_second_member_gets_its_share_and_nothing_is_lost() {
     let other = fixture.connect().await;
     lane.declare(&*other).await;
     let second = subscribe(&*other, &lane.queue, 5).await;
+    // Where its partition has stayed with the first, this counts and it does not come again; else it does.
     settle(&*first, &held, Settlement::Acknowledge).await;
+    seen.insert(id(&held));
     publish_all(&*broker, &messages[100..]).await;
     let mut shares = [0; 2];
     let all: BTreeSet<String> = messages.iter().map(|message| message.message_id.clone()).collect();

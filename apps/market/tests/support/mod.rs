@@ -6,6 +6,7 @@
 pub mod log;
 pub mod management;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -120,7 +121,10 @@ impl Stage {
 
     /// A market that publishes and handles nothing.
     pub async fn open_without_workers(&self) -> Shop {
-        let settings = Settings { scan_enabled: false, ..settings() };
+        self.open_without_workers_with(settings()).await
+    }
+
+    pub async fn open_without_workers_with(&self, settings: Settings) -> Shop {
         let builder = Towpath::builder().store(&self.store_url).broker(&self.broker_url).without_workers();
         let app = Market::install(builder, &settings).start().await.expect("start");
         let market = Market::open(&app, settings);
@@ -182,10 +186,20 @@ impl Stage {
             body: body.as_bytes().to_vec(),
         };
         let broker = self.broker().await;
-        for some in vec![message; count].chunks(100) {
-            let outcomes = broker.publish(some, Duration::from_secs(30)).await;
-            assert!(outcomes.iter().all(|outcome| *outcome == Published::Confirmed), "{outcomes:?}");
-        }
+        let left = AtomicUsize::new(count);
+        // A start does not wait for a broker that is slow to answer: the queue may be there a little later.
+        eventually(&format!("{queue} takes {count} messages"), || async {
+            let some = vec![message.clone(); left.load(Ordering::SeqCst).min(100)];
+            let outcomes = broker.publish(&some, Duration::from_secs(30)).await;
+            let (taken, others): (Vec<_>, Vec<_>) =
+                outcomes.into_iter().partition(|outcome| *outcome == Published::Confirmed);
+            let came_too_early = |outcome: &Published| {
+                matches!(outcome, Published::Unroutable { .. } | Published::NotSent { .. })
+            };
+            assert!(others.iter().all(came_too_early), "{others:?}");
+            (left.fetch_sub(taken.len(), Ordering::SeqCst) == taken.len()).then_some(())
+        })
+        .await;
         broker.close().await;
     }
 
@@ -263,6 +277,15 @@ impl Stage {
     pub fn as_text(&self, expression: &str) -> String {
         let text = if self.pair == Pair::MariaDbRabbitMq { "CHAR" } else { "text" };
         format!("CAST({expression} AS {text})")
+    }
+
+    /// A moment an hour before another one, in SQL.
+    pub fn an_hour_before(&self, moment: &str) -> String {
+        match self.pair {
+            Pair::MariaDbRabbitMq => format!("{moment} - INTERVAL 1 HOUR"),
+            Pair::PostgresRabbitMq => format!("{moment} - interval '1 hour'"),
+            Pair::SqliteLocal => format!("{moment} - 3600000000"),
+        }
     }
 
     /// The frozen outbox: type, status and failures of each row, in the order they were written.
