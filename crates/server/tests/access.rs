@@ -189,10 +189,20 @@ fn without_keys_what_a_proxy_passes_on_is_refused() {
         assert_eq!(server.ask("POST", "/api/commands", &[by_proxy], "{}").status, 403, "{by_proxy:?}");
         assert_eq!(server.get("/healthz", &[by_proxy]).status, 200, "who watches may be behind one");
     }
+    // nginx adds nothing unless it is told to, and speaks the old HTTP.
+    let in_old_http = |server: &Server, path: &str, key: &str| {
+        let mut stream = connect(&server.address).unwrap();
+        write!(stream, "GET {path} HTTP/1.0\r\nHost: {}\r\nX-Api-Key: {key}\r\n\r\n", server.address)
+            .unwrap();
+        read_answer(&mut stream).unwrap()
+    };
+    assert_eq!(in_old_http(&server, "/api/events", "").code(), "forwarded-request");
+    assert_eq!(in_old_http(&server, "/healthz", "").status, 200);
     let viewer = new_key("eve", "viewer");
     let server = Server::start(&[], &viewer.toml);
     let asked = [("X-Api-Key", viewer.key.as_str()), ("X-Forwarded-For", "203.0.113.7")];
     assert_eq!(server.get("/api/events", &asked).status, 200, "who shows a key may come through a proxy");
+    assert_eq!(in_old_http(&server, "/api/events", &viewer.key).status, 200);
 }
 
 #[test]

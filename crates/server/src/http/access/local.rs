@@ -3,17 +3,24 @@
 //! A page from elsewhere can send requests to 127.0.0.1, and by a name of its own that it lets point there it can even
 //! read the answers. Browsers say where a request comes from, and for which name it is meant.
 
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Version, header};
 
 use crate::http::problem::Problem;
 
-/// What a proxy adds to what it passes on. Others than these may be made up; these are not left out by any.
+/// What proxies add to what they pass on, where they add something: not all do. nginx adds none of these unless it is told
+/// to.
 const ADDED_BY_PROXIES: [&str; 3] = ["forwarded", "via", "x-real-ip"];
 
-/// Refuses what was passed on by a proxy: whoever has asked it is perhaps not on this machine.
-pub(super) fn not_by_a_proxy(headers: &HeaderMap) -> Result<(), Problem> {
+/// Refuses what looks as if it was passed on by a proxy: whoever has asked it is perhaps not on this machine. One that adds
+/// no header and speaks HTTP/1.1 is not noticed: behind a proxy, keys are needed.
+pub(super) fn not_by_a_proxy(version: Version, headers: &HeaderMap) -> Result<(), Problem> {
     let is_added = |name: &str| ADDED_BY_PROXIES.contains(&name) || name.starts_with("x-forwarded-");
-    let Some(name) = headers.keys().find(|name| is_added(name.as_str())) else { return Ok(()) };
+    let name = match headers.keys().find(|name| is_added(name.as_str())) {
+        Some(name) => name.as_str(),
+        // What nginx speaks to servers behind it if nothing else is configured, and hardly anybody else.
+        None if version < Version::HTTP_11 => "HTTP/1.0",
+        None => return Ok(()),
+    };
     Err(Problem::new(
         StatusCode::FORBIDDEN,
         "forwarded-request",
@@ -116,8 +123,11 @@ mod tests {
         for name in
             ["forwarded", "via", "x-real-ip", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto"]
         {
-            assert!(not_by_a_proxy(&headers(&[(name, "1")])).is_err(), "{name}");
+            let passed_on = headers(&[(name, "1")]);
+            assert!(not_by_a_proxy(Version::HTTP_11, &passed_on).is_err(), "{name}");
         }
-        assert!(not_by_a_proxy(&headers(&[("x-request-id", "1"), ("x-forward", "1")])).is_ok());
+        let plain = headers(&[("x-request-id", "1"), ("x-forward", "1")]);
+        assert!(not_by_a_proxy(Version::HTTP_11, &plain).is_ok());
+        assert!(not_by_a_proxy(Version::HTTP_10, &plain).is_err());
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, MatchedPath, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
@@ -95,10 +95,10 @@ pub(crate) enum Access {
 
 impl Access {
     /// Finds out who asks.
-    async fn caller(&self, headers: &HeaderMap) -> Result<Caller, Problem> {
+    async fn caller(&self, version: Version, headers: &HeaderMap) -> Result<Caller, Problem> {
         match self {
             Self::Local => {
-                local::not_by_a_proxy(headers)?;
+                local::not_by_a_proxy(version, headers)?;
                 local::not_by_a_foreign_page(headers)?;
                 Ok(Caller { name: ActorId::from_stored("local"), role: Role::Admin, until: None })
             }
@@ -132,7 +132,7 @@ pub(super) async fn guard(State(app): State<App>, mut request: Request, next: Ne
         // Who watches is answered however much else is asked; what asks others keeps its own answer for a while.
         return next.run(request).await;
     }
-    let caller = match app.access.caller(request.headers()).await {
+    let caller = match app.access.caller(request.version(), request.headers()).await {
         Ok(caller) => caller,
         Err(problem) => {
             // Who guesses is slowed down by where they come from.

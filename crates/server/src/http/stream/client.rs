@@ -2,7 +2,7 @@
 
 use std::io;
 
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
 /// A message of the stream.
@@ -28,9 +28,10 @@ impl StreamClient {
     /// Asks for the stream and reads the head of the answer.
     pub(crate) async fn open(address: &str, path: &str, headers: &str) -> io::Result<Self> {
         let mut connection = TcpStream::connect(address).await?;
-        // In HTTP/1.0 there are no chunks: the body is what comes until the end.
-        let request =
-            format!("GET {path} HTTP/1.0\r\nHost: {address}\r\nAccept: text/event-stream\r\n{headers}\r\n");
+        let request = format!(
+            "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nAccept: text/event-stream\r\n\
+             {headers}\r\n"
+        );
         connection.write_all(request.as_bytes()).await?;
         let mut connection = BufReader::new(connection);
         let mut head = String::new();
@@ -40,18 +41,19 @@ impl StreamClient {
 
     /// The next message; `None` at the end.
     pub(crate) async fn next(&mut self) -> io::Result<Option<Message>> {
+        // The server sends each message as a chunk of its own.
+        let mut size = String::new();
+        if self.connection.read_line(&mut size).await? == 0 {
+            return Ok(None);
+        }
+        let size = usize::from_str_radix(size.trim(), 16).map_err(io::Error::other)?;
+        let mut chunk = vec![0; size + 2];
+        self.connection.read_exact(&mut chunk).await?;
+        if size == 0 {
+            return Ok(None);
+        }
         let mut message = Message::default();
-        let mut line = String::new();
-        loop {
-            line.clear();
-            if self.connection.read_line(&mut line).await? == 0 {
-                return Ok(None);
-            }
-            let line = line.trim_end_matches(['\r', '\n']);
-            if line.is_empty() {
-                message.id = self.last_id;
-                return Ok(Some(message));
-            }
+        for line in std::str::from_utf8(&chunk).map_err(io::Error::other)?.lines() {
             if let Some(id) = line.strip_prefix("id: ") {
                 self.last_id = id.parse().ok();
             } else if let Some(event) = line.strip_prefix("event: ") {
@@ -60,6 +62,8 @@ impl StreamClient {
                 message.data.push_str(data);
             }
         }
+        message.id = self.last_id;
+        Ok(Some(message))
     }
 
     /// The next message with data; `None` at the end.
@@ -77,7 +81,7 @@ impl StreamClient {
     #[cfg(test)]
     pub(crate) async fn rest(mut self) -> io::Result<String> {
         let mut rest = String::new();
-        tokio::io::AsyncReadExt::read_to_string(&mut self.connection, &mut rest).await?;
+        self.connection.read_to_string(&mut rest).await?;
         Ok(rest)
     }
 }

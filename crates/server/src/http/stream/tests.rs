@@ -317,7 +317,7 @@ async fn what_cannot_be_asked_for_is_told_before_the_stream_begins() {
         ("?sort=up", "", 400, "malformed"),
     ] {
         let refused = stage.reader(query, headers).await;
-        assert!(refused.head.starts_with(&format!("HTTP/1.0 {status} ")), "{query}: {}", refused.head);
+        assert!(refused.head.starts_with(&format!("HTTP/1.1 {status} ")), "{query}: {}", refused.head);
         let problem = refused.rest().await.unwrap();
         assert!(problem.contains(&format!(r#""code":"{code}""#)), "{query}: {problem}");
     }
@@ -327,7 +327,7 @@ async fn what_cannot_be_asked_for_is_told_before_the_stream_begins() {
     stage.readers(1).await;
     let second = stage.reader("", "").await;
     assert!(
-        second.head.starts_with("HTTP/1.0 503 ") && second.head.contains("retry-after"),
+        second.head.starts_with("HTTP/1.1 503 ") && second.head.contains("retry-after"),
         "{}",
         second.head
     );
@@ -470,7 +470,7 @@ async fn pages_of_large_facts_are_cut_by_their_bytes_and_nothing_is_missing() {
         let (mut after, mut pages) = (0, Vec::new());
         loop {
             let (head, body) = get(&stage, &format!("{path}?after={after}&limit=1000"), "").await;
-            assert!(head.starts_with("HTTP/1.0 200"), "{head}");
+            assert!(head.starts_with("HTTP/1.1 200"), "{head}");
             assert!(body.len() < 5 << 20, "{} bytes", body.len());
             let page: serde_json::Value = serde_json::from_str(&body).unwrap();
             let versions: Vec<u64> = page["events"]
@@ -514,7 +514,7 @@ async fn a_page_that_is_sent_in_pieces_has_the_same_bytes_as_one_that_is_not() {
     })
     .await;
     let (head, body) = get(&stage, "/notifications/1,20", "").await;
-    assert!(head.starts_with("HTTP/1.0 200"), "{head}");
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
     assert!(head.contains(&format!("content-length: {}\r\n", body.len())), "{head} {}", body.len());
     let digest: String = Sha256::digest(&body).iter().take(16).map(|byte| format!("{byte:02x}")).collect();
     assert!(head.contains(&format!("etag: \"{digest}\"")), "the tag is that of the bytes: {head}");
@@ -531,7 +531,7 @@ async fn a_page_that_is_sent_in_pieces_has_the_same_bytes_as_one_that_is_not() {
     assert_eq!(get(&stage, "/notifications/1,20", "").await.1, body, "twice the same");
     let (known, nothing) =
         get(&stage, "/notifications/1,20", &format!("If-None-Match: \"{digest}\"\r\n")).await;
-    assert!(known.starts_with("HTTP/1.0 304") && nothing.is_empty(), "{known}");
+    assert!(known.starts_with("HTTP/1.1 304") && nothing.is_empty(), "{known}");
     stage.stop().await;
 }
 
@@ -543,7 +543,7 @@ async fn a_flow_that_would_be_too_large_leaves_its_largest_payloads_out_and_says
         stage.app.send::<Note>(format!("note-{number}"), write).in_flow("large").await.unwrap();
     }
     let (head, body) = get(&stage, "/api/flows/large", "").await;
-    assert!(head.starts_with("HTTP/1.0 200") && body.len() < 100_000, "{head} {}", body.len());
+    assert!(head.starts_with("HTTP/1.1 200") && body.len() < 100_000, "{head} {}", body.len());
     let flow: serde_json::Value = serde_json::from_str(&body).unwrap();
     assert_eq!(flow["whole"], true);
     assert!(flow["payloadsUpTo"].as_u64().unwrap() < NEARLY_4_MIB as u64 + 100);
