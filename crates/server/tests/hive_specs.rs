@@ -191,6 +191,7 @@ fn secrets_are_referred_to_and_values_are_hidden_from_viewers() {
     let (seen, whole) = (server.get("/notifications/1,20", &vic), server.get("/notifications/1,20", &ann));
     assert_ne!(seen.header("etag"), whole.header("etag"));
     assert!(seen.header("cache-control").contains("private"), "{seen:?}");
+    assert_eq!(seen.header("vary"), "Authorization, X-Api-Key");
     let known = [vic[0], ("If-None-Match", whole.header("etag"))];
     assert_eq!(server.get("/notifications/1,20", &known).status, 200, "another's page is not this one");
     // What readers get at once, and what those that come late get from the store.

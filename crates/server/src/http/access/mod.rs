@@ -182,12 +182,16 @@ pub(super) async fn guard(State(app): State<App>, mut request: Request, next: Ne
     response
 }
 
-/// What may be cached by everybody may be so only where everybody may read it: a proxy would give it to who has no key.
+/// What may be cached by everybody may be so only where everybody may read it: a proxy would give it to who has no key. Who
+/// comes with another key, of another role, may be shown more or less.
 fn keep_from_shared_caches(headers: &mut HeaderMap) {
     let Some(Ok(rules)) = headers.get(header::CACHE_CONTROL).map(HeaderValue::to_str) else { return };
     let mut private = rules.replace("public", "private");
     if !private.contains("private") && !private.contains("no-store") {
         private.insert_str(0, "private, ");
+    }
+    if !private.contains("no-store") {
+        headers.insert(header::VARY, HeaderValue::from_static("Authorization, X-Api-Key"));
     }
     if let Ok(private) = HeaderValue::try_from(private) {
         headers.insert(header::CACHE_CONTROL, private);
