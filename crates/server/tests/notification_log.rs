@@ -338,7 +338,7 @@ impl Nginx {
              uwsgi_temp_path {at}/4; scgi_temp_path {at}/5;\n\
              proxy_cache_path {at}/cache keys_zone=pages:1m;\n\
              server {{ listen 127.0.0.1:{port}; location / {{\n\
-             proxy_pass http://{}; proxy_cache pages; proxy_cache_revalidate on;\n\
+             proxy_pass http://{}; proxy_http_version 1.1; proxy_cache pages; proxy_cache_revalidate on;\n\
              add_header X-Cache $upstream_cache_status always; }} }} }}\n",
             server.address
         );
