@@ -14,6 +14,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use chrono::Utc;
 use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions};
 use rdkafka::client::DefaultClientContext;
@@ -24,6 +25,7 @@ use towpath_broker::{BrokerUrl, Kafka};
 use towpath_core::ports::broker::{
     Broker, BrokerError, Deliveries, Destination, Message, Published, Received, Settlement,
 };
+use towpath_testkit::VirtualClock;
 use towpath_testkit::broker::acts::{
     Lane, bodies, message, next, numbered, numbered_with_keys, numbers, publish, publish_again, publish_all,
     publish_within, settle, subscribe, take, text,
@@ -453,17 +455,20 @@ async fn topics_have_the_partitions_of_the_url_that_made_them() {
 /// do not is not: it would have its effects twice.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_without_a_position_reads_again_what_inboxes_remember_and_nothing_else() {
+    const DAY: Duration = Duration::from_secs(86_400);
     let fixture = KafkaFixture::fresh();
     let (broker, lane) = Lane::ready(&fixture).await;
     publish_all(&*broker, &numbered_with_keys(&lane.destination, 30)).await;
     let forgetful = |parameters: &str| {
         let url = BrokerUrl::parse(&format!("kafka://{}{parameters}", shared_server())).unwrap();
-        Kafka::connect(&url).unwrap().remembered_for(Duration::ZERO)
+        Kafka::connect(&url).unwrap().remembered_for(Duration::ZERO, Arc::new(VirtualClock::at(Utc::now())))
     };
-    let handle = forgetful("");
-    lane.declare(&handle).await;
-    let told = refusal(&handle, &lane.queue).await;
-    assert!(told.contains(&lane.queue) && told.contains("older than inboxes remember"), "{told}");
+    let two_days_ahead = Arc::new(VirtualClock::at(Utc::now() + 2 * DAY));
+    for handle in [forgetful(""), forgetful("").remembered_for(DAY, two_days_ahead)] {
+        lane.declare(&handle).await;
+        let told = refusal(&handle, &lane.queue).await;
+        assert!(told.contains(&lane.queue) && told.contains("older than inboxes remember"), "{told}");
+    }
 
     // Told to, it begins all the same; and one that has a position goes on from there.
     let handle = forgetful("?beginning=always");

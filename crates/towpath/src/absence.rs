@@ -10,8 +10,9 @@ use std::collections::HashMap;
 
 use towpath_core::ports::broker::Published;
 
-/// How often a row that nothing else waits beside may fail before it counts: nobody else can show whether the broker
-/// takes anything, and no row is tried for ever.
+/// How often a row that nothing else waits beside may go without a word before it counts: it may be what makes the broker
+/// fall silent, nobody else can show whether the broker takes anything, and no row is tried for ever. A broker that says no
+/// is there, and has a reason that is not the row's.
 const ALONE: u32 = 60;
 
 /// How many rows are remembered that failed without a clear answer.
@@ -85,7 +86,8 @@ impl Caution {
         }
         self.most = 1;
         self.turn = self.turn.wrapping_add(1);
-        self.alone = if only { self.alone + 1 } else { 0 };
+        let is_silent = !answers.iter().any(|answer| matches!(answer, Published::NotTaken { .. }));
+        self.alone = if only && is_silent { self.alone + 1 } else { 0 };
         let others_were_taken = |row: &u64| self.doubted.get(row).is_some_and(|then| *then != confirmed);
         let counts = size == 1 && (self.alone >= ALONE || doubtful.iter().all(others_were_taken));
         if counts {

@@ -741,7 +741,14 @@ impl Builder {
         }
         store.ready().await?;
         let page_size = store.open_log(self.page_size).await?;
-        let broker = open_broker(&broker_url, &store, self.lease, self.keeping.handled)?;
+        let (clock, database_clock): (Arc<dyn Clock>, _) = match self.clock {
+            Some(clock) => (clock, None),
+            None => {
+                let clock = DatabaseClock::of(&store).await?;
+                (Arc::new(clock.clone()), Some(clock))
+            }
+        };
+        let broker = open_broker(&broker_url, &store, self.lease, self.keeping.handled, &clock)?;
         let consumers = wire(
             &mut self.channels,
             &mut self.topology,
@@ -766,13 +773,6 @@ impl Builder {
         });
         let publishing: Vec<_> = targets.collect();
         let wakes = RelayWakes::new(publishing.iter().map(|(channel, _)| channel));
-        let (clock, database_clock): (Arc<dyn Clock>, _) = match self.clock {
-            Some(clock) => (clock, None),
-            None => {
-                let clock = DatabaseClock::of(&store).await?;
-                (Arc::new(clock.clone()), Some(clock))
-            }
-        };
         let registry = Arc::new(self.registry);
         store.keep_rules(registry.clone());
         let bus = Bus {
@@ -922,6 +922,7 @@ fn open_broker(
     store: &SqlStore,
     lease: Duration,
     horizon: Duration,
+    clock: &Arc<dyn Clock>,
 ) -> Result<Arc<dyn Broker>, BadBrokerUrl> {
     match url {
         BrokerUrl::Local => {
@@ -931,7 +932,9 @@ fn open_broker(
         #[cfg(feature = "rabbitmq")]
         BrokerUrl::Amqp { .. } => Ok(Arc::new(towpath_broker::RabbitMq::connect(url)?)),
         #[cfg(feature = "kafka")]
-        BrokerUrl::Kafka { .. } => Ok(Arc::new(towpath_broker::Kafka::connect(url)?.remembered_for(horizon))),
+        BrokerUrl::Kafka { .. } => {
+            Ok(Arc::new(towpath_broker::Kafka::connect(url)?.remembered_for(horizon, Arc::clone(clock))))
+        }
         #[cfg(not(all(feature = "rabbitmq", feature = "kafka")))]
         other => Err(BadBrokerUrl::not_built_in(other)),
     }

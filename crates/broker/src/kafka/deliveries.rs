@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use rdkafka::ClientContext;
@@ -19,7 +19,6 @@ use towpath_core::ports::broker::{
     BrokerError, BrokerResult, Deliveries, DeliveryTag, Received, Settlement, Subscription,
 };
 
-use super::ANSWER;
 use super::control::{Control, TopicState, complain, note, settings};
 use super::errors::told;
 use super::ledger::{Ledger, Place};
@@ -27,6 +26,7 @@ use super::patterns::fits;
 use super::positions::{Begin, Known, begin};
 use super::topology::Bound;
 use super::wire::received;
+use super::{ANSWER, Memory};
 use crate::said::{refused, unavailable};
 
 /// A member that has not been heard of for this long is out of its group.
@@ -57,7 +57,7 @@ impl KafkaDeliveries {
         control: &Control,
         subscription: &Subscription,
         bindings: Vec<Bound>,
-        remembered: Duration,
+        memory: Memory,
     ) -> BrokerResult<Self> {
         const OPERATION: &str = "subscribing";
         let deadline = tokio::time::Instant::now() + ANSWER;
@@ -75,7 +75,7 @@ impl KafkaDeliveries {
         }
         let topics: Vec<&str> = topics.into_iter().collect();
         let always_begins = control.address().always_begins;
-        let receiver = Arc::new(Receiver::new(subscription, &bindings, remembered, always_begins));
+        let receiver = Arc::new(Receiver::new(subscription, &bindings, memory, always_begins));
         let consumer: BaseConsumer<Membership> = settings(control.address())
             .set("group.id", &subscription.queue)
             // Where to begin is decided here, see `positions`. Where it cannot be, librdkafka is not to make it up.
@@ -153,8 +153,7 @@ impl Deliveries for KafkaDeliveries {
 pub(super) struct Receiver {
     queue: String,
     bindings: Vec<Bound>,
-    /// For how long inboxes remember.
-    remembered: Duration,
+    memory: Memory,
     always_begins: bool,
     inner: Mutex<Inner>,
     changed: Notify,
@@ -197,17 +196,12 @@ impl End {
 }
 
 impl Receiver {
-    fn new(
-        subscription: &Subscription,
-        bindings: &[Bound],
-        remembered: Duration,
-        always_begins: bool,
-    ) -> Self {
+    fn new(subscription: &Subscription, bindings: &[Bound], memory: Memory, always_begins: bool) -> Self {
         let inner = Inner { ledger: Ledger::new(subscription.prefetch), ended: None, lost: None };
         Self {
             queue: subscription.queue.clone(),
             bindings: bindings.to_vec(),
-            remembered,
+            memory,
             always_begins,
             inner: Mutex::new(inner),
             changed: Notify::new(),
@@ -396,11 +390,11 @@ impl Membership {
         let receiver = &self.receiver;
         let committed = consumer.committed_offsets(list.clone(), ASKING)?;
         let mut ages = TopicPartitionList::with_capacity(list.count());
-        let since = SystemTime::now().checked_sub(receiver.remembered).unwrap_or(UNIX_EPOCH);
-        let since = since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
+        let Memory { horizon, clock } = &receiver.memory;
+        let horizon = i64::try_from(horizon.as_millis()).unwrap_or(i64::MAX);
+        let since = clock.now().timestamp_millis().saturating_sub(horizon).max(0);
         for (topic, partition) in places(list) {
-            let since = Offset::Offset(i64::try_from(since).unwrap_or(i64::MAX));
-            ages.add_partition_offset(&topic, partition, since)?;
+            ages.add_partition_offset(&topic, partition, Offset::Offset(since))?;
         }
         let ages = consumer.offsets_for_times(ages, ASKING)?;
         let offset_in = |list: &TopicPartitionList, topic: &str, partition| {

@@ -29,15 +29,17 @@ mod topology;
 mod wire;
 
 use std::fmt;
-use std::sync::{Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use chrono::{DateTime, Utc};
 use tokio::time::Instant;
 use towpath_core::ports::broker::{
     Broker, BrokerError, BrokerPromises, BrokerResult, Deliveries, Message, Published, QueueStanding,
     Subscription, Topology,
 };
+use towpath_core::ports::clock::Clock;
 
 use crate::deadline::after;
 use crate::said::unavailable;
@@ -85,12 +87,28 @@ pub const PROMISES: BrokerPromises = BrokerPromises {
     usual_body: (1 << 20) - HEADERS,
 };
 
+/// For how long inboxes remember, and by whose time.
+#[derive(Clone)]
+struct Memory {
+    horizon: Duration,
+    clock: Arc<dyn Clock>,
+}
+
+/// The time of this host, where nobody has given another one.
+struct HostClock;
+
+impl Clock for HostClock {
+    fn now(&self) -> DateTime<Utc> {
+        Utc::now()
+    }
+}
+
 /// A Kafka cluster.
 pub struct Kafka {
     url: BrokerUrl,
     control: Control,
     publisher: Publisher,
-    remembered: Duration,
+    memory: Memory,
     declared: Mutex<Declared>,
     receivers: Mutex<Vec<Weak<Receiver>>>,
 }
@@ -111,17 +129,17 @@ impl Kafka {
             url: url.clone(),
             control: Control::new(address.clone()),
             publisher: Publisher::new(address),
-            remembered: REMEMBERED,
+            memory: Memory { horizon: REMEMBERED, clock: Arc::new(HostClock) },
             declared: Mutex::default(),
             receivers: Mutex::default(),
         })
     }
 
     /// For how long those who receive remember what they have handled. A group that has lost its position begins anew only
-    /// where all that is there is younger.
+    /// where all that is there is younger, by this clock.
     #[must_use]
-    pub fn remembered_for(mut self, horizon: Duration) -> Self {
-        self.remembered = horizon;
+    pub fn remembered_for(mut self, horizon: Duration, clock: Arc<dyn Clock>) -> Self {
+        self.memory = Memory { horizon, clock };
         self
     }
 }
@@ -160,7 +178,7 @@ impl Broker for Kafka {
             return Err(BrokerError::Missing { what: "queue", name: subscription.queue.clone() });
         };
         let deliveries =
-            KafkaDeliveries::subscribe(&self.control, subscription, bindings, self.remembered).await?;
+            KafkaDeliveries::subscribe(&self.control, subscription, bindings, self.memory.clone()).await?;
         {
             let mut receivers = self.receivers.lock().unwrap_or_else(PoisonError::into_inner);
             receivers.retain(|receiver| receiver.strong_count() > 0);
