@@ -425,10 +425,11 @@ async fn a_handler_that_outlives_its_hold_is_counted_and_waits_its_delay_out(sta
 
 /// A statement on the connection itself, which has no time limit.
 async fn ask(delivery: &mut Delivery) -> Result<(), HandlerError> {
+    let query = "SELECT 1";
     match delivery.tx.postgres() {
-        Ok(connection) => drop(sqlx::query("SELECT 1").execute(connection).await?),
-        Err(_) => drop(sqlx::query("SELECT 1").execute(delivery.tx.mysql()?).await?),
-    }
+        Ok(connection) => sqlx::query(query).execute(connection).await?.rows_affected(),
+        Err(_) => sqlx::query(query).execute(delivery.tx.mysql()?).await?.rows_affected(),
+    };
     Ok(())
 }
 
