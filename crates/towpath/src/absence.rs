@@ -179,8 +179,12 @@ mod tests {
     #[test]
     fn a_row_that_is_alone_is_not_tried_for_ever() {
         let mut caution = Caution::default();
-        let counted =
-            (0..3 * ALONE).filter(|_| caution.counts([1].into_iter(), &nothing(1), 0, true)).count();
-        assert_eq!(counted, 3);
+        let mut counted = |answer: Published| {
+            (0..3 * ALONE)
+                .filter(|_| caution.counts([1].into_iter(), std::slice::from_ref(&answer), 0, true))
+                .count()
+        };
+        assert_eq!(counted(Published::Unknown { reason: "the connection was lost".to_owned() }), 3);
+        assert_eq!(counted(nothing(1).remove(0)), 0, "a broker that says no is there");
     }
 }
