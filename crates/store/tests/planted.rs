@@ -80,7 +80,7 @@ async fn a_lane_that_has_waited_for_long_is_opened_bit_by_bit(fresh: &Fresh) {
         for _ in 0..100 {
             facts = facts.noted("waits");
         }
-        append(store, &facts.routed(&[channel.clone()]).append()).await;
+        append(store, &facts.routed(std::slice::from_ref(&channel)).append()).await;
     }
     let lease = hold_new_lease(store).await;
     let first = claim(store, &channel, moment(1)).await.remove(0);
