@@ -15,7 +15,7 @@ use crate::probe::PauseProbe;
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How often a condition is looked at.
-const POLL: Duration = Duration::from_millis(5);
+pub(super) const POLL: Duration = Duration::from_millis(5);
 
 /// Looks at a condition until it answers something.
 ///

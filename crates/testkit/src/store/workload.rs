@@ -28,6 +28,7 @@ use super::acts::{LONG, all_partitions, result, retry};
 use super::audit::{Scope, check_finished, check_invariants};
 use super::facts::COMMAND_TYPES;
 use super::facts::{OrderFacts, completed, failed, handler, instance, moment, order, place, timer};
+use super::waiting::POLL;
 
 /// A workload; see the module.
 #[derive(Debug, Clone)]
@@ -95,12 +96,28 @@ impl Workload {
         loop {
             let claimed = store.claim_commands(lease, COMMAND_TYPES, now(), 2).await?;
             if claimed.is_empty() {
-                return Ok(());
+                if self.are_worked_off(store).await? {
+                    return Ok(());
+                }
+                // A claim passes over what is locked, and a server takes a moment to notice that a process is gone.
+                tokio::time::sleep(POLL).await;
+                store.recover_commands(now(), 100).await?;
             }
             for record in claimed {
                 self.work_off(store, lease, &record).await?;
             }
         }
+    }
+
+    async fn are_worked_off(&self, store: &dyn Store) -> StoreResult<bool> {
+        for number in 0..3 {
+            let command = self.accepted(number);
+            let record = store.load(&command.aggregate, Some(&command.command_id)).await?.command;
+            if record.is_none_or(|record| record.status != CommandStatus::Completed) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     async fn work_off(

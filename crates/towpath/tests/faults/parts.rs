@@ -30,6 +30,9 @@ pub(crate) const BATCH: u32 = 10;
 /// How long a statement may take in these runs before its connection is given up.
 pub(crate) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(4);
 
+/// How often a handler is tried again.
+const ATTEMPTS: u32 = 20;
+
 /// A thing that is told facts, each with a text of its own.
 #[derive(Default, Serialize, Deserialize)]
 pub(crate) struct Parcel {
@@ -173,7 +176,7 @@ impl Part {
                     let version = receipt.await.aggregate_version;
                     lines.send(Line::Fact { aggregate, version, text }).unwrap();
                     // Load, and not as much as the machine can bear: five handlers take each fact.
-                    tokio::time::sleep(Duration::from_millis(25)).await;
+                    tokio::time::sleep(Duration::from_millis(40)).await;
                 }
             });
         }
@@ -212,9 +215,14 @@ impl Part {
 
     /// One of each kind. Each fails now and then, on its own facts.
     fn consumers(&self) -> Vec<Consumer> {
+        // An attempt that a kill has ended counts, and the first of a queue is under way in many of them: there are more
+        // attempts than a run has kills that could meet one delivery.
         let aside = ConsumerPolicy {
             immediate_retries: 1,
-            afterwards: Afterwards::SetAside(RetryPolicy::Fixed(vec![Duration::from_millis(30); 2])),
+            afterwards: Afterwards::SetAside(RetryPolicy::Fixed(vec![
+                Duration::from_millis(30);
+                usize::try_from(ATTEMPTS).unwrap()
+            ])),
             ..ConsumerPolicy::default()
         };
         let each = |consumer: towpath::ConsumerOf, handler: &'static str, fails_at: u64| {
@@ -232,7 +240,7 @@ impl Part {
         if self.dead_letters {
             let requeued = ConsumerPolicy {
                 immediate_retries: 0,
-                afterwards: Afterwards::Requeue { at_most: 3 },
+                afterwards: Afterwards::Requeue { at_most: ATTEMPTS },
                 dead: DeadTo::Broker,
                 ..ConsumerPolicy::default()
             };
