@@ -429,6 +429,7 @@ macro_rules! giving_way {
         }
     }};
 }
+
 /// Makes the read models anew from the log (H11). Hive may run meanwhile: what its consumers have taken in since is kept.
 /// What is kept in memory is each service as it is, not its past. A rebuild that fails has left rows that are right, or as
 /// they were; the next one begins anew.

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
 
+#[macro_use]
 mod fixtures;
 
 use fixtures::Fresh;
@@ -15,13 +16,6 @@ use towpath_testkit::store::acts::{hold_new_lease, schedule};
 use towpath_testkit::store::facts::{moment, new_channel, new_order, timer};
 use uuid::Uuid;
 
-macro_rules! on_every_database {
-    ($($case:ident),+ $(,)?) => {
-        mod sqlite { $( #[tokio::test] async fn $case() { super::$case(&super::Fresh::sqlite().await).await; } )+ }
-        mod postgres { $( #[tokio::test] async fn $case() { super::$case(&super::Fresh::postgres().await).await; } )+ }
-        mod mysql { $( #[tokio::test] async fn $case() { super::$case(&super::Fresh::mysql().await).await; } )+ }
-    };
-}
 on_every_database!(
     a_removed_channel_keeps_when_by_whom_and_why,
     a_timer_keeps_when_it_ran_how_it_ended_and_how_often_it_failed,

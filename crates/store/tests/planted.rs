@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
 
+#[macro_use]
 mod fixtures;
 
 use std::time::Duration;
@@ -14,13 +15,6 @@ use towpath_testkit::store::StoreFixture as _;
 use towpath_testkit::store::acts::{append, claim, given_up, hold_new_lease, record, record_sent, result};
 use towpath_testkit::store::facts::{OrderFacts, instance, moment, new_channel, new_lease, new_order};
 
-macro_rules! on_every_database {
-    ($($case:ident),+ $(,)?) => {
-        mod sqlite { $( #[tokio::test] async fn $case() { super::$case(&super::Fresh::sqlite().await).await; } )+ }
-        mod postgres { $( #[tokio::test] async fn $case() { super::$case(&super::Fresh::postgres().await).await; } )+ }
-        mod mysql { $( #[tokio::test] async fn $case() { super::$case(&super::Fresh::mysql().await).await; } )+ }
-    };
-}
 on_every_database!(
     a_lease_from_a_time_that_is_yet_to_come_is_free,
     a_lane_that_has_waited_for_long_is_opened_bit_by_bit,

@@ -244,6 +244,8 @@ enum Progress {
 enum CaughtUp {
     /// They have what they missed, or wait for longer, or (not `all`) have some of it.
     AsFarAs { all: bool },
+    /// The fate of an event is not known: the others wait for the next time, and the log goes on meanwhile.
+    Stopped,
     /// Nothing was written: somebody has set the channel.
     WasSet,
 }
@@ -381,6 +383,8 @@ impl Tracker {
         if !due.is_empty() {
             match self.catch_up(held, &row, &due).await? {
                 CaughtUp::WasSet => return Ok(Progress::GoOn),
+                // Not at once: a broker that takes nothing would be asked for each of them in turn.
+                CaughtUp::Stopped => more = false,
                 CaughtUp::AsFarAs { all } => more |= !all,
             }
         }
@@ -450,7 +454,7 @@ impl Tracker {
         let store = &self.bus.store;
         let limit = self.channel.policy.batch.max(1);
         let (mut parked, mut opened) = (Vec::new(), Vec::new());
-        let mut all = true;
+        let (mut stopped, mut all) = (false, true);
         'aggregates: for one in due {
             let (mut version, mut seen) = (one.version, 0);
             loop {
@@ -483,6 +487,7 @@ impl Tracker {
                     let due_at = Some(after(self.bus.clock.now(), self.pause(one.attempts.max(1))));
                     parked.push(ParkedAggregate { version, due_at, ..one.clone() });
                     tracing::debug!(channel = self.channel.name.as_str(), ?answer, "not caught up yet");
+                    stopped = true;
                     break 'aggregates;
                 }
                 if let Some((event, answer)) = gone.refused.first() {
@@ -497,7 +502,11 @@ impl Tracker {
         }
         let (id, place) = (self.channel_id, row.place());
         let written = store.park_in_channel(grant, id, place, row.position, &parked, &opened).await?;
-        Ok(if written { CaughtUp::AsFarAs { all } } else { CaughtUp::WasSet })
+        Ok(match (written, stopped) {
+            (false, _) => CaughtUp::WasSet,
+            (true, true) => CaughtUp::Stopped,
+            (true, false) => CaughtUp::AsFarAs { all },
+        })
     }
 
     /// How an aggregate waits whose event was refused so often.
