@@ -23,8 +23,10 @@ fn begin(server: &Server, length: usize) -> TcpStream {
 #[test]
 fn who_watches_is_answered_when_no_more_requests_are_taken() {
     let server = Server::start(&["--limits-concurrent-requests", "1"], "");
-    let _running = begin(&server, 2);
+    let mut running = Vec::new();
     eventually("the one place is taken", || {
+        // One that comes while another is being answered is refused.
+        running.push(begin(&server, 2));
         let answer = server.get("/api/events", &[]);
         (answer.status == 503 && answer.code() == "overloaded").then_some(())
     });
@@ -165,7 +167,7 @@ fn peak(id: u32) -> u64 {
 
 #[test]
 fn bodies_that_arrive_together_are_bounded_together() {
-    let server = Server::start(&["--limits-request-timeout", "60s"], "");
+    let server = Server::start(&["--limits-request-timeout", "300s"], "");
     let before = peak(server.id());
     let body = vec![b' '; (5 << 20) - 2];
     // Each sends all but the end of its body, as far as it is taken.
@@ -185,15 +187,19 @@ fn bodies_that_arrive_together_are_bounded_together() {
     let after = peak(server.id());
     assert!(after - before < 128, "{before} MiB before, {after} MiB with 500 MiB on their way");
     assert_eq!(server.get("/api/events", &[]).status, 200, "who asks for little is not kept waiting");
-    // Those for whom there was no room are told so.
-    let answers: Vec<_> = held
-        .into_iter()
-        .filter_map(|mut stream| {
-            stream.set_read_timeout(Some(Duration::from_secs(15))).unwrap();
-            read_answer(&mut stream).ok()
-        })
-        .take(3)
-        .collect();
+    // Those for whom there was no room are told so, long before those who have some are told that they are slow.
+    let answers: Vec<_> = std::thread::scope(|scope| {
+        let readers: Vec<_> = held
+            .into_iter()
+            .map(|mut stream| {
+                scope.spawn(move || {
+                    stream.set_read_timeout(Some(Duration::from_secs(15))).unwrap();
+                    read_answer(&mut stream).ok()
+                })
+            })
+            .collect();
+        readers.into_iter().filter_map(|reader| reader.join().unwrap()).collect()
+    });
     for answer in &answers {
         assert_eq!((answer.status, answer.code().as_str()), (503, "overloaded"));
         assert!(answer.headers.contains_key("retry-after"), "{answer:?}");
