@@ -12,7 +12,7 @@ use towpath::ports::store::StoreError;
 use towpath::{Afterwards, Consumer, ConsumerPolicy, DeadTo, Delivery, HandlerError, Next};
 use uuid::Uuid;
 
-use crate::database::{Session, values};
+use crate::database::{OwnTables, now, values};
 use crate::events::{AboutOrder, Created, EventType, Paid, StatusChanged, Step, Timeout, names_its_order};
 use crate::market::new_trace;
 use crate::model::{Order, OrderStatus, ProductStatus, ShipmentStatus};
@@ -90,9 +90,9 @@ impl From<StoreError> for Trouble {
 /// the order was placed. An order counts once, whatever the ids of the messages that tell of it.
 async fn update_inventory(mut delivery: Delivery, settings: &Settings) -> Result<Next, Trouble> {
     let created: Created = read(&delivery, EventType::OrderCreated)?;
-    let session = &mut Session::from(delivery.tx.own_tables());
+    let session = &mut delivery.tx.own_tables();
     let order = order_of(session, &created).await?;
-    let now = session.now(&*settings.clock).await?;
+    let now = now(session, &*settings.clock).await?;
     if order.product_id != created.product_id {
         return Err(flaw(
             "market-wrong-product",
@@ -103,7 +103,7 @@ async fn update_inventory(mut delivery: Delivery, settings: &Settings) -> Result
         ));
     }
     // Held, so that a cancellation that gives it back does so before or after this, and not in between.
-    let sql = format!("SELECT status FROM products WHERE product_id = ?{}", session.kind().for_update());
+    let sql = format!("SELECT status FROM products WHERE product_id = ?{}", session.dialect().locking());
     let Some(row) = session.row("market.hold-product", &sql, values![order.product_id]).await? else {
         let why =
             format!("order {} is for product {}, which does not exist", order.order_id, order.product_id);
@@ -112,10 +112,10 @@ async fn update_inventory(mut delivery: Delivery, settings: &Settings) -> Result
     let is_available = row.text("status")? == ProductStatus::OnSale.as_str();
     let row =
         "inventory (product_id, available, order_count, last_order_id, updated_at) VALUES (?, 0, 0, 0, ?)";
-    let sql = session.kind().insert_unless_there(row);
+    let sql = session.dialect().insert_unless_there(row);
     session.execute("market.inventory-row", &sql, values![order.product_id, now]).await?;
     let row = "inventory_orders (order_id, product_id, counted_at) VALUES (?, ?, ?)";
-    let sql = session.kind().insert_unless_there(row);
+    let sql = session.dialect().insert_unless_there(row);
     let values = values![order.order_id, order.product_id, now];
     let counted = session.execute("market.inventory-order", &sql, values).await?;
     let sql = "UPDATE inventory SET available = ?, order_count = order_count + ?, \
@@ -131,9 +131,9 @@ async fn update_inventory(mut delivery: Delivery, settings: &Settings) -> Result
 /// ORDER_PAID: the shipment is made ready, once, and only for an order that is paid and not on its way yet.
 async fn begin_shipment(mut delivery: Delivery, settings: &Settings) -> Result<Next, Trouble> {
     let paid: Paid = read(&delivery, EventType::OrderPaid)?;
-    let session = &mut Session::from(delivery.tx.own_tables());
+    let session = &mut delivery.tx.own_tables();
     let order = order_of(session, &paid).await?;
-    let now = session.now(&*settings.clock).await?;
+    let now = now(session, &*settings.clock).await?;
     if order.total_amount != paid.amount {
         let why = format!("order {} costs {}, not {}", order.order_id, order.total_amount, paid.amount);
         return Err(flaw("market-wrong-amount", why));
@@ -142,7 +142,7 @@ async fn begin_shipment(mut delivery: Delivery, settings: &Settings) -> Result<N
     match orders::find_and_hold(session, order.order_id).await?.map(|order| order.status) {
         Some(OrderStatus::Paid) => {
             let row = "shipments (order_id, status, status_changed_at, created_at) VALUES (?, ?, ?, ?)";
-            let sql = session.kind().insert_unless_there(row);
+            let sql = session.dialect().insert_unless_there(row);
             let values = values![order.order_id, ShipmentStatus::Preparing.as_str(), now, now];
             session.execute("market.begin-shipment", &sql, values).await?;
         }
@@ -161,9 +161,9 @@ async fn begin_shipment(mut delivery: Delivery, settings: &Settings) -> Result<N
 async fn notify(mut delivery: Delivery, settings: &Settings) -> Result<Next, Trouble> {
     let changed: StatusChanged = read(&delivery, EventType::OrderStatusChanged)?;
     let event_id = delivery.event.event_id.to_string();
-    let session = &mut Session::from(delivery.tx.own_tables());
+    let session = &mut delivery.tx.own_tables();
     let order_id = order_of(session, &changed).await?.order_id;
-    let now = session.now(&*settings.clock).await?;
+    let now = now(session, &*settings.clock).await?;
     // Held, so that of two messages about one step the second one sees what the first one told.
     let order = orders::find_and_hold(session, order_id).await?.ok_or_else(|| unknown(order_id))?;
     let has_come_that_far = match (changed.old_status, changed.new_status) {
@@ -201,24 +201,19 @@ async fn notify(mut delivery: Delivery, settings: &Settings) -> Result<Next, Tro
 async fn time_out(mut delivery: Delivery, settings: &Settings) -> Result<Next, Trouble> {
     let timeout: Timeout = read(&delivery, EventType::OrderTimeout)?;
     let trace_id = delivery.event.trace_id.clone().unwrap_or_else(new_trace);
-    let session = &mut Session::from(delivery.tx.own_tables());
+    let session = &mut delivery.tx.own_tables();
     let order = order_of(session, &timeout).await?;
-    let now = session.now(&*settings.clock).await?;
+    let now = now(session, &*settings.clock).await?;
     let deadline = deadline(now, settings.pending);
     let step = Step { now, trace_id, event_id: EventId(Uuid::now_v7()) };
-    let closed = orders::time_out(session, &order, deadline, &step).await?;
-    match closed {
-        Some(facts) => {
-            delivery.tx.append(&facts).await?;
-            Ok(delivery.handled())
-        }
-        None if order.status == OrderStatus::Pending && order.create_time > deadline => {
+    match orders::time_out(&mut delivery.tx, &order, deadline, &step).await? {
+        false if order.status == OrderStatus::Pending && order.create_time > deadline => {
             // Too early: the message was sent by hand, or it waited by another clock. It comes again when it is time.
             let early = (order.create_time - deadline).to_std().unwrap_or_default();
             Ok(delivery.retry_after(early, "market-too-early", "the time to pay is not over"))
         }
-        // Paid, or cancelled by somebody else: there is nothing to do.
-        None => Ok(delivery.handled()),
+        // Closed; or paid, or cancelled by somebody else: then there is nothing to do.
+        true | false => Ok(delivery.handled()),
     }
 }
 
@@ -245,7 +240,7 @@ fn read<T: DeserializeOwned + AboutOrder>(delivery: &Delivery, wanted: EventType
 
 /// The order that a payload names. Orders are committed before anything is sent about them: one that is not there will
 /// not come.
-async fn order_of(session: &mut Session<'_>, payload: &impl AboutOrder) -> Result<Order, Trouble> {
+async fn order_of(session: &mut OwnTables<'_>, payload: &impl AboutOrder) -> Result<Order, Trouble> {
     let order_id = payload.order_id();
     let order = orders::find(session, order_id).await?.ok_or_else(|| unknown(order_id))?;
     if order.order_no != payload.order_no() {

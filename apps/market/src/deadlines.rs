@@ -9,7 +9,7 @@ use towpath::ids::EventId;
 use uuid::Uuid;
 
 use crate::consumers::deadline;
-use crate::database::{Change, in_transaction};
+use crate::database::now;
 use crate::error::MarketError;
 use crate::events::Step;
 use crate::job::{Job, Stopping, uneven};
@@ -60,25 +60,25 @@ pub(crate) async fn close_overdue(
     let mut closed = 0;
     loop {
         // By the database's time, as all orders are placed by it.
-        let overdue = in_transaction!(app, |session| {
-            let deadline = deadline(session.now(&*settings.clock).await?, settings.pending);
-            let answer = orders::overdue(session, deadline, settings.scan_batch).await?;
-            Ok(Change { answer, facts: Vec::new() })
-        })?;
+        let overdue = {
+            let mut connection = app.store().open_reading().await?;
+            let tables = &mut connection.own_tables();
+            let deadline = deadline(now(tables, &*settings.clock).await?, settings.pending);
+            orders::overdue(tables, deadline, settings.scan_batch).await?
+        };
         let (mut closed_of_batch, mut failed) = (0, None);
         for order in &overdue {
             if stopping.is_asked() {
                 return Ok(closed + closed_of_batch);
             }
             let (trace_id, event_id) = (new_trace(), EventId(Uuid::now_v7()));
-            let was_closed = in_transaction!(app, |session| {
-                let now = session.now(&*settings.clock).await?;
+            let closing = app.transact(async |mut tx| {
+                let now = now(&mut tx.own_tables(), &*settings.clock).await?;
                 let step = Step { now, trace_id: trace_id.clone(), event_id };
                 let deadline = deadline(now, settings.pending);
-                let facts = orders::time_out(session, order, deadline, &step).await?;
-                Ok(Change { answer: facts.is_some(), facts: facts.into_iter().collect() })
+                Ok::<_, MarketError>(orders::time_out(&mut tx, order, deadline, &step).await?)
             });
-            match was_closed {
+            match closing.await {
                 Ok(was_closed) => closed_of_batch += u64::from(was_closed),
                 // The others behind it are closed all the same.
                 Err(error) => failed = Some(error),

@@ -8,12 +8,12 @@ use towpath::ids::{CorrelationId, EventId, TraceId};
 use towpath::ports::broker::BrokerError;
 use towpath::ports::operations::OperationAnswer;
 use towpath::ports::store::StoreError;
-use towpath::{Builder, Circumstances, Towpath};
+use towpath::{Builder, Circumstances, Towpath, Tx};
 use uuid::Uuid;
 
 use crate::alarms::Alarms;
 use crate::consumers;
-use crate::database::{Change, Session, corrupt, in_transaction, values};
+use crate::database::{OwnTables, corrupt, now, values};
 use crate::deadlines::Deadlines;
 use crate::depth::Depth;
 use crate::error::MarketError;
@@ -120,7 +120,7 @@ impl Market {
     }
 
     /// The same market, for a server that runs changes once per key: what is done commits together with its answer
-    /// ([`Towpath::answer_tx`]), so that who asks again is answered and nothing is done twice.
+    /// ([`Tx::answer`]), so that who asks again is answered and nothing is done twice.
     pub fn answering(&self, answers: Answers) -> Self {
         Self { answers: Some(answers), ..self.clone() }
     }
@@ -157,8 +157,8 @@ impl Market {
         check_price(price)?;
         let app = &self.shared.app;
         let product_id = self.shared.numbers.next(app, Numbered::Products).await?;
-        let offered = in_transaction!(app, |session| {
-            let now = self.now(session).await?;
+        app.transact(async |mut tx| {
+            let now = self.now(&mut tx).await?;
             let product = Product {
                 product_id,
                 seller_id,
@@ -168,15 +168,11 @@ impl Market {
                 status_changed_at: now,
                 create_time: now,
             };
-            products::insert(session, &product).await?;
-            self.answer(session, Done::Offered(&product)).await?;
-            Ok(Change { answer: product, facts: Vec::new() })
-        });
-        match offered {
-            // The number is ours alone: who has it is an attempt whose answer was lost.
-            Err(error) if is_taken(&error) => self.product(product_id).await,
-            offered => offered,
-        }
+            products::insert(&mut tx.own_tables(), &product).await?;
+            self.answer(&mut tx, Done::Offered(&product)).await?;
+            Ok(product)
+        })
+        .await
     }
 
     /// Says anew what a product is, or what it costs, while it is on sale. What was ordered before keeps its price.
@@ -196,12 +192,13 @@ impl Market {
         }
         let product = self.product(product_id).await?;
         self.check_actor("change a product", "its seller", product.seller_id)?;
-        in_transaction!(&self.shared.app, |session| {
-            if !products::change(session, product_id, title, price).await? {
+        let work = async |mut tx: Tx| {
+            if !products::change(&mut tx.own_tables(), product_id, title, price).await? {
                 return Err(MarketError::NotOnSale(product_id));
             }
-            self.changed(session, product_id).await
-        })
+            self.changed(&mut tx, product_id).await
+        };
+        self.shared.app.transact(work).await
     }
 
     /// Takes a product off the market, while it is on sale. Withdrawn twice is withdrawn.
@@ -211,15 +208,16 @@ impl Market {
     pub async fn withdraw(&self, product_id: i64) -> Result<Product, MarketError> {
         let product = self.product(product_id).await?;
         self.check_actor("withdraw a product", "its seller", product.seller_id)?;
-        in_transaction!(&self.shared.app, |session| {
-            let now = self.now(session).await?;
-            products::withdraw(session, product_id, now).await?;
-            let change = self.changed(session, product_id).await?;
-            match change.answer.status {
-                ProductStatus::Withdrawn => Ok(change),
+        let work = async |mut tx: Tx| {
+            let now = self.now(&mut tx).await?;
+            products::withdraw(&mut tx.own_tables(), product_id, now).await?;
+            let product = self.changed(&mut tx, product_id).await?;
+            match product.status {
+                ProductStatus::Withdrawn => Ok(product),
                 _ => Err(MarketError::NotOnSale(product_id)),
             }
-        })
+        };
+        self.shared.app.transact(work).await
     }
 
     /// Orders a product, for what it costs.
@@ -257,8 +255,8 @@ impl Market {
                 product.price.times(quantity).map_err(|error| corrupt("price_cents", error))?;
             let (event_id, timeout_event_id) = (EventId(Uuid::now_v7()), EventId(Uuid::now_v7()));
             let flow = CorrelationId::of_new_flow(Uuid::now_v7());
-            let placed = in_transaction!(app, |session| {
-                let now = self.now(session).await?;
+            let placing = app.transact(async |mut tx| {
+                let now = self.now(&mut tx).await?;
                 let order = Order {
                     order_id,
                     order_no: order_no(now, order_id),
@@ -280,11 +278,11 @@ impl Market {
                     timeout_event_id: None,
                 };
                 let step = Step { now, trace_id: trace_id.clone(), event_id };
-                let change = orders::place(session, order, &step, timeout_event_id).await?;
-                self.answer(session, Done::Placed(&change.answer)).await?;
-                Ok(change)
+                let order = orders::place(&mut tx, order, &step, timeout_event_id).await?;
+                self.answer(&mut tx, Done::Placed(&order)).await?;
+                Ok(order)
             });
-            match placed {
+            match placing.await {
                 // Another instance has numbered an order alike in this second: the next number will do.
                 Err(error) if is_taken(&error) && numbers_tried < MOST_NUMBERS => numbers_tried += 1,
                 // Sold, or for another price now.
@@ -314,11 +312,12 @@ impl Market {
             return Err(MarketError::invalid("amount", why));
         }
         let (trace_id, event_id) = (self.trace(), EventId(Uuid::now_v7()));
-        in_transaction!(&self.shared.app, |session| {
-            let step = self.step(session, &trace_id, event_id).await?;
-            let change = orders::pay(session, &order, &step).await?;
-            self.moved(session, order_id, change).await
-        })
+        let work = async |mut tx: Tx| {
+            let step = self.step(&mut tx, &trace_id, event_id).await?;
+            orders::pay(&mut tx, &order, &step).await?;
+            self.moved(&mut tx, order_id).await
+        };
+        self.shared.app.transact(work).await
     }
 
     /// Ships a paid order.
@@ -326,11 +325,12 @@ impl Market {
         let order = self.order(order_id).await?;
         self.check_actor("ship", "the seller", order.seller_id)?;
         let (trace_id, event_id) = (self.trace(), EventId(Uuid::now_v7()));
-        in_transaction!(&self.shared.app, |session| {
-            let step = self.step(session, &trace_id, event_id).await?;
-            let change = orders::ship(session, &order, &step).await?;
-            self.moved(session, order_id, change).await
-        })
+        let work = async |mut tx: Tx| {
+            let step = self.step(&mut tx, &trace_id, event_id).await?;
+            orders::ship(&mut tx, &order, &step).await?;
+            self.moved(&mut tx, order_id).await
+        };
+        self.shared.app.transact(work).await
     }
 
     /// Completes a shipped order.
@@ -338,11 +338,12 @@ impl Market {
         let order = self.order(order_id).await?;
         self.check_actor("complete", "the buyer", order.buyer_id)?;
         let (trace_id, event_id) = (self.trace(), EventId(Uuid::now_v7()));
-        in_transaction!(&self.shared.app, |session| {
-            let step = self.step(session, &trace_id, event_id).await?;
-            let change = orders::complete(session, &order, &step).await?;
-            self.moved(session, order_id, change).await
-        })
+        let work = async |mut tx: Tx| {
+            let step = self.step(&mut tx, &trace_id, event_id).await?;
+            orders::complete(&mut tx, &order, &step).await?;
+            self.moved(&mut tx, order_id).await
+        };
+        self.shared.app.transact(work).await
     }
 
     /// Cancels an order that was not paid; its product is on sale again.
@@ -359,11 +360,12 @@ impl Market {
         let order = self.order(order_id).await?;
         self.check_actor("cancel", "the buyer", order.buyer_id)?;
         let (trace_id, event_id) = (self.trace(), EventId(Uuid::now_v7()));
-        in_transaction!(&self.shared.app, |session| {
-            let step = self.step(session, &trace_id, event_id).await?;
-            let change = orders::cancel(session, &order, reason, &step).await?;
-            self.moved(session, order_id, change).await
-        })
+        let work = async |mut tx: Tx| {
+            let step = self.step(&mut tx, &trace_id, event_id).await?;
+            orders::cancel(&mut tx, &order, reason, &step).await?;
+            self.moved(&mut tx, order_id).await
+        };
+        self.shared.app.transact(work).await
     }
 
     /// The queues that hold more than they should ([`Settings::queue_depth`]), with how much they hold. The job looks by
@@ -442,27 +444,19 @@ impl Market {
 
     /// What an order is after a step, read in the step's own transaction: what is answered is what commits, and nothing
     /// that can fail stands between the commit and the answer.
-    async fn moved(
-        &self,
-        session: &mut Session<'_>,
-        order_id: i64,
-        change: Change<()>,
-    ) -> Result<Change<Order>, MarketError> {
-        let order = orders::find(session, order_id).await?.ok_or(MarketError::UnknownOrder(order_id))?;
-        self.answer(session, Done::Moved(&order)).await?;
-        Ok(Change { answer: order, facts: change.facts })
+    async fn moved(&self, tx: &mut Tx, order_id: i64) -> Result<Order, MarketError> {
+        let order = orders::find(&mut tx.own_tables(), order_id).await?;
+        let order = order.ok_or(MarketError::UnknownOrder(order_id))?;
+        self.answer(tx, Done::Moved(&order)).await?;
+        Ok(order)
     }
 
     /// The same of a product.
-    async fn changed(
-        &self,
-        session: &mut Session<'_>,
-        product_id: i64,
-    ) -> Result<Change<Product>, MarketError> {
-        let product = products::find(session, product_id).await?;
+    async fn changed(&self, tx: &mut Tx, product_id: i64) -> Result<Product, MarketError> {
+        let product = products::find(&mut tx.own_tables(), product_id).await?;
         let product = product.ok_or(MarketError::UnknownProduct(product_id))?;
-        self.answer(session, Done::Changed(&product)).await?;
-        Ok(Change { answer: product, facts: Vec::new() })
+        self.answer(tx, Done::Changed(&product)).await?;
+        Ok(product)
     }
 
     /// A product that somebody may order, if it costs what they were told.
@@ -501,23 +495,18 @@ impl Market {
     }
 
     /// Lets the answer commit with what was done.
-    async fn answer(&self, session: &mut Session<'_>, done: Done<'_>) -> Result<(), StoreError> {
+    async fn answer(&self, tx: &mut Tx, done: Done<'_>) -> Result<(), StoreError> {
         let Some(answers) = self.answers else { return Ok(()) };
         let answer = answers(done, &self.shared.settings).map_err(|error| corrupt("the answer", error))?;
-        self.shared.app.answer_tx(session.tables(), &answer).await
+        tx.answer(&answer).await
     }
 
-    async fn now(&self, session: &mut Session<'_>) -> Result<DateTime<Utc>, StoreError> {
-        session.now(&*self.shared.settings.clock).await
+    async fn now(&self, tx: &mut Tx) -> Result<DateTime<Utc>, StoreError> {
+        now(&mut tx.own_tables(), &*self.shared.settings.clock).await
     }
 
-    async fn step(
-        &self,
-        session: &mut Session<'_>,
-        trace_id: &TraceId,
-        event_id: EventId,
-    ) -> Result<Step, StoreError> {
-        Ok(Step { now: self.now(session).await?, trace_id: trace_id.clone(), event_id })
+    async fn step(&self, tx: &mut Tx, trace_id: &TraceId, event_id: EventId) -> Result<Step, StoreError> {
+        Ok(Step { now: self.now(tx).await?, trace_id: trace_id.clone(), event_id })
     }
 
     fn trace(&self) -> TraceId {
@@ -562,7 +551,7 @@ fn order_no(now: DateTime<Utc>, order_id: i64) -> String {
 macro_rules! reading {
     ($market:expr, $read:path $(, $argument:expr)*) => {{
         let mut connection = $market.shared.app.store().open_reading().await?;
-        $read(&mut Session::from(connection.own_tables()) $(, $argument)*).await
+        $read(&mut connection.own_tables() $(, $argument)*).await
     }};
 }
 use reading;
@@ -571,19 +560,19 @@ use reading;
 macro_rules! listing {
     ($market:expr, $read:path $(, $argument:expr)*) => {{
         let mut connection = $market.shared.app.store().open_listing().await?;
-        $read(&mut Session::from(connection.own_tables()) $(, $argument)*).await
+        $read(&mut connection.own_tables() $(, $argument)*).await
     }};
 }
 use listing;
 
-async fn find_shipment(session: &mut Session<'_>, order_id: i64) -> Result<Option<Shipment>, StoreError> {
+async fn find_shipment(session: &mut OwnTables<'_>, order_id: i64) -> Result<Option<Shipment>, StoreError> {
     let sql = "SELECT order_id, status, status_changed_at FROM shipments WHERE order_id = ?";
     let row = session.row("market.read-shipment", sql, values![order_id]).await?;
     row.as_ref().map(Shipment::read).transpose()
 }
 
 async fn find_notifications(
-    session: &mut Session<'_>,
+    session: &mut OwnTables<'_>,
     order_id: i64,
 ) -> Result<Vec<Notification>, StoreError> {
     let sql = format!(
@@ -594,28 +583,31 @@ async fn find_notifications(
 }
 
 async fn find_notifications_of(
-    session: &mut Session<'_>,
+    session: &mut OwnTables<'_>,
     recipient_id: i64,
     after: &str,
     limit: u32,
 ) -> Result<Vec<Notification>, StoreError> {
     let sql = format!(
         "SELECT {NOTIFICATION} FROM notifications{} WHERE recipient_id = ? AND event_id > ? ORDER BY event_id LIMIT ?",
-        session.kind().by_index("notifications_recipient_event")
+        session.dialect().by_index("notifications_recipient_event")
     );
     let values = values![recipient_id, after, i64::from(limit)];
     let rows = session.rows("market.notifications-of", &sql, values).await?;
     rows.iter().map(Notification::read).collect()
 }
 
-async fn find_credit(session: &mut Session<'_>, buyer_id: i64) -> Result<Option<BuyerCredit>, StoreError> {
+async fn find_credit(session: &mut OwnTables<'_>, buyer_id: i64) -> Result<Option<BuyerCredit>, StoreError> {
     let sql = "SELECT buyer_id, completed_count, cancelled_count, timeout_count, score FROM buyer_credit \
         WHERE buyer_id = ?";
     let row = session.row("market.read-credit", sql, values![buyer_id]).await?;
     row.as_ref().map(BuyerCredit::read).transpose()
 }
 
-async fn find_inventory(session: &mut Session<'_>, product_id: i64) -> Result<Option<Inventory>, StoreError> {
+async fn find_inventory(
+    session: &mut OwnTables<'_>,
+    product_id: i64,
+) -> Result<Option<Inventory>, StoreError> {
     let sql = "SELECT product_id, available, order_count, last_order_id FROM inventory WHERE product_id = ?";
     let row = session.row("market.read-inventory", sql, values![product_id]).await?;
     row.as_ref().map(Inventory::read).transpose()

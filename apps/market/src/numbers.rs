@@ -9,7 +9,7 @@ use std::ops::Range;
 use tokio::sync::Mutex;
 use towpath::Towpath;
 
-use crate::database::{Change, corrupt, in_transaction, values};
+use crate::database::{corrupt, values};
 use crate::error::MarketError;
 
 /// How many are taken at a time.
@@ -50,12 +50,14 @@ impl Numbers {
 }
 
 async fn take_block(app: &Towpath, of: Numbered) -> Result<Range<i64>, MarketError> {
-    in_transaction!(app, |session| {
+    app.transact(async |mut tx| {
+        let session = &mut tx.own_tables();
         let sql = "UPDATE market_numbers SET next_number = next_number + ? WHERE kind = ?";
         session.execute("market.take-block", sql, values![BLOCK, of.key()]).await?;
         let sql = "SELECT next_number FROM market_numbers WHERE kind = ?";
         let row = session.row("market.read-block", sql, values![of.key()]).await?;
         let end = row.ok_or_else(|| corrupt("market_numbers", "the row is missing"))?.long("next_number")?;
-        Ok(Change { answer: end - BLOCK..end, facts: Vec::new() })
+        Ok(end - BLOCK..end)
     })
+    .await
 }

@@ -4,10 +4,12 @@
 //! placed order is a new row that nobody waits for.
 
 use chrono::{DateTime, Utc};
+use towpath::Tx;
 use towpath::ids::EventId;
 use towpath::ports::store::{Append, StoreError};
+use towpath::tables::Dialect;
 
-use crate::database::{Change, Kind, Session, values};
+use crate::database::{OwnTables, values};
 use crate::error::MarketError;
 use crate::events::{self, Step};
 use crate::model::{BuyerCredit, ORDER, Order, OrderFilter, OrderStatus, ShipmentStatus};
@@ -16,7 +18,7 @@ use crate::products;
 /// Why an order was cancelled that was never paid. Frozen.
 pub(crate) const TIMEOUT_REASON: &str = "timeout";
 
-pub(crate) async fn find(session: &mut Session<'_>, order_id: i64) -> Result<Option<Order>, StoreError> {
+pub(crate) async fn find(session: &mut OwnTables<'_>, order_id: i64) -> Result<Option<Order>, StoreError> {
     let sql = format!("SELECT {ORDER} FROM orders WHERE order_id = ?");
     let row = session.row("market.order", &sql, values![order_id]).await?;
     row.as_ref().map(Order::read).transpose()
@@ -24,16 +26,16 @@ pub(crate) async fn find(session: &mut Session<'_>, order_id: i64) -> Result<Opt
 
 /// The same, and nobody changes it until the transaction ends.
 pub(crate) async fn find_and_hold(
-    session: &mut Session<'_>,
+    session: &mut OwnTables<'_>,
     order_id: i64,
 ) -> Result<Option<Order>, StoreError> {
-    let sql = format!("SELECT {ORDER} FROM orders WHERE order_id = ?{}", session.kind().for_update());
+    let sql = format!("SELECT {ORDER} FROM orders WHERE order_id = ?{}", session.dialect().locking());
     let row = session.row("market.hold-order", &sql, values![order_id]).await?;
     row.as_ref().map(Order::read).transpose()
 }
 
 pub(crate) async fn list(
-    session: &mut Session<'_>,
+    session: &mut OwnTables<'_>,
     filter: &OrderFilter,
     after: i64,
     limit: u32,
@@ -55,8 +57,8 @@ pub(crate) async fn list(
     values.push(i64::from(limit).into());
     let by_index = match filter {
         OrderFilter { buyer_id: Some(_), .. } => String::new(),
-        OrderFilter { seller_id: Some(_), .. } => session.kind().by_index("orders_seller"),
-        OrderFilter { status: Some(_), .. } => session.kind().by_index("orders_status"),
+        OrderFilter { seller_id: Some(_), .. } => session.dialect().by_index("orders_seller"),
+        OrderFilter { status: Some(_), .. } => session.dialect().by_index("orders_status"),
         _ => String::new(),
     };
     let sql = format!(
@@ -68,11 +70,12 @@ pub(crate) async fn list(
 
 /// Places an order: the product is taken in the same transaction, for the price of the order, or nothing happens.
 pub(crate) async fn place(
-    session: &mut Session<'_>,
+    tx: &mut Tx,
     order: Order,
     step: &Step,
     timeout_event_id: EventId,
-) -> Result<Change<Order>, MarketError> {
+) -> Result<Order, MarketError> {
+    let session = &mut tx.own_tables();
     if !products::take(session, order.product_id, order.price, step.now).await? {
         return Err(MarketError::NotOnSale(order.product_id));
     }
@@ -97,53 +100,44 @@ pub(crate) async fn place(
         timeout.as_str(),
     ];
     session.execute("market.place", sql, values).await?;
-    let facts = events::placed(&order, step, timeout_event_id)?;
-    let answer = Order { last_event_id: Some(created), timeout_event_id: Some(timeout), ..order };
-    Ok(Change { answer, facts })
+    for facts in &events::placed(&order, step, timeout_event_id)? {
+        tx.append(facts).await?;
+    }
+    Ok(Order { last_event_id: Some(created), timeout_event_id: Some(timeout), ..order })
 }
 
 /// Pays an order.
-pub(crate) async fn pay(
-    session: &mut Session<'_>,
-    order: &Order,
-    step: &Step,
-) -> Result<Change<()>, MarketError> {
+pub(crate) async fn pay(tx: &mut Tx, order: &Order, step: &Step) -> Result<(), MarketError> {
+    let session = &mut tx.own_tables();
     advance(session, order, (OrderStatus::Pending, OrderStatus::Paid), "pay_time", step, "be paid").await?;
-    Ok(Change { answer: (), facts: vec![events::paid(order, step)?] })
+    tx.append(&events::paid(order, step)?).await?;
+    Ok(())
 }
 
 /// Ships an order. Its shipment may not have been begun yet: the message about the payment may still be on its way.
-pub(crate) async fn ship(
-    session: &mut Session<'_>,
-    order: &Order,
-    step: &Step,
-) -> Result<Change<()>, MarketError> {
+pub(crate) async fn ship(tx: &mut Tx, order: &Order, step: &Step) -> Result<(), MarketError> {
+    let session = &mut tx.own_tables();
     let (old, new) = (OrderStatus::Paid, OrderStatus::Shipped);
     advance(session, order, (old, new), "ship_time", step, "be shipped").await?;
     set_shipment(session, order.order_id, ShipmentStatus::Shipped, step.now).await?;
-    Ok(Change { answer: (), facts: vec![events::moved(order, new, step)?] })
+    tx.append(&events::moved(order, new, step)?).await?;
+    Ok(())
 }
 
 /// Completes an order.
-pub(crate) async fn complete(
-    session: &mut Session<'_>,
-    order: &Order,
-    step: &Step,
-) -> Result<Change<()>, MarketError> {
+pub(crate) async fn complete(tx: &mut Tx, order: &Order, step: &Step) -> Result<(), MarketError> {
+    let session = &mut tx.own_tables();
     let (old, new) = (OrderStatus::Shipped, OrderStatus::Completed);
     advance(session, order, (old, new), "complete_time", step, "be completed").await?;
     set_shipment(session, order.order_id, ShipmentStatus::Delivered, step.now).await?;
     recalculate_credit(session, order.buyer_id, step.now).await?;
-    Ok(Change { answer: (), facts: vec![events::moved(order, new, step)?] })
+    tx.append(&events::moved(order, new, step)?).await?;
+    Ok(())
 }
 
 /// Cancels an order that was not paid.
-pub(crate) async fn cancel(
-    session: &mut Session<'_>,
-    order: &Order,
-    reason: &str,
-    step: &Step,
-) -> Result<Change<()>, MarketError> {
+pub(crate) async fn cancel(tx: &mut Tx, order: &Order, reason: &str, step: &Step) -> Result<(), MarketError> {
+    let session = &mut tx.own_tables();
     let event_id = step.event_id.to_string();
     let sql = "UPDATE orders SET status = ?, status_changed_at = ?, cancel_reason = ?, cancel_time = ?, \
         last_event_id = ? WHERE order_id = ? AND status = ?";
@@ -159,18 +153,20 @@ pub(crate) async fn cancel(
     if session.execute("market.cancel", sql, values).await? != 1 {
         return Err(refused(session, order.order_id, "be cancelled").await);
     }
-    let facts = vec![closed(session, order, reason, step).await?];
-    Ok(Change { answer: (), facts })
+    let facts = closed(session, order, reason, step).await?;
+    tx.append(&facts).await?;
+    Ok(())
 }
 
 /// Closes an order whose time to pay is over: only if it is still pending and was placed at or before the deadline.
-/// `None` if that is not so.
+/// Answers whether that was so.
 pub(crate) async fn time_out(
-    session: &mut Session<'_>,
+    tx: &mut Tx,
     order: &Order,
     deadline: DateTime<Utc>,
     step: &Step,
-) -> Result<Option<Append>, StoreError> {
+) -> Result<bool, StoreError> {
+    let session = &mut tx.own_tables();
     let event_id = step.event_id.to_string();
     let sql = "UPDATE orders SET status = ?, status_changed_at = ?, cancel_reason = ?, cancel_time = ?, \
         last_event_id = ? WHERE order_id = ? AND status = ? AND create_time <= ?";
@@ -185,14 +181,16 @@ pub(crate) async fn time_out(
         deadline,
     ];
     if session.execute("market.time-out", sql, values).await? != 1 {
-        return Ok(None);
+        return Ok(false);
     }
-    closed(session, order, TIMEOUT_REASON, step).await.map(Some)
+    let facts = closed(session, order, TIMEOUT_REASON, step).await?;
+    tx.append(&facts).await?;
+    Ok(true)
 }
 
 /// Unpaid orders from before the deadline, the oldest first.
 pub(crate) async fn overdue(
-    session: &mut Session<'_>,
+    session: &mut OwnTables<'_>,
     deadline: DateTime<Utc>,
     limit: u32,
 ) -> Result<Vec<Order>, StoreError> {
@@ -206,7 +204,7 @@ pub(crate) async fn overdue(
 /// What follows when an order is cancelled, for whatever reason: its product is on sale again, the buyer's credit is
 /// counted anew.
 async fn closed(
-    session: &mut Session<'_>,
+    session: &mut OwnTables<'_>,
     order: &Order,
     reason: &str,
     step: &Step,
@@ -227,7 +225,7 @@ async fn closed(
 /// Moves an order on, or says where it is. An order that was read in another status is not moved, although it may have
 /// come there since: what is known of it, the fact of its last step, is of before.
 async fn advance(
-    session: &mut Session<'_>,
+    session: &mut OwnTables<'_>,
     order: &Order,
     (from, to): (OrderStatus, OrderStatus),
     time_column: &'static str,
@@ -251,7 +249,7 @@ async fn advance(
 }
 
 /// Why a step touched no row.
-async fn refused(session: &mut Session<'_>, order_id: i64, step: &'static str) -> MarketError {
+async fn refused(session: &mut OwnTables<'_>, order_id: i64, step: &'static str) -> MarketError {
     match find(session, order_id).await {
         Ok(Some(order)) => MarketError::WrongStatus { order_id, status: order.status, step },
         Ok(None) => MarketError::UnknownOrder(order_id),
@@ -261,7 +259,7 @@ async fn refused(session: &mut Session<'_>, order_id: i64, step: &'static str) -
 
 /// Brings a shipment to a status, and begins it if it was not there.
 pub(crate) async fn set_shipment(
-    session: &mut Session<'_>,
+    session: &mut OwnTables<'_>,
     order_id: i64,
     status: ShipmentStatus,
     now: DateTime<Utc>,
@@ -278,20 +276,22 @@ pub(crate) async fn set_shipment(
 /// Counts anew how a buyer's orders ended. The row is locked before the orders are counted, so that of two that count at
 /// once the second one sees what the first has committed.
 async fn recalculate_credit(
-    session: &mut Session<'_>,
+    session: &mut OwnTables<'_>,
     buyer_id: i64,
     now: DateTime<Utc>,
 ) -> Result<(), StoreError> {
     let row = "buyer_credit (buyer_id, completed_count, cancelled_count, timeout_count, score, updated_at) \
         VALUES (?, 0, 0, 0, 100, ?)";
-    let sql = match session.kind() {
+    let sql = match session.dialect() {
         // An ignored insert takes a shared lock on the row that is there, and two that then want it for themselves wait
         // for each other.
-        Kind::MySql => format!("INSERT INTO {row} ON DUPLICATE KEY UPDATE buyer_id = buyer_credit.buyer_id"),
-        kind => kind.insert_unless_there(row),
+        Dialect::MySql => {
+            format!("INSERT INTO {row} ON DUPLICATE KEY UPDATE buyer_id = buyer_credit.buyer_id")
+        }
+        dialect => dialect.insert_unless_there(row),
     };
     session.execute("market.credit-row", &sql, values![buyer_id, now]).await?;
-    if session.kind() != Kind::Sqlite {
+    if session.dialect() != Dialect::Sqlite {
         let sql = "SELECT buyer_id FROM buyer_credit WHERE buyer_id = ? FOR UPDATE";
         session.row("market.hold-credit", sql, values![buyer_id]).await?;
     }
@@ -302,7 +302,7 @@ async fn recalculate_credit(
         CAST(COALESCE(SUM(CASE WHEN status = 'cancelled' AND cancel_reason = 'timeout' THEN 1 ELSE 0 END), 0) \
             AS {integer}) AS timeout_count \
         FROM orders WHERE buyer_id = ?"
-        .replace("{integer}", if session.kind() == Kind::MySql { "SIGNED" } else { "bigint" });
+        .replace("{integer}", if session.dialect() == Dialect::MySql { "SIGNED" } else { "bigint" });
     let Some(counts) = session.row("market.count-orders", &sql, values![buyer_id]).await? else {
         return Ok(());
     };

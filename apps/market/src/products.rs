@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 use chrono::{DateTime, Utc};
 use towpath::ports::store::StoreError;
 
-use crate::database::{Session, Value, values};
+use crate::database::{OwnTables, Value, values};
 use crate::model::{PRODUCT, Product, ProductFilter, ProductStatus};
 use crate::money::Money;
 use crate::words;
 
-pub(crate) async fn insert(session: &mut Session<'_>, product: &Product) -> Result<(), StoreError> {
+pub(crate) async fn insert(session: &mut OwnTables<'_>, product: &Product) -> Result<(), StoreError> {
     let sql = format!("INSERT INTO products ({PRODUCT}) VALUES (?, ?, ?, ?, ?, ?, ?)");
     let values = values![
         product.product_id,
@@ -25,7 +25,10 @@ pub(crate) async fn insert(session: &mut Session<'_>, product: &Product) -> Resu
     note_words(session, product.product_id, &product.title).await
 }
 
-pub(crate) async fn find(session: &mut Session<'_>, product_id: i64) -> Result<Option<Product>, StoreError> {
+pub(crate) async fn find(
+    session: &mut OwnTables<'_>,
+    product_id: i64,
+) -> Result<Option<Product>, StoreError> {
     let sql = format!("SELECT {PRODUCT} FROM products WHERE product_id = ?");
     let row = session.row("market.product", &sql, values![product_id]).await?;
     row.as_ref().map(Product::read).transpose()
@@ -33,13 +36,13 @@ pub(crate) async fn find(session: &mut Session<'_>, product_id: i64) -> Result<O
 
 /// Products behind a number, of which a filter is so. `sought` are the words of its text; with none of them, all titles do.
 pub(crate) async fn list(
-    session: &mut Session<'_>,
+    session: &mut OwnTables<'_>,
     filter: &ProductFilter,
     sought: &BTreeSet<String>,
     after: i64,
     limit: u32,
 ) -> Result<Vec<Product>, StoreError> {
-    let kind = session.kind();
+    let dialect = session.dialect();
     let has_price = filter.min_price.is_some() || filter.max_price.is_some();
     let columns = PRODUCT.split(", ").map(|column| format!("p.{column}")).collect::<Vec<_>>().join(", ");
     let mut sought = sought.iter();
@@ -50,17 +53,17 @@ pub(crate) async fn list(
             conditions.push("w.word = ?".to_owned());
             values.push(first.as_str().into());
             let from =
-                format!("product_words w {} products p ON p.product_id = w.product_id", kind.first_then());
+                format!("product_words w {} products p ON p.product_id = w.product_id", dialect.first_then());
             (from, "w.product_id")
         }
         None => {
             let by_index = match filter {
-                ProductFilter { seller_id: Some(_), .. } => kind.by_index("products_seller"),
+                ProductFilter { seller_id: Some(_), .. } => dialect.by_index("products_seller"),
                 // How many a price leaves is known to the database alone.
                 ProductFilter { status: Some(_), .. } if has_price => {
-                    kind.by_index("products_status, products_status_price")
+                    dialect.by_index("products_status, products_status_price")
                 }
-                ProductFilter { status: Some(_), .. } => kind.by_index("products_status"),
+                ProductFilter { status: Some(_), .. } => dialect.by_index("products_status"),
                 _ => String::new(),
             };
             (format!("products p{by_index}"), "p.product_id")
@@ -102,7 +105,7 @@ pub(crate) async fn list(
 /// Takes a product for an order: on_sale to sold, for the price that the order has. One row is the only proof that it was
 /// taken.
 pub(crate) async fn take(
-    session: &mut Session<'_>,
+    session: &mut OwnTables<'_>,
     product_id: i64,
     price: Money,
     now: DateTime<Utc>,
@@ -117,7 +120,7 @@ pub(crate) async fn take(
 /// Gives a product back that an order had: sold to on_sale. What is known about its availability follows at once, as no
 /// message tells of it.
 pub(crate) async fn release(
-    session: &mut Session<'_>,
+    session: &mut OwnTables<'_>,
     product_id: i64,
     now: DateTime<Utc>,
 ) -> Result<bool, StoreError> {
@@ -130,7 +133,7 @@ pub(crate) async fn release(
 
 /// Takes a product off the market: on_sale to withdrawn. Its availability follows at once, as above.
 pub(crate) async fn withdraw(
-    session: &mut Session<'_>,
+    session: &mut OwnTables<'_>,
     product_id: i64,
     now: DateTime<Utc>,
 ) -> Result<bool, StoreError> {
@@ -143,7 +146,7 @@ pub(crate) async fn withdraw(
 
 /// Says anew what a product is and what it costs, while it is on sale: what an order has is never changed under it.
 pub(crate) async fn change(
-    session: &mut Session<'_>,
+    session: &mut OwnTables<'_>,
     product_id: i64,
     title: Option<&str>,
     price: Option<Money>,
@@ -173,7 +176,7 @@ pub(crate) async fn change(
 
 /// Keeps the words of a title.
 pub(crate) async fn note_words(
-    session: &mut Session<'_>,
+    session: &mut OwnTables<'_>,
     product_id: i64,
     title: &str,
 ) -> Result<(), StoreError> {
@@ -185,12 +188,13 @@ pub(crate) async fn note_words(
     let values: Vec<Value<'_>> =
         words.iter().flat_map(|word| [Value::from(word.as_str()), Value::from(product_id)]).collect();
     // An earlier start may have begun with it, on the database that commits each step of a migration.
-    let sql = session.kind().insert_unless_there(&format!("product_words (word, product_id) VALUES {rows}"));
+    let sql =
+        session.dialect().insert_unless_there(&format!("product_words (word, product_id) VALUES {rows}"));
     session.execute("market.words", &sql, values).await.map(|_| ())
 }
 
 async fn set_available(
-    session: &mut Session<'_>,
+    session: &mut OwnTables<'_>,
     product_id: i64,
     is_available: bool,
     now: DateTime<Utc>,
@@ -201,7 +205,7 @@ async fn set_available(
 }
 
 async fn step(
-    session: &mut Session<'_>,
+    session: &mut OwnTables<'_>,
     product_id: i64,
     from: ProductStatus,
     to: ProductStatus,

@@ -8,7 +8,9 @@ use chrono::{DateTime, Utc};
 use towpath::SqlStore;
 use towpath::ports::store::StoreError;
 
-use crate::database::{Kind, Session, values};
+use towpath::tables::Dialect;
+
+use crate::database::{OwnTables, values};
 use crate::products;
 use crate::topology::{channel_names, handler_names};
 
@@ -129,10 +131,10 @@ pub(crate) async fn migrate(store: &SqlStore) -> Result<(), StoreError> {
     // On PostgreSQL and SQLite the whole version is one transaction. MySQL commits each statement that makes a table, so
     // each of them can be repeated.
     let mut transaction = store.open_transaction().await?;
-    let mut session = Session::from(transaction.own_tables().without_limit());
+    let mut session = transaction.own_tables().without_limit();
     lock(&mut session).await?;
     let made = make(&mut session).await;
-    if session.kind() == Kind::MySql {
+    if session.dialect() == Dialect::MySql {
         session.plain("market.unlock", "DO RELEASE_LOCK(CONCAT('market.', MD5(DATABASE())))").await?;
     }
     made?;
@@ -140,16 +142,16 @@ pub(crate) async fn migrate(store: &SqlStore) -> Result<(), StoreError> {
     store.create_frozen_views(&channel_names(), &handler_names()).await
 }
 
-async fn lock(session: &mut Session<'_>) -> Result<(), StoreError> {
-    match session.kind() {
+async fn lock(session: &mut OwnTables<'_>) -> Result<(), StoreError> {
+    match session.dialect() {
         // Its write transaction is the lock.
-        Kind::Sqlite => Ok(()),
-        Kind::Postgres => {
+        Dialect::Sqlite => Ok(()),
+        Dialect::Postgres => {
             let sql = "SET LOCAL lock_timeout = 0; \
                 SELECT pg_advisory_xact_lock(hashtextextended('market.' || current_schema(), 0))";
             session.plain("market.lock", sql).await
         }
-        Kind::MySql => {
+        Dialect::MySql => {
             let sql = "SELECT GET_LOCK(CONCAT('market.', MD5(DATABASE())), 60) AS granted";
             let granted = session.row("market.lock", sql, Vec::new()).await?;
             match granted.map(|row| row.long_or_null("granted")).transpose()?.flatten() {
@@ -160,8 +162,8 @@ async fn lock(session: &mut Session<'_>) -> Result<(), StoreError> {
     }
 }
 
-async fn make(session: &mut Session<'_>) -> Result<(), StoreError> {
-    let kind = session.kind();
+async fn make(session: &mut OwnTables<'_>) -> Result<(), StoreError> {
+    let kind = session.dialect();
     refuse_foreign_views(session).await?;
     let versions = "CREATE TABLE IF NOT EXISTS market_migrations (version {long} NOT NULL PRIMARY KEY, applied_at {time} NOT NULL)";
     session.plain("market.versions", &typed(kind, versions)).await?;
@@ -201,10 +203,10 @@ async fn make(session: &mut Session<'_>) -> Result<(), StoreError> {
     Ok(())
 }
 
-async fn add_indexes(session: &mut Session<'_>, indexes: &[(&str, &str, &str)]) -> Result<(), StoreError> {
+async fn add_indexes(session: &mut OwnTables<'_>, indexes: &[(&str, &str, &str)]) -> Result<(), StoreError> {
     for (table, index, over) in indexes {
         // MySQL commits each statement and cannot say "if not exists" of an index.
-        if session.kind() == Kind::MySql && has_index(session, table, index).await? {
+        if session.dialect() == Dialect::MySql && has_index(session, table, index).await? {
             continue;
         }
         session.plain("market.index", &format!("CREATE INDEX {index} ON {table} ({over})")).await?;
@@ -212,17 +214,17 @@ async fn add_indexes(session: &mut Session<'_>, indexes: &[(&str, &str, &str)]) 
     Ok(())
 }
 
-async fn drop_index(session: &mut Session<'_>, (table, index): (&str, &str)) -> Result<(), StoreError> {
-    let sql = match session.kind() {
-        Kind::Sqlite | Kind::Postgres => format!("DROP INDEX IF EXISTS {index}"),
-        Kind::MySql if has_index(session, table, index).await? => format!("DROP INDEX {index} ON {table}"),
-        Kind::MySql => return Ok(()),
+async fn drop_index(session: &mut OwnTables<'_>, (table, index): (&str, &str)) -> Result<(), StoreError> {
+    let sql = match session.dialect() {
+        Dialect::Sqlite | Dialect::Postgres => format!("DROP INDEX IF EXISTS {index}"),
+        Dialect::MySql if has_index(session, table, index).await? => format!("DROP INDEX {index} ON {table}"),
+        Dialect::MySql => return Ok(()),
     };
     session.plain("market.index", &sql).await
 }
 
 /// Keeps the words of products that were offered before words were kept.
-async fn note_all_words(session: &mut Session<'_>) -> Result<(), StoreError> {
+async fn note_all_words(session: &mut OwnTables<'_>) -> Result<(), StoreError> {
     let mut after = 0;
     loop {
         let sql = "SELECT product_id, title FROM products WHERE product_id > ? ORDER BY product_id LIMIT 500";
@@ -237,8 +239,8 @@ async fn note_all_words(session: &mut Session<'_>) -> Result<(), StoreError> {
     }
 }
 
-async fn create(session: &mut Session<'_>, tables: &[Table]) -> Result<(), StoreError> {
-    let kind = session.kind();
+async fn create(session: &mut OwnTables<'_>, tables: &[Table]) -> Result<(), StoreError> {
+    let kind = session.dialect();
     for table in tables {
         refuse_foreign(session, table).await?;
     }
@@ -250,7 +252,7 @@ async fn create(session: &mut Session<'_>, tables: &[Table]) -> Result<(), Store
     Ok(())
 }
 
-async fn record(session: &mut Session<'_>, version: i64) -> Result<(), StoreError> {
+async fn record(session: &mut OwnTables<'_>, version: i64) -> Result<(), StoreError> {
     let now: DateTime<Utc> = Utc::now();
     let sql = "INSERT INTO market_migrations (version, applied_at) VALUES (?, ?)";
     session.execute("market.migrated", sql, values![version, now]).await.map(|_| ())
@@ -258,7 +260,7 @@ async fn record(session: &mut Session<'_>, version: i64) -> Result<(), StoreErro
 
 /// Refuses to share a table with somebody else. One that is there before the market has recorded its version is either
 /// left from a start that was cut short, and has our columns, or it is not ours.
-async fn refuse_foreign(session: &mut Session<'_>, table: &Table) -> Result<(), StoreError> {
+async fn refuse_foreign(session: &mut OwnTables<'_>, table: &Table) -> Result<(), StoreError> {
     let found = columns_of(session, table.name).await?;
     let ours = column_names(table.columns);
     if found.is_empty() || found == ours {
@@ -269,14 +271,14 @@ async fn refuse_foreign(session: &mut Session<'_>, table: &Table) -> Result<(), 
 }
 
 /// The same for the frozen views: a table of that name is somebody's own outbox.
-async fn refuse_foreign_views(session: &mut Session<'_>) -> Result<(), StoreError> {
-    let sql = match session.kind() {
-        Kind::Sqlite => "SELECT 1 AS one FROM sqlite_master WHERE type = 'table' AND name = ?",
-        Kind::Postgres => {
+async fn refuse_foreign_views(session: &mut OwnTables<'_>) -> Result<(), StoreError> {
+    let sql = match session.dialect() {
+        Dialect::Sqlite => "SELECT 1 AS one FROM sqlite_master WHERE type = 'table' AND name = ?",
+        Dialect::Postgres => {
             "SELECT 1 AS one FROM information_schema.tables WHERE table_schema = current_schema() \
              AND table_type = 'BASE TABLE' AND table_name = ?"
         }
-        Kind::MySql => {
+        Dialect::MySql => {
             "SELECT 1 AS one FROM information_schema.tables WHERE table_schema = DATABASE() \
              AND table_type = 'BASE TABLE' AND table_name = ?"
         }
@@ -291,14 +293,14 @@ async fn refuse_foreign_views(session: &mut Session<'_>) -> Result<(), StoreErro
 }
 
 /// The columns of a table, in the order of their names; none, if there is no such table.
-async fn columns_of(session: &mut Session<'_>, table: &str) -> Result<Vec<String>, StoreError> {
-    let sql = match session.kind() {
-        Kind::Sqlite => "SELECT name AS column_name FROM pragma_table_info(?)",
-        Kind::Postgres => {
+async fn columns_of(session: &mut OwnTables<'_>, table: &str) -> Result<Vec<String>, StoreError> {
+    let sql = match session.dialect() {
+        Dialect::Sqlite => "SELECT name AS column_name FROM pragma_table_info(?)",
+        Dialect::Postgres => {
             "SELECT CAST(column_name AS text) AS column_name FROM information_schema.columns \
              WHERE table_schema = current_schema() AND table_name = ?"
         }
-        Kind::MySql => {
+        Dialect::MySql => {
             "SELECT column_name AS column_name FROM information_schema.columns \
              WHERE table_schema = DATABASE() AND table_name = ?"
         }
@@ -324,16 +326,16 @@ fn column_names(columns: &str) -> Vec<String> {
     names
 }
 
-async fn has_index(session: &mut Session<'_>, table: &str, index: &str) -> Result<bool, StoreError> {
+async fn has_index(session: &mut OwnTables<'_>, table: &str, index: &str) -> Result<bool, StoreError> {
     let sql = "SELECT 1 AS one FROM information_schema.statistics WHERE table_schema = DATABASE() \
         AND table_name = ? AND index_name = ? LIMIT 1";
     Ok(session.row("market.look-for-index", sql, values![table, index]).await?.is_some())
 }
 
-fn statements(kind: Kind, table: &Table) -> Vec<String> {
+fn statements(kind: Dialect, table: &Table) -> Vec<String> {
     let columns = typed(kind, table.columns);
     let name = table.name;
-    if kind == Kind::MySql {
+    if kind == Dialect::MySql {
         // With its indexes in one statement a table is there or not.
         let indexes: String = table
             .indexes
@@ -347,7 +349,7 @@ fn statements(kind: Kind, table: &Table) -> Vec<String> {
              COLLATE utf8mb4_bin"
         )];
     }
-    let tail = if kind == Kind::Sqlite { " STRICT" } else { "" };
+    let tail = if kind == Dialect::Sqlite { " STRICT" } else { "" };
     let table_statement = format!("CREATE TABLE {name} ({columns}){tail}");
     let indexes = table.indexes.iter().map(|(index, over, unique)| {
         format!("CREATE {}INDEX {index} ON {name} ({over})", if *unique { "UNIQUE " } else { "" })
@@ -355,11 +357,11 @@ fn statements(kind: Kind, table: &Table) -> Vec<String> {
     std::iter::once(table_statement).chain(indexes).collect()
 }
 
-fn typed(kind: Kind, sql: &str) -> String {
+fn typed(kind: Dialect, sql: &str) -> String {
     let (long, time, name, text) = match kind {
-        Kind::Sqlite => ("INTEGER", "INTEGER", "TEXT", "TEXT"),
-        Kind::Postgres => ("bigint", "timestamptz", "text COLLATE \"C\"", "text"),
-        Kind::MySql => ("BIGINT", "DATETIME(6)", "VARCHAR(64)", "TEXT"),
+        Dialect::Sqlite => ("INTEGER", "INTEGER", "TEXT", "TEXT"),
+        Dialect::Postgres => ("bigint", "timestamptz", "text COLLATE \"C\"", "text"),
+        Dialect::MySql => ("BIGINT", "DATETIME(6)", "VARCHAR(64)", "TEXT"),
     };
     sql.replace("{long}", long).replace("{time}", time).replace("{name}", name).replace("{text}", text)
 }

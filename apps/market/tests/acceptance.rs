@@ -13,6 +13,7 @@ use support::{Stage, eventually, settings};
 use towpath::ids::{AggregateKey, CorrelationId, EventId};
 use towpath::name::EventName;
 use towpath::ports::clock::Clock as _;
+use towpath::ports::store::StoreTx as _;
 use towpath::ports::store::{Append, Expected, NewEvent, Routing};
 use towpath::{ChangeContext, Payload};
 use towpath_market::{MarketError, OrderStatus, ProductStatus, Settings, ShipmentStatus};
@@ -198,7 +199,7 @@ async fn line_16_3_1_a_failed_transaction_sends_nothing(stage: &Stage) {
         context: ChangeContext::new(chrono::Utc::now(), CorrelationId::new("flow-test").unwrap()),
     };
     let mut transaction = shop.app.store().open_transaction().await.unwrap();
-    transaction.append_facts(&in_the_way).await.unwrap();
+    transaction.append(&in_the_way).await.unwrap();
     transaction.finish().await.unwrap();
     let failed = shop.market.place(product.product_id, 10001).await.unwrap_err();
     assert!(matches!(failed, MarketError::Store(_)), "{failed:?}");

@@ -9,6 +9,7 @@
 //! facts); [`ports`] (what the outside must offer).
 
 pub mod aggregate;
+pub mod append;
 pub mod causes;
 pub mod channel;
 pub mod decider;

@@ -8,8 +8,7 @@ use towpath_core::ids::{ActorId, EventId, HandlerName, Lane};
 use towpath_core::letters::{AsideOutcome, Letter, LetterFilter, LetterGroup, NewLetter, SetAside};
 use towpath_core::lifecycle::InboxStatus;
 use towpath_core::ports::store::{
-    Append, AppendRules, Appended, InboxEntry, InboxFailure, LeaseGrant, NewCommand, NewTimer, StoreError,
-    StoreResult,
+    Append, AppendRules, Appended, InboxEntry, InboxFailure, LeaseGrant, StoreError, StoreResult,
 };
 use uuid::Uuid;
 
@@ -22,6 +21,7 @@ impl SqlTransaction {
     /// The connection, on SQLite.
     #[cfg(feature = "sqlite")]
     pub fn sqlite(&mut self) -> Option<&mut sqlx::SqliteConnection> {
+        self.was_handed_out = true;
         match &mut self.inner {
             Inner::Sqlite(transaction) => Some(&mut *transaction),
             #[allow(unreachable_patterns, reason = "reachable when more databases are built in")]
@@ -32,8 +32,10 @@ impl SqlTransaction {
     /// The connection, on PostgreSQL.
     #[cfg(feature = "postgres")]
     pub fn postgres(&mut self) -> Option<&mut sqlx::PgConnection> {
+        self.was_handed_out = true;
         match &mut self.inner {
             Inner::Postgres(lent) => Some(lent.hand_out()),
+            Inner::PostgresGuest(guest) => Some(&mut *guest),
             #[allow(unreachable_patterns, reason = "reachable when more databases are built in")]
             _ => None,
         }
@@ -42,8 +44,10 @@ impl SqlTransaction {
     /// The connection, on MySQL and MariaDB.
     #[cfg(feature = "mysql")]
     pub fn mysql(&mut self) -> Option<&mut sqlx::MySqlConnection> {
+        self.was_handed_out = true;
         match &mut self.inner {
             Inner::MySql(lent) => Some(lent.hand_out()),
+            Inner::MySqlGuest(guest) => Some(&mut *guest),
             #[allow(unreachable_patterns, reason = "reachable when more databases are built in")]
             _ => None,
         }
@@ -59,6 +63,10 @@ impl SqlTransaction {
             Inner::Postgres(lent) => Box::pin(lent.lost()),
             #[cfg(feature = "mysql")]
             Inner::MySql(lent) => Box::pin(lent.lost()),
+            #[cfg(feature = "postgres")]
+            Inner::PostgresGuest(_) => Box::pin(std::future::pending()),
+            #[cfg(feature = "mysql")]
+            Inner::MySqlGuest(_) => Box::pin(std::future::pending()),
         }
     }
 
@@ -71,27 +79,6 @@ impl SqlTransaction {
         let mut session = self.session();
         let complete = ops::append::complete(&mut session, append, rules).await?;
         Ok((ops::append::append_tx(&mut session, &complete).await?, complete))
-    }
-
-    /// Appends facts: they commit with the rest of this transaction or not at all.
-    pub async fn append_facts(&mut self, append: &Append) -> StoreResult<Appended> {
-        ops::append::append_tx(&mut self.session(), append).await
-    }
-
-    /// Records a command for a worker to run once this transaction is committed. Answers whether it was new: the same
-    /// command id is recorded once.
-    pub async fn accept_command(&mut self, command: &NewCommand) -> StoreResult<bool> {
-        ops::commands::accept_once(&mut self.session(), command).await
-    }
-
-    /// Schedules a timer.
-    pub async fn add_timer(&mut self, timer: &NewTimer) -> StoreResult<()> {
-        ops::timers::schedule(&mut self.session(), timer).await
-    }
-
-    /// Cancels a timer that has not begun; answers whether it did.
-    pub async fn remove_timer(&mut self, timer_id: Uuid, now: DateTime<Utc>) -> StoreResult<bool> {
-        ops::timers::cancel(&mut self.session(), timer_id, now).await
     }
 
     /// Marks deliveries as handled and answers those that were not before.
@@ -128,6 +115,28 @@ impl SqlTransaction {
     /// Makes all of it true.
     pub async fn finish(self) -> StoreResult<()> {
         self.commit().await
+    }
+
+    /// Makes a unit of work true, if it still stands. What our own statements came to is known; somebody else's may have
+    /// undone the transaction, as [`finish_marked`](Self::finish_marked) says.
+    ///
+    /// # Errors
+    /// [`StoreError::TransactionLost`]: nothing of it was written. `Unavailable`: whether it was is not known.
+    pub async fn finish_unit(mut self, unit_id: Uuid) -> Result<(), Unfinished> {
+        if self.was_handed_out {
+            match ops::units::stands(&mut self.session(), unit_id).await {
+                Ok(true) => {}
+                Ok(false) | Err(StoreError::Refused { .. }) => {
+                    let why = "a failed statement has undone it".to_owned();
+                    return Err(Unfinished::Not(StoreError::TransactionLost(why)));
+                }
+                Err(error) => return Err(Unfinished::Not(error)),
+            }
+        }
+        self.commit().await.map_err(|error| match error {
+            error @ StoreError::Unavailable(_) => Unfinished::InDoubt(error),
+            error => Unfinished::Not(error),
+        })
     }
 
     /// Makes all of it true, if it still stands. A statement that failed may have undone the transaction, with the mark
@@ -171,6 +180,15 @@ impl SqlTransaction {
     pub async fn abandon(self) -> StoreResult<()> {
         self.rollback().await
     }
+}
+
+/// Why a unit of work was not committed.
+#[derive(Debug)]
+pub enum Unfinished {
+    /// It was not.
+    Not(StoreError),
+    /// Whether it was is not known: the answer was lost.
+    InDoubt(StoreError),
 }
 
 impl SqlStore {
@@ -294,6 +312,16 @@ impl SqlStore {
         limit: u32,
     ) -> StoreResult<u64> {
         transacting!(self, ops::cleaning::timers, lease, before, limit)
+    }
+
+    /// Deletes units of work that were begun before a moment, about so many; answers how many.
+    pub async fn clean_units(
+        &self,
+        lease: &LeaseGrant,
+        before: DateTime<Utc>,
+        limit: u32,
+    ) -> StoreResult<u64> {
+        transacting!(self, ops::cleaning::units, lease, before, limit)
     }
 
     /// Deletes leases with these prefixes that ended so long ago. Only for leases that name the instance that held them:

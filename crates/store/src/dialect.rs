@@ -383,6 +383,40 @@ impl Dialect {
         say!(self, "ON CONFLICT DO NOTHING", "ON CONFLICT DO NOTHING", "")
     }
 
+    /// Stands at the end of a SELECT that locks the rows it reads. SQLite's write transaction has locked everything
+    /// already.
+    pub fn locking(self) -> &'static str {
+        say!(self, "", " FOR UPDATE", " FOR UPDATE")
+    }
+
+    /// Stands behind a table that is to be read by one index. MySQL takes a small LIMIT for a reason to go through the
+    /// primary key and look at every row until it has found enough; with few to find that is all of them. The others know
+    /// better.
+    pub fn by_index(self, index: &str) -> String {
+        say!(self, String::new(), String::new(), format!(" FORCE INDEX ({index})"))
+    }
+
+    /// Joins two tables so that the first one is read first: its index is the way to what is sought. PostgreSQL finds that
+    /// out by itself.
+    pub fn first_then(self) -> &'static str {
+        say!(self, "CROSS JOIN", "JOIN", "STRAIGHT_JOIN")
+    }
+
+    /// An insert of what stands behind INTO that changes nothing where the key is there already.
+    pub fn insert_unless_there(self, into: &str) -> String {
+        say!(
+            self,
+            format!("INSERT INTO {into} ON CONFLICT DO NOTHING"),
+            format!("INSERT INTO {into} ON CONFLICT DO NOTHING"),
+            format!("INSERT IGNORE INTO {into}")
+        )
+    }
+
+    /// Whether a statement that fails ends its transaction, whatever it was.
+    pub(crate) fn ends_transactions_by_errors(self) -> bool {
+        say!(self, false, true, false)
+    }
+
     /// Whether an UPDATE can answer the rows that it changed.
     pub(crate) fn returns_updated(self) -> bool {
         say!(self, true, true, false)

@@ -15,6 +15,7 @@ use sqlx_core::transaction::TransactionManager as _;
 use tokio::sync::watch;
 use towpath_core::ports::store::{StoreError, StoreResult};
 
+use crate::dialect::Dialect;
 use crate::sql::{SqlFault, classify, cut_off};
 
 /// How long a connection may take on its way back to its pool.
@@ -103,23 +104,49 @@ pub(crate) struct Care<'c> {
     limits: Limits,
     /// Nothing for a connection that is not ours to close.
     standing: Option<&'c mut Standing>,
+    /// Where it is noted that a transaction has ended before its commit.
+    ended: Option<(&'c mut Option<Ended>, Dialect)>,
+}
+
+/// How a transaction ended before its commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// It gave way to another one, and may be run again.
+    GaveWay,
+    /// The connection was lost, or the database does not answer on it.
+    Disconnected,
+    /// A statement failed, and the database lets no other follow.
+    Failed,
+}
+
+impl Ended {
+    /// What an error means for the transaction that it came up in: nothing, if it goes on.
+    pub(crate) fn by(error: &StoreError, dialect: Dialect) -> Option<Self> {
+        match error {
+            StoreError::Contention(_) => Some(Self::GaveWay),
+            StoreError::Unavailable(_) => Some(Self::Disconnected),
+            StoreError::Full(_) => Some(Self::Failed),
+            _ => dialect.ends_transactions_by_errors().then_some(Self::Failed),
+        }
+    }
 }
 
 impl<'c> Care<'c> {
     /// For a connection that is not ours to close.
     pub(crate) fn of_a_guest(limits: Limits) -> Self {
-        Self { limits, standing: None }
+        Self { limits, standing: None, ended: None }
     }
 
     /// For a file of this machine: the driver runs its statements in a thread of their own, and undoes what nobody waits
     /// for any more. The thread ends what takes too long where that has a limit.
     pub(crate) fn of_a_file(server_ends: bool) -> Self {
-        Self { limits: Limits { answer: None, server_ends, silence: Silence::default() }, standing: None }
+        let limits = Limits { answer: None, server_ends, silence: Silence::default() };
+        Self { limits, standing: None, ended: None }
     }
 
-    /// The same care, for a while.
-    pub(crate) fn reborrowed(&mut self) -> Care<'_> {
-        Care { limits: self.limits.clone(), standing: self.standing.as_deref_mut() }
+    /// The same, for a transaction of which it is noted that it has ended before its commit.
+    pub(crate) fn noting(self, ended: &'c mut Option<Ended>, dialect: Dialect) -> Self {
+        Self { ended: Some((ended, dialect)), ..self }
     }
 
     /// Without a time limit: for what may take as long as it takes.
@@ -154,7 +181,7 @@ impl<'c> Care<'c> {
             standing.under_way = false;
             standing.given_up = given_up;
         }
-        match outcome {
+        let outcome = match outcome {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(error)) if self.limits.server_ends && cut_off(&error) => {
                 Err(SqlFault::Other(StoreError::TooSlow { statement: name, source: error.into() }))
@@ -166,7 +193,11 @@ impl<'c> Care<'c> {
                 let what = format!("{name} was not answered within {limit:?}; its connection was closed");
                 Err(SqlFault::Other(StoreError::Unavailable(what.into())))
             }
+        };
+        if let (Some((ended, dialect)), Err(fault)) = (&mut self.ended, &outcome) {
+            **ended = ended.or_else(|| Ended::by(fault.error(), *dialect));
         }
+        outcome
     }
 }
 
@@ -177,7 +208,10 @@ impl<DB: Lendable> Lent<DB> {
 
     /// The connection, and who looks after its statements.
     pub(crate) fn parts(&mut self) -> (&mut DB::Connection, Care<'_>) {
-        (&mut *self.connection, Care { limits: self.limits.clone(), standing: Some(&mut self.standing) })
+        (
+            &mut *self.connection,
+            Care { limits: self.limits.clone(), standing: Some(&mut self.standing), ended: None },
+        )
     }
 
     /// The connection for somebody else's statements. How they end we do not see, so it is asked before others get it.

@@ -52,8 +52,10 @@ mod views;
 pub use backlog::{
     Backlog, CommandBacklog, Connections, LetterCount, LogBacklog, OutboxBacklog, TimerBacklog,
 };
+pub use deliveries::Unfinished;
 pub use dialect::Dialect;
 pub use followed::FollowedLog;
+pub use lent::Ended;
 pub use listings::{COMMANDS_BYTES, FoundAs, OutboxFilter};
 pub use notices::{Heard, Notices};
 pub use ops::inbox::{CameBefore, FirstDelivery, message_key};

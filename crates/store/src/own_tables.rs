@@ -4,22 +4,20 @@
 //! differently (types, upserts) is done here. The probe sees these statements, too.
 
 use chrono::{DateTime, Utc};
-use towpath_core::ports::probe::Probe;
 use towpath_core::ports::store::{StoreError, StoreResult};
 
 use crate::dialect::Dialect;
-use crate::lent::Limits;
 use crate::schema::Table;
 use crate::sql::{MAX_VALUES, Row, Session, Value, values};
 use crate::store::{OpenConnection, Purpose, SqlStore};
-use crate::transaction::{SqlTransaction, sealed};
+use crate::transaction::SqlTransaction;
 
 /// How many bytes of rows one statement writes: servers refuse statements that are too large (MariaDB 16 MiB). A row that
 /// is larger goes alone.
 const MAX_BYTES: usize = 4 << 20;
 
 /// Statements on the application's own tables, inside a transaction or on a connection. Each has the time limit of where it
-/// runs. In a transaction, Towpath's writes join them ([`SqlStore::append_tx`]).
+/// runs.
 pub struct OwnTables<'c>(Session<'c>);
 
 /// A connection for reading the application's own tables: dropped, it goes back.
@@ -62,6 +60,16 @@ impl OwnTables<'_> {
         values: Vec<Value<'_>>,
     ) -> StoreResult<Vec<Record>> {
         Ok(self.0.rows(name, sql, values).await?.into_iter().map(Record).collect())
+    }
+
+    /// Runs a statement and answers its first row, if there is one.
+    pub async fn row(
+        &mut self,
+        name: &'static str,
+        sql: &str,
+        values: Vec<Value<'_>>,
+    ) -> StoreResult<Option<Record>> {
+        Ok(self.rows(name, sql, values).await?.into_iter().next())
     }
 
     /// Runs a SELECT of one table that ends with its condition; answers the rows as they are now, locked until the
@@ -180,14 +188,6 @@ impl OwnConnection {
     /// Statements on the application's own tables, each by itself.
     pub fn own_tables(&mut self) -> OwnTables<'_> {
         OwnTables(self.0.session())
-    }
-}
-
-impl sealed::AsSession for OwnTables<'_> {
-    // What runs here is looked after already.
-    #[allow(private_interfaces, reason = "the trait is sealed: only this crate calls it")]
-    fn as_session<'c>(&'c mut self, _probe: &'c dyn Probe, _limits: Limits) -> Session<'c> {
-        self.0.reborrowed()
     }
 }
 

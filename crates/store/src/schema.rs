@@ -720,6 +720,16 @@ pub(crate) const OPERATIONS: Table = Table {
     hot: false,
 };
 
+/// Units of work, so that whoever did not see the answer to a commit can find out. Forgotten soon.
+pub(crate) const UNITS_OF_WORK: Table = Table {
+    name: "units_of_work",
+    columns: &[column("unit_id", Uuid), column("begun_at", Time)],
+    primary_key: &["unit_id"],
+    indexes: &[index("units_of_work_begun", &["begun_at"])],
+    foreign_key: None,
+    hot: false,
+};
+
 /// The revision of the local topology: one row, whose lock makes two that change it take turns.
 pub(crate) const LOCAL_TOPOLOGY: Table = Table {
     name: "local_topology",

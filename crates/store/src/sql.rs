@@ -170,6 +170,15 @@ pub(crate) enum SqlFault {
     Other(StoreError),
 }
 
+impl SqlFault {
+    /// The error.
+    pub(crate) fn error(&self) -> &StoreError {
+        match self {
+            Self::Unique { error, .. } | Self::ForeignKey(error) | Self::Other(error) => error,
+        }
+    }
+}
+
 impl From<SqlFault> for StoreError {
     fn from(fault: SqlFault) -> Self {
         match fault {
@@ -273,19 +282,6 @@ impl<'c> Session<'c> {
     /// The same without a time limit: for what may take as long as it takes.
     pub(crate) fn without_limit(self) -> Self {
         Self { care: self.care.without_limit(), ..self }
-    }
-
-    /// The same connection, for a while.
-    pub(crate) fn reborrowed(&mut self) -> Session<'_> {
-        let connection = match &mut self.connection {
-            #[cfg(feature = "sqlite")]
-            Connection::Sqlite(connection) => Connection::Sqlite(connection),
-            #[cfg(feature = "postgres")]
-            Connection::Postgres(connection) => Connection::Postgres(connection),
-            #[cfg(feature = "mysql")]
-            Connection::MySql(connection) => Connection::MySql(connection),
-        };
-        Session { connection, probe: self.probe, care: self.care.reborrowed() }
     }
 
     pub(crate) fn dialect(&self) -> Dialect {

@@ -1,19 +1,14 @@
 //! The store over a pool of connections: which operation runs in which transaction.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
-use chrono::{DateTime, Utc};
-use towpath_core::ids::{EventId, HandlerName};
-use towpath_core::ports::operations::{OperationAnswer, OperationClaim};
 use towpath_core::ports::probe::Probe;
-use towpath_core::ports::store::{Append, AppendRules, Appended, InboxMark, NewTimer, StoreResult};
-use uuid::Uuid;
+use towpath_core::ports::store::StoreResult;
 
 use crate::dialect::Dialect;
 use crate::floors::{Floors, Place};
 use crate::lent::{Care, Lent, Limits, Silence};
-use crate::ops;
 use crate::ops::cleaning::Walked;
 use crate::pools::{Pool, StoreOptions};
 use crate::sql::{Session, classify};
@@ -37,7 +32,6 @@ pub struct SqlStore {
     listing_limits: Limits,
     /// What people know the database by.
     address: Arc<str>,
-    rules: Arc<OnceLock<Arc<dyn AppendRules>>>,
 }
 
 impl SqlStore {
@@ -55,7 +49,6 @@ impl SqlStore {
             pool,
             floors: Floors::default(),
             walked: Walked::default(),
-            rules: Arc::default(),
             limits: Limits {
                 answer: Some(options.statement_timeout),
                 server_ends: false,
@@ -77,98 +70,19 @@ impl SqlStore {
         Self { probe, ..self.clone() }
     }
 
-    /// Appends facts inside the application's own transaction: they commit with its own changes or not at all.
-    ///
-    /// # Guarantees
-    /// Versions of the aggregate stay unique and gapless; the events get outbox rows and, after the commit,
-    /// positions, exactly as those of commands do. For a kind of aggregate that is registered, its machine is asked, and
-    /// its state, history, deadline and folded state follow: what the append leaves out is filled in, and its row stays
-    /// locked until the transaction ends.
-    ///
-    /// # Errors
-    /// `VersionConflict`, `DuplicateEvent` and `ForbiddenEvent`: nothing of this append was written; roll the
-    /// transaction back.
-    pub async fn append_tx(
-        &self,
-        transaction: &mut impl JoinTransaction,
-        append: &Append,
-    ) -> StoreResult<Appended> {
-        let mut session = transaction.as_session(self.probe.as_ref(), self.limits.clone());
-        match self.rules.get() {
-            None => ops::append::append_tx(&mut session, append).await,
-            Some(rules) => {
-                let complete = ops::append::complete(&mut session, append, rules.as_ref()).await?;
-                ops::append::append_tx(&mut session, &complete).await
-            }
+    /// The application's own transaction, for Towpath's writes to join.
+    pub fn join(&self, transaction: impl JoinTransaction) -> SqlTransaction {
+        self.opened(transaction.into_inner())
+    }
+
+    fn opened(&self, inner: Inner) -> SqlTransaction {
+        SqlTransaction {
+            inner,
+            probe: self.probe.clone(),
+            limits: self.limits.clone(),
+            was_handed_out: false,
+            ended: None,
         }
-    }
-
-    /// Tells the store what the application has declared about facts that are appended without a command. The first time
-    /// counts, for all clones.
-    pub fn keep_rules(&self, rules: Arc<dyn AppendRules>) {
-        let _ = self.rules.set(rules);
-    }
-
-    /// Writes the answer of a claimed operation inside the application's own transaction, which has its effect.
-    ///
-    /// # Errors
-    /// `Fenced` when the claim was lost: roll the transaction back, somebody else does it.
-    pub async fn answer_operation_tx(
-        &self,
-        transaction: &mut impl JoinTransaction,
-        claim: &OperationClaim,
-        answer: &OperationAnswer,
-        now: DateTime<Utc>,
-    ) -> StoreResult<()> {
-        ops::operations::answer(
-            &mut transaction.as_session(self.probe.as_ref(), self.limits.clone()),
-            claim,
-            answer,
-            now,
-        )
-        .await
-    }
-
-    /// Marks a delivery as handled inside the application's own transaction.
-    pub async fn mark_inbox_tx(
-        &self,
-        transaction: &mut impl JoinTransaction,
-        event_id: EventId,
-        handler: &HandlerName,
-        now: DateTime<Utc>,
-    ) -> StoreResult<InboxMark> {
-        ops::inbox::mark(
-            &mut transaction.as_session(self.probe.as_ref(), self.limits.clone()),
-            event_id,
-            handler,
-            now,
-        )
-        .await
-    }
-
-    /// Schedules a timer inside the application's own transaction.
-    pub async fn schedule_timer_tx(
-        &self,
-        transaction: &mut impl JoinTransaction,
-        timer: &NewTimer,
-    ) -> StoreResult<()> {
-        ops::timers::schedule(&mut transaction.as_session(self.probe.as_ref(), self.limits.clone()), timer)
-            .await
-    }
-
-    /// Cancels a timer inside the application's own transaction.
-    pub async fn cancel_timer_tx(
-        &self,
-        transaction: &mut impl JoinTransaction,
-        timer_id: Uuid,
-        now: DateTime<Utc>,
-    ) -> StoreResult<bool> {
-        ops::timers::cancel(
-            &mut transaction.as_session(self.probe.as_ref(), self.limits.clone()),
-            timer_id,
-            now,
-        )
-        .await
     }
 
     /// The pool, for the application's own tables: the one connection that writes. Whoever holds a transaction of it
@@ -325,7 +239,7 @@ impl SqlStore {
                 Inner::MySql(lent)
             }
         };
-        Ok(SqlTransaction { inner, probe: self.probe.clone() })
+        Ok(self.opened(inner))
     }
 }
 

@@ -5,12 +5,15 @@ use chrono::{DateTime, Utc};
 use towpath_core::ids::{EventId, HandlerName};
 use towpath_core::ports::operations::{OperationAnswer, OperationClaim};
 use towpath_core::ports::probe::Probe;
-use towpath_core::ports::store::{Append, Appended, InboxMark, NewTimer, StoreResult, StoreTx};
+use towpath_core::ports::store::{
+    Append, Appended, InboxMark, NewCommand, NewTimer, StoreError, StoreResult, StoreTx,
+};
 use uuid::Uuid;
 
 use std::sync::Arc;
 
-use crate::lent::{Care, Lent, Limits};
+use crate::dialect::Dialect;
+use crate::lent::{Care, Ended, Lent, Limits};
 use crate::ops;
 use crate::sql::{Session, classify};
 
@@ -18,6 +21,12 @@ use crate::sql::{Session, classify};
 pub struct SqlTransaction {
     pub(crate) inner: Inner,
     pub(crate) probe: Arc<dyn Probe>,
+    /// For the statements of a guest.
+    pub(crate) limits: Limits,
+    /// Somebody else has run statements here, and we have not seen how they ended.
+    pub(crate) was_handed_out: bool,
+    /// It has ended before its commit.
+    pub(crate) ended: Option<Ended>,
 }
 
 pub(crate) enum Inner {
@@ -25,27 +34,55 @@ pub(crate) enum Inner {
     Sqlite(sqlx::Transaction<'static, sqlx::Sqlite>),
     #[cfg(feature = "postgres")]
     Postgres(Lent<sqlx::Postgres>),
+    #[cfg(feature = "postgres")]
+    PostgresGuest(sqlx::Transaction<'static, sqlx::Postgres>),
     #[cfg(feature = "mysql")]
     MySql(Lent<sqlx::MySql>),
+    #[cfg(feature = "mysql")]
+    MySqlGuest(sqlx::Transaction<'static, sqlx::MySql>),
 }
 
 impl SqlTransaction {
     pub(crate) fn session(&mut self) -> Session<'_> {
-        let probe = self.probe.as_ref();
+        let (probe, ended) = (self.probe.as_ref(), &mut self.ended);
         match &mut self.inner {
             #[cfg(feature = "sqlite")]
-            Inner::Sqlite(transaction) => Session::sqlite(&mut *transaction, probe, Care::of_a_file(false)),
+            Inner::Sqlite(transaction) => {
+                let care = Care::of_a_file(false).noting(ended, Dialect::Sqlite);
+                Session::sqlite(&mut *transaction, probe, care)
+            }
             #[cfg(feature = "postgres")]
             Inner::Postgres(lent) => {
                 let (connection, care) = lent.parts();
-                Session::postgres(connection, probe, care)
+                Session::postgres(connection, probe, care.noting(ended, Dialect::Postgres))
+            }
+            #[cfg(feature = "postgres")]
+            Inner::PostgresGuest(guest) => {
+                let care = Care::of_a_guest(self.limits.clone()).noting(ended, Dialect::Postgres);
+                Session::postgres(&mut *guest, probe, care)
             }
             #[cfg(feature = "mysql")]
             Inner::MySql(lent) => {
                 let (connection, care) = lent.parts();
-                Session::mysql(connection, probe, care)
+                Session::mysql(connection, probe, care.noting(ended, Dialect::MySql))
+            }
+            #[cfg(feature = "mysql")]
+            Inner::MySqlGuest(guest) => {
+                let care = Care::of_a_guest(self.limits.clone()).noting(ended, Dialect::MySql);
+                Session::mysql(&mut *guest, probe, care)
             }
         }
+    }
+
+    /// How it has ended already, if it has: then it cannot be committed.
+    pub fn ended_by(&self) -> Option<Ended> {
+        self.ended
+    }
+
+    /// Notes an error of a statement that somebody else ran on the connection.
+    pub fn note(&mut self, error: &StoreError) {
+        let dialect = self.session().dialect();
+        self.ended = self.ended.or_else(|| Ended::by(error, dialect));
     }
 
     pub(crate) async fn commit(self) -> StoreResult<()> {
@@ -59,6 +96,14 @@ impl SqlTransaction {
             Inner::Postgres(lent) => lent.commit().await,
             #[cfg(feature = "mysql")]
             Inner::MySql(lent) => lent.commit().await,
+            #[cfg(feature = "postgres")]
+            Inner::PostgresGuest(guest) => {
+                guest.commit().await.map_err(|error| classify("commit", error).into())
+            }
+            #[cfg(feature = "mysql")]
+            Inner::MySqlGuest(guest) => {
+                guest.commit().await.map_err(|error| classify("commit", error).into())
+            }
         }
     }
 
@@ -73,6 +118,14 @@ impl SqlTransaction {
             Inner::Postgres(lent) => lent.rollback().await,
             #[cfg(feature = "mysql")]
             Inner::MySql(lent) => lent.rollback().await,
+            #[cfg(feature = "postgres")]
+            Inner::PostgresGuest(guest) => {
+                guest.rollback().await.map_err(|error| classify("rollback", error).into())
+            }
+            #[cfg(feature = "mysql")]
+            Inner::MySqlGuest(guest) => {
+                guest.rollback().await.map_err(|error| classify("rollback", error).into())
+            }
         }
     }
 }
@@ -83,7 +136,7 @@ impl StoreTx for SqlTransaction {
         ops::append::append_tx(&mut self.session(), append).await
     }
 
-    async fn mark_inbox(
+    async fn mark(
         &mut self,
         event_id: EventId,
         handler: &HandlerName,
@@ -92,21 +145,29 @@ impl StoreTx for SqlTransaction {
         ops::inbox::mark(&mut self.session(), event_id, handler, now).await
     }
 
-    async fn schedule_timer(&mut self, timer: &NewTimer) -> StoreResult<()> {
+    async fn schedule(&mut self, timer: &NewTimer) -> StoreResult<()> {
         ops::timers::schedule(&mut self.session(), timer).await
     }
 
-    async fn cancel_timer(&mut self, timer_id: Uuid, now: DateTime<Utc>) -> StoreResult<bool> {
+    async fn cancel(&mut self, timer_id: Uuid, now: DateTime<Utc>) -> StoreResult<bool> {
         ops::timers::cancel(&mut self.session(), timer_id, now).await
     }
 
-    async fn answer_operation(
+    async fn answer(
         &mut self,
         claim: &OperationClaim,
         answer: &OperationAnswer,
         now: DateTime<Utc>,
     ) -> StoreResult<()> {
         ops::operations::answer(&mut self.session(), claim, answer, now).await
+    }
+
+    async fn send(&mut self, command: &NewCommand) -> StoreResult<bool> {
+        ops::commands::accept_once(&mut self.session(), command).await
+    }
+
+    async fn begin_unit(&mut self, unit_id: Uuid) -> StoreResult<bool> {
+        ops::units::begin(&mut self.session(), unit_id).await
     }
 
     async fn commit(self: Box<Self>) -> StoreResult<()> {
@@ -118,48 +179,37 @@ impl StoreTx for SqlTransaction {
     }
 }
 
-/// A sqlx transaction (or connection) of the application's own, which Towpath's writes can join.
-///
-/// Implemented for the three databases' connections; a `&mut sqlx::Transaction<'_, Postgres>` dereferences to
-/// one.
+/// A sqlx transaction of the application's own, which is moved in: Towpath's writes join it.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a transaction that Towpath can join",
-    note = "pass `&mut *transaction` of a sqlx transaction on SQLite, PostgreSQL or MySQL"
+    note = "pass a `sqlx::Transaction<'static, _>` on SQLite, PostgreSQL or MySQL, as a pool's `begin()` gives it"
 )]
-pub trait JoinTransaction: sealed::AsSession + Send {}
+pub trait JoinTransaction: sealed::IntoInner {}
 
-impl<T: sealed::AsSession + Send> JoinTransaction for T {}
+impl<T: sealed::IntoInner> JoinTransaction for T {}
 
 pub(crate) mod sealed {
-    use super::{Limits, Probe, Session};
+    use super::Inner;
 
-    pub trait AsSession {
+    pub trait IntoInner {
         #[doc(hidden)]
         #[allow(private_interfaces, reason = "the trait is sealed: only this crate calls it")]
-        fn as_session<'c>(&'c mut self, probe: &'c dyn Probe, limits: Limits) -> Session<'c>;
+        fn into_inner(self) -> Inner;
     }
 }
 
 macro_rules! joins {
-    ($feature:literal, $database:ty, $connection:ty, $session:ident) => {
+    ($feature:literal, $database:ty, $variant:ident) => {
         #[cfg(feature = $feature)]
-        impl sealed::AsSession for $connection {
+        impl sealed::IntoInner for sqlx::Transaction<'static, $database> {
             #[allow(private_interfaces, reason = "the trait is sealed: only this crate calls it")]
-            fn as_session<'c>(&'c mut self, probe: &'c dyn Probe, limits: Limits) -> Session<'c> {
-                Session::$session(self, probe, Care::of_a_guest(limits))
-            }
-        }
-
-        #[cfg(feature = $feature)]
-        impl sealed::AsSession for sqlx::Transaction<'_, $database> {
-            #[allow(private_interfaces, reason = "the trait is sealed: only this crate calls it")]
-            fn as_session<'c>(&'c mut self, probe: &'c dyn Probe, limits: Limits) -> Session<'c> {
-                Session::$session(&mut *self, probe, Care::of_a_guest(limits))
+            fn into_inner(self) -> Inner {
+                Inner::$variant(self)
             }
         }
     };
 }
 
-joins!("sqlite", sqlx::Sqlite, sqlx::SqliteConnection, sqlite);
-joins!("postgres", sqlx::Postgres, sqlx::PgConnection, postgres);
-joins!("mysql", sqlx::MySql, sqlx::MySqlConnection, mysql);
+joins!("sqlite", sqlx::Sqlite, Sqlite);
+joins!("postgres", sqlx::Postgres, PostgresGuest);
+joins!("mysql", sqlx::MySql, MySqlGuest);

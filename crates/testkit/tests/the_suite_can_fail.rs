@@ -61,6 +61,9 @@ broken! {
     rows_in_flight_pass_the_parked_one: NewRowsPassTheParkedOne => outbox::a_row_written_while_its_lane_is_parked_waits_too;
     the_whole_lane_comes_when_due: TheWholeLaneComesWhenDue => outbox::a_parked_retry_holds_its_lane_until_it_is_sent;
     parking_stops_the_channel: ParkingStopsTheChannel => outbox::one_poisoned_lane_stalls_no_other;
+    units_do_not_wait: UnitsDoNotWait => units::a_unit_that_is_open_is_waited_for;
+    units_survive_their_rollback: UnitsSurviveRollback => units::a_unit_is_noted_by_its_commit;
+    sent_commands_survive_their_rollback: SentCommandsSurviveRollback => units::a_command_is_sent_with_its_transaction;
     a_mark_does_not_wait: MarkDoesNotWait => inbox::two_transactions_marking_one_delivery_take_turns;
     a_mark_survives_its_rollback: MarkSurvivesRollback => inbox::a_rolled_back_mark_leaves_the_delivery_first;
     a_failure_reopens_the_handled: FailureReopensTheHandled => inbox::a_delivery_in_retry_can_still_be_handled;

@@ -34,13 +34,10 @@ pub(crate) use towpath_core::causes::with_causes;
 
 use crate::carrying::TooLarge;
 use crate::clock::DatabaseClock;
+use crate::committed::{Committed, Wakes};
 use crate::metrics::{CommandMeters, Meters};
 use crate::registry::Registry;
-use crate::relay::RelayWakes;
-use crate::service::Wake;
 use crate::spans;
-use crate::timers::TimerWake;
-use crate::tracker::TrackerWakes;
 
 /// How often a command is decided anew because somebody else was quicker, before it is recorded as failed. Each
 /// round that is lost was won by another writer of the same aggregate, so this is reached only under a storm.
@@ -308,16 +305,8 @@ pub(crate) struct Bus {
     /// That clock, if it is the database's.
     pub(crate) database_clock: Option<DatabaseClock>,
     pub(crate) retries: RetryPolicy,
-    /// Wakes what follows a commit: the sequencer first.
-    pub(crate) committed: Wake,
-    /// Wakes who tells other processes of commits.
-    pub(crate) told: Wake,
-    /// Wakes the relays of this process.
-    pub(crate) relays: RelayWakes,
-    /// Wakes the timers of this process.
-    pub(crate) timers: TimerWake,
-    /// Wakes the trackers of this process.
-    pub(crate) trackers: TrackerWakes,
+    /// Who waits for commits.
+    pub(crate) wakes: Wakes,
     /// Tells who reads the log here of new positions, by the last of them.
     pub(crate) sequenced: watch::Sender<Position>,
     /// Nothing is sent any more: the connections are closed, or are just being closed.
@@ -327,6 +316,7 @@ pub(crate) struct Bus {
 impl Bus {
     /// Refuses when Towpath was stopped.
     pub(crate) fn check_running(&self) -> Result<(), SendError> {
+        crate::transact::refuse_inside().map_err(SendError::Store)?;
         if self.stopped.load(Ordering::Relaxed) { Err(SendError::Stopped) } else { Ok(()) }
     }
 
@@ -521,26 +511,15 @@ impl Bus {
         };
         let result = session.complete(&completed).await.map_err(|error| refused(SendError::Store(error)))?;
         if let Some(append) = &completed.append {
-            self.meters.committed(append.events.iter().map(|event| event.event_type.as_str()));
-            self.woken_by(append);
+            self.committed(&Committed::of(append, &self.registry));
         }
         let events = completed.append.map_or_else(Vec::new, |append| envelopes(append, version));
         Ok(receipt(completed.command, result, events, false))
     }
 
-    /// Wakes whom facts concern that are committed.
-    pub(crate) fn woken_by(&self, append: &Append) {
-        self.committed.wake();
-        self.told.wake();
-        if let Some(timer) = &append.deadline.enters {
-            self.timers.scheduled(timer.due_at);
-        }
-        let lane = append.aggregate.lane();
-        for event in &append.events {
-            for channel in self.registry.channels_of(event).iter() {
-                self.relays.wake(channel.as_str(), lane);
-            }
-        }
+    /// Counts what was committed and wakes whom it concerns.
+    pub(crate) fn committed(&self, committed: &Committed) {
+        self.wakes.act(committed, &self.meters);
     }
 
     /// What a recorded command means for one that is sent (G4).
@@ -885,7 +864,7 @@ fn schedule(
 }
 
 /// A short, growing, uneven pause: writers that collided should not collide again.
-fn pause(round: u32) -> Duration {
+pub(crate) fn pause(round: u32) -> Duration {
     let ceiling = 1_u64 << round.min(6);
     Duration::from_micros((random_unit() * (ceiling * 500) as f64) as u64)
 }

@@ -19,6 +19,9 @@ use crate::service::{Service, Stopping, Wake, rest};
 /// How many rows are looked at in one transaction.
 const PAGE: u32 = 1_000;
 
+/// How long units of work are remembered: much longer than anybody doubts whether one was committed.
+const UNITS: Duration = Duration::from_secs(3_600);
+
 /// How long others have the database for themselves between two pages.
 const BREATH: Duration = Duration::from_millis(20);
 
@@ -112,6 +115,9 @@ async fn clean(
         page_by_page!(stopping, deleted.handled, bus.store.clean_inbox(lease, before, PAGE));
         page_by_page!(stopping, others, store.clean_timers(lease, before, PAGE));
         others += store.clean_leases(lease, &["instance/", "relaying/"], keeping.handled).await?;
+    }
+    if let Some(before) = before(now, UNITS) {
+        page_by_page!(stopping, others, store.clean_units(lease, before, PAGE));
     }
     if let Some(before) = before(now, keeping.commands) {
         page_by_page!(stopping, deleted.commands, bus.store.clean_commands(lease, before, PAGE));

@@ -86,6 +86,7 @@ mod carrying;
 mod circumstances;
 mod cleaner;
 mod clock;
+mod committed;
 pub mod config;
 mod consumer;
 mod declaring;
@@ -109,6 +110,8 @@ mod spans;
 mod timers;
 mod towpath;
 mod tracker;
+mod transact;
+mod tx;
 mod watch;
 
 pub use bus::{Receipt, SendError};
@@ -117,7 +120,7 @@ pub use clock::SystemClock;
 pub use config::Channels;
 pub use consumer::{
     Afterwards, Batch, Consumer, ConsumerOf, ConsumerPolicy, DeadTo, Delivered, Delivery, HandlerError,
-    HandlerTx, Letters, LettersError, Next, Preview, ReplayReport, WrongDatabase,
+    Letters, LettersError, Next, Preview, ReplayReport,
 };
 pub use listings::{ConsumerView, Trace, arranged};
 pub use operations::{OPERATION_KIND, OPERATION_PERFORMED, Operations, Outcome, Ran};
@@ -128,6 +131,7 @@ pub use sequencer::complete_head;
 pub use timers::Schedule;
 pub use towpath::{Builder, StartError, Towpath, View};
 pub use tracker::{ChannelError, TrackedChannels};
+pub use tx::{Joined, Tx, WrongDatabase};
 pub use watch::{Delivering, DeliveringOutcome, Publishing, PublishingOutcome, Watch};
 
 #[cfg(feature = "kafka")]
@@ -140,6 +144,7 @@ pub mod format {
 }
 pub use towpath_broker::{BadBrokerUrl, BrokerUrl, LocalBroker, LocalOptions};
 pub use towpath_core::aggregate::{Aggregate, Context, Reason, Refusal};
+pub use towpath_core::append::{Facts, IntoAppend};
 pub use towpath_core::causes::{causes, with_causes};
 pub use towpath_core::channel;
 pub use towpath_core::channel::{Channel, ChannelPolicy, Format, Start};

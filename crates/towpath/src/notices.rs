@@ -10,7 +10,7 @@ use towpath_core::ports::store::Store as _;
 use towpath_store::{Heard, SqlStore};
 
 use crate::bus::{Bus, with_causes};
-use crate::service::{Service, Stopping, Wake, rest};
+use crate::service::{Service, Stopping, rest};
 
 /// How long a commit waits for others before they are told together.
 const SWARM: Duration = Duration::from_millis(5);
@@ -29,16 +29,16 @@ pub(crate) fn tell(bus: Bus, store: SqlStore, instance: InstanceId) -> Service {
 }
 
 /// Starts to hear.
-pub(crate) fn hear(bus: Bus, store: SqlStore, instance: InstanceId, runner: Wake) -> Service {
+pub(crate) fn hear(bus: Bus, store: SqlStore, instance: InstanceId) -> Service {
     Service::keep_running("hearing", move |stopping| {
-        run_hearing(bus.clone(), store.clone(), instance.clone(), runner.clone(), stopping)
+        run_hearing(bus.clone(), store.clone(), instance.clone(), stopping)
     })
 }
 
 async fn run_telling(bus: Bus, store: SqlStore, instance: InstanceId, mut stopping: Stopping) {
     let (mut others, mut asked_at) = (false, None::<tokio::time::Instant>);
     while !stopping.is_asked() {
-        rest(&bus.told, Duration::from_secs(3600), &mut stopping).await;
+        rest(&bus.wakes.told, Duration::from_secs(3600), &mut stopping).await;
         tokio::time::sleep(SWARM).await;
         if asked_at.is_none_or(|asked| asked.elapsed() > ASK) {
             // An error is as good as a yes: telling nobody is harmless.
@@ -57,11 +57,11 @@ async fn run_telling(bus: Bus, store: SqlStore, instance: InstanceId, mut stoppi
     }
 }
 
-async fn run_hearing(bus: Bus, store: SqlStore, instance: InstanceId, runner: Wake, mut stopping: Stopping) {
+async fn run_hearing(bus: Bus, store: SqlStore, instance: InstanceId, mut stopping: Stopping) {
     while !stopping.is_asked() {
         let heard = tokio::select! {
             () = stopping.asked() => return,
-            heard = listen(&bus, &store, &instance, &runner) => heard,
+            heard = listen(&bus, &store, &instance) => heard,
         };
         if let Err(error) = heard {
             tracing::warn!(
@@ -81,7 +81,6 @@ async fn listen(
     bus: &Bus,
     store: &SqlStore,
     instance: &InstanceId,
-    runner: &Wake,
 ) -> Result<(), towpath_core::ports::store::StoreError> {
     let Some(mut notices) = store.hear().await? else {
         // There will be none.
@@ -92,9 +91,9 @@ async fn listen(
         match notices.next().await? {
             Heard::Notice(sender) if sender == instance.as_str() => {}
             Heard::Notice(_) | Heard::Interruption => {
-                bus.committed.wake();
-                bus.relays.wake_all();
-                runner.wake();
+                bus.wakes.sequencer.wake();
+                bus.wakes.relays.wake_all();
+                bus.wakes.runner.wake();
             }
         }
     }

@@ -18,6 +18,7 @@ use towpath_core::ports::store::{Append, Expected, NewEvent, Snapshot, StoreErro
 use uuid::Uuid;
 
 use crate::bus::{Bus, with_causes};
+use crate::committed::Committed;
 use crate::leases::Held;
 use crate::service::{Service, Stopping, Wake, rest};
 
@@ -145,12 +146,7 @@ impl Operations<'_> {
         let ended = self.bus.store.end_operation(claim, end, Some(&fact), self.bus.clock.now()).await?;
         if ended {
             self.bus.meters.operation(outcome).increment(1);
-            self.bus.committed.wake();
-            self.bus.told.wake();
-            let lane = fact.aggregate.lane();
-            for channel in fact.events.iter().flat_map(|event| event.channels.channels()) {
-                self.bus.relays.wake(channel.as_str(), lane);
-            }
+            self.bus.committed(&Committed::of(&fact, &self.bus.registry));
         }
         Ok(ended)
     }

@@ -90,14 +90,14 @@ impl Outbox {
     /// and what waits behind it follows. Whether it was in such a state. `reason` is kept with the row.
     pub async fn skip(&self, outbox_id: u64, reason: &str) -> Result<bool, StoreError> {
         let skipped = self.bus.store.skip_outbox(outbox_id, reason, self.bus.clock.now()).await?;
-        self.bus.relays.wake_all();
+        self.bus.wakes.relays.wake_all();
         Ok(skipped)
     }
 
     /// As [`retry`](Self::retry), however old the events are.
     pub async fn retry_by_force(&self, outbox_ids: &[u64]) -> Result<u64, StoreError> {
         let reopened = self.bus.store.reopen_outbox(outbox_ids, self.bus.clock.now()).await?;
-        self.bus.relays.wake_all();
+        self.bus.wakes.relays.wake_all();
         Ok(reopened)
     }
 
@@ -136,7 +136,7 @@ impl Outbox {
         let mut reopened = 0;
         loop {
             let count = self.bus.store.reopen_failed(&filter, PAGE, self.bus.clock.now()).await?;
-            self.bus.relays.wake_all();
+            self.bus.wakes.relays.wake_all();
             reopened += count;
             if count == 0 {
                 return Ok(reopened);

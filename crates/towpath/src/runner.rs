@@ -33,13 +33,11 @@ pub(crate) struct Pace {
 }
 
 /// Starts the service.
-pub(crate) fn start(bus: Bus, held: watch::Receiver<Held>, wake: Wake, pace: Pace) -> Service {
-    Service::keep_running("command-runner", move |stopping| {
-        run(bus.clone(), held.clone(), wake.clone(), pace, stopping)
-    })
+pub(crate) fn start(bus: Bus, held: watch::Receiver<Held>, pace: Pace) -> Service {
+    Service::keep_running("command-runner", move |stopping| run(bus.clone(), held.clone(), pace, stopping))
 }
 
-async fn run(bus: Bus, held: watch::Receiver<Held>, wake: Wake, pace: Pace, mut stopping: Stopping) {
+async fn run(bus: Bus, held: watch::Receiver<Held>, pace: Pace, mut stopping: Stopping) {
     let Pace { lease, scan } = pace;
     let mut running = JoinSet::new();
     // Commands that were claimed and could not be ended: owed back, under the grant they were claimed with.
@@ -81,14 +79,16 @@ async fn run(bus: Bus, held: watch::Receiver<Held>, wake: Wake, pace: Pace, mut 
                     known.insert(task.id(), (grant.clone(), command_id, bytes));
                 }
             }
-            (_, Ok(_)) => rest_beside(&mut running, &mut known, &mut owed, &wake, scan, &mut stopping).await,
+            (_, Ok(_)) => {
+                rest_beside(&mut running, &mut known, &mut owed, &bus.wakes.runner, scan, &mut stopping).await
+            }
             (_, Err(error)) => {
                 tracing::warn!(
                     code = error.code(),
                     cause = with_causes(&error),
                     "could not look for due commands"
                 );
-                rest(&wake, scan, &mut stopping).await;
+                rest(&bus.wakes.runner, scan, &mut stopping).await;
             }
         }
     }

@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use crate::bus::{Bus, Incoming, Receipt, SendError};
 use crate::circumstances::Circumstances;
-use crate::service::Wake;
+use crate::committed::Committed;
 
 /// A command about to be sent. Await it for its [`Receipt`].
 ///
@@ -30,7 +30,6 @@ use crate::service::Wake;
 #[must_use = "a command is sent when it is awaited"]
 pub struct Send<'a> {
     bus: &'a Bus,
-    wake: &'a Wake,
     command_type: String,
     aggregate_kind: Option<String>,
     aggregate_id: String,
@@ -58,7 +57,6 @@ pub struct Accepted {
 impl<'a> Send<'a> {
     pub(crate) fn new(
         bus: &'a Bus,
-        wake: &'a Wake,
         command_type: String,
         aggregate_kind: Option<String>,
         aggregate_id: String,
@@ -67,7 +65,6 @@ impl<'a> Send<'a> {
         let around = Circumstances::current();
         Self {
             bus,
-            wake,
             command_type,
             aggregate_kind,
             aggregate_id,
@@ -153,7 +150,7 @@ impl<'a> Send<'a> {
     /// # Errors
     /// `IdReused` when the id belongs to another command. Accepting the same command again is no error.
     pub async fn later(self) -> Result<Accepted, SendError> {
-        let (bus, wake) = (self.bus, self.wake);
+        let bus = self.bus;
         bus.check_running()?;
         if self.expected_version.is_some() {
             return Err(SendError::ExpectingLater);
@@ -166,8 +163,7 @@ impl<'a> Send<'a> {
         let accepted = Accepted { command_id: command.command_id.clone(), status: CommandStatus::Pending };
         match bus.store.accept_command(&command).await {
             Ok(None) => {
-                wake.wake();
-                bus.told.wake();
+                bus.committed(&Committed::command());
                 Ok(accepted)
             }
             // Sent again after it failed: it is run again.
@@ -176,8 +172,7 @@ impl<'a> Send<'a> {
                 let requeued = bus.store.requeue_command(&command.command_id, record.retry_count, now).await;
                 match requeued {
                     Ok(_) => {
-                        wake.wake();
-                        bus.told.wake();
+                        bus.committed(&Committed::command());
                         Ok(accepted)
                     }
                     Err(error) => Err(SendError::Store(error)),

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use crate::bus::{Bus, with_causes};
 use crate::leases::{Held, SEQUENCER};
-use crate::service::{Service, Stopping, Wake, rest};
+use crate::service::{Service, Stopping, rest};
 
 /// How many events get their position in one transaction.
 const BATCH: u32 = 1000;
@@ -64,13 +64,11 @@ pub async fn complete_head(store: &SqlStore) -> StoreResult<Position> {
 }
 
 /// Starts the service.
-pub(crate) fn start(bus: Bus, held: watch::Receiver<Held>, wake: Wake, scan: Duration) -> Service {
-    Service::keep_running("sequencer", move |stopping| {
-        run(bus.clone(), held.clone(), wake.clone(), scan, stopping)
-    })
+pub(crate) fn start(bus: Bus, held: watch::Receiver<Held>, scan: Duration) -> Service {
+    Service::keep_running("sequencer", move |stopping| run(bus.clone(), held.clone(), scan, stopping))
 }
 
-async fn run(bus: Bus, held: watch::Receiver<Held>, wake: Wake, scan: Duration, mut stopping: Stopping) {
+async fn run(bus: Bus, held: watch::Receiver<Held>, scan: Duration, mut stopping: Stopping) {
     while !stopping.is_asked() {
         if let Err(error) = drain(&bus, &held, &stopping).await {
             match error {
@@ -85,7 +83,7 @@ async fn run(bus: Bus, held: watch::Receiver<Held>, wake: Wake, scan: Duration, 
                 }
             }
         }
-        rest(&wake, scan, &mut stopping).await;
+        rest(&bus.wakes.sequencer, scan, &mut stopping).await;
         // Commits come in swarms: one transaction for all of a moment's events instead of one for each.
         tokio::time::sleep(SWARM).await;
     }
@@ -98,7 +96,7 @@ async fn drain(bus: &Bus, held: &watch::Receiver<Held>, stopping: &Stopping) -> 
         let Sequenced { count, head } = bus.store.sequence(&grant, BATCH).await?;
         if count > 0 {
             bus.meters.positioned.increment(count);
-            bus.trackers.wake_all();
+            bus.wakes.trackers.wake_all();
             bus.sequenced.send_replace(head);
         }
         if count < u64::from(BATCH) {

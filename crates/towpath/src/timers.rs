@@ -28,6 +28,7 @@ use towpath_core::to_variant;
 use uuid::Uuid;
 
 use crate::bus::{Bus, Incoming, SendError, random_unit, with_causes};
+use crate::committed::Committed;
 use crate::leases::Held;
 use crate::runner::Pace;
 use crate::service::{Service, Stopping, Wake, rest};
@@ -165,7 +166,7 @@ async fn run(bus: Bus, held: watch::Receiver<Held>, pace: Pace, mut stopping: St
         };
         tokio::select! {
             Some(fired) = firing.join_next() => unsure |= !settle(fired, &mut owed),
-            () = bus.timers.rest(now, at_most, &mut stopping) => {}
+            () = bus.wakes.timers.rest(now, at_most, &mut stopping) => {}
         }
     }
     while let Some(fired) = firing.join_next().await {
@@ -407,11 +408,11 @@ impl<'a> IntoFuture for Schedule<'a> {
             let timer = self.timer()?;
             let scheduled = async {
                 let mut tx = bus.store.begin().await?;
-                tx.schedule_timer(&timer).await?;
+                tx.schedule(&timer).await?;
                 tx.commit().await
             };
             scheduled.await.map_err(SendError::Store)?;
-            bus.timers.scheduled(timer.due_at);
+            bus.committed(&Committed::timer(timer.due_at));
             Ok(timer.timer_id)
         })
     }
@@ -458,16 +459,10 @@ impl Towpath {
         }
     }
 
-    /// Makes the timers of this process look now: after a commit of the application's own transaction that scheduled one
-    /// sooner than the next look.
-    pub fn wake_timers(&self) {
-        self.bus.timers.wake.wake();
-    }
-
     /// Cancels a timer that has not begun; answers whether it did.
     pub async fn cancel_timer(&self, timer_id: Uuid) -> Result<bool, StoreError> {
         let mut tx = self.bus.store.begin().await?;
-        let canceled = tx.cancel_timer(timer_id, self.bus.clock.now()).await?;
+        let canceled = tx.cancel(timer_id, self.bus.clock.now()).await?;
         tx.commit().await?;
         Ok(canceled)
     }

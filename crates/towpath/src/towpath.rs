@@ -21,12 +21,11 @@ use towpath_core::ids::{AggregateKey, CommandId, CorrelationId, InstanceId, Inva
 use towpath_core::payload::Payload;
 use towpath_core::ports::broker::{Broker, BrokerError, Topology};
 use towpath_core::ports::clock::Clock;
-use towpath_core::ports::operations::OperationAnswer;
-use towpath_core::ports::store::{AggregateRow, Append, CommandRecord, Flow, StateEvent, Store, StoreError};
+use towpath_core::ports::store::{AggregateRow, CommandRecord, Flow, StateEvent, Store, StoreError};
 use towpath_core::retry::RetryPolicy;
 use towpath_core::route::Route;
 use towpath_core::to_variant;
-use towpath_store::{JoinTransaction, SqlStore, StoreOptions, StoreUrl, Table};
+use towpath_store::{SqlStore, StoreOptions, StoreUrl, Table};
 use uuid::Uuid;
 
 use crate::bus::{Bus, FoldError, SendError};
@@ -34,6 +33,7 @@ use crate::carrying::Carrying;
 use crate::circumstances::Circumstances;
 use crate::cleaner::{self, Keeping};
 use crate::clock::DatabaseClock;
+use crate::committed::Wakes;
 use crate::config::{BadChannels, Channels};
 use crate::consumer::{self, Consumer, Letters, Wired, wire};
 use crate::declaring::Declaration;
@@ -46,9 +46,8 @@ use crate::outbox::Outbox;
 use crate::registry::Registry;
 use crate::relay::{self, RelayWakes, Surroundings};
 use crate::send::Send;
-use crate::service::{STOPPING, Service, Wake, stop_all};
-use crate::timers::TimerWake;
-use crate::tracker::{ChannelError, TrackerWakes, Trackers};
+use crate::service::{STOPPING, Service, stop_all};
+use crate::tracker::{ChannelError, Trackers};
 use crate::watch::{Watch, Watchers};
 use crate::{notices, runner, sequencer, timers};
 
@@ -78,7 +77,6 @@ pub struct Towpath {
     broker: Arc<dyn Broker>,
     declaration: Declaration,
     instance: InstanceId,
-    pub(crate) wake: Wake,
     pub(crate) trackers: Trackers,
     horizon: Duration,
     /// Channels whose events get outbox rows.
@@ -266,7 +264,7 @@ impl Towpath {
             Err(error) => (String::new(), Err(error)),
         };
         let kind = Some(A::KIND.to_owned());
-        Send::new(&self.bus, &self.wake, command_type, kind, aggregate_id.into(), payload)
+        Send::new(&self.bus, command_type, kind, aggregate_id.into(), payload)
     }
 
     /// Sends a command by its stored name, with its payload as JSON text: what comes from outside. A command that its
@@ -278,7 +276,7 @@ impl Towpath {
         payload: impl Into<String>,
     ) -> Send<'_> {
         let payload = Payload::from_text(payload);
-        Send::new(&self.bus, &self.wake, command_type.into(), None, aggregate_id.into(), payload)
+        Send::new(&self.bus, command_type.into(), None, aggregate_id.into(), payload)
     }
 
     /// An aggregate as it is now; `None` if it does not exist.
@@ -359,14 +357,6 @@ impl Towpath {
         Ok((flow, report))
     }
 
-    /// Tells the services of this instance that facts of the application's own transaction (`append_tx`) are committed:
-    /// they are published at once and not at the next look. Not telling loses nothing.
-    pub fn committed(&self, append: &Append) {
-        self.bus.woken_by(append);
-        // The deadline that the store has filled in is not known here.
-        self.wake_timers();
-    }
-
     /// The dead letters of all consumers, and what the broker gave up.
     pub fn dead_letters(&self) -> Letters<'_> {
         let (store, broker, clock) = (&self.store, &self.broker, &self.bus.clock);
@@ -384,7 +374,7 @@ impl Towpath {
         &self.bus.registry
     }
 
-    /// The store, for `append_tx` and its pool.
+    /// The store, for its pool.
     pub fn store(&self) -> &SqlStore {
         &self.store
     }
@@ -402,24 +392,6 @@ impl Towpath {
     /// Changes that somebody asked for from outside: each is run once and recorded as a fact.
     pub fn operations(&self) -> Operations<'_> {
         Operations { bus: &self.bus }
-    }
-
-    /// Writes the answer of the operation that runs ([`Operations::run`]) into the transaction of its effect. Outside of
-    /// an operation it does nothing, so that one function serves both.
-    ///
-    /// # Guarantees
-    /// When the transaction commits, whoever asks again under the same key gets this answer and no second effect,
-    /// whatever becomes of this process. When it does not, neither has happened.
-    ///
-    /// # Errors
-    /// `Fenced` when the operation was taken over meanwhile: roll the transaction back, somebody else does it.
-    pub async fn answer_tx(
-        &self,
-        transaction: &mut impl JoinTransaction,
-        answer: &OperationAnswer,
-    ) -> Result<(), StoreError> {
-        let Some(claim) = operations::claim_to_answer() else { return Ok(()) };
-        self.store.answer_operation_tx(transaction, &claim, answer, self.bus.clock.now()).await
     }
 
     /// The de-duplication horizon: for how long it is known that a delivery was handled.
@@ -774,7 +746,6 @@ impl Builder {
         let publishing: Vec<_> = targets.collect();
         let wakes = RelayWakes::new(publishing.iter().map(|(channel, _)| channel));
         let registry = Arc::new(self.registry);
-        store.keep_rules(registry.clone());
         let bus = Bus {
             store: Arc::new(store.clone()),
             meters: Arc::new(Meters::of(&registry)),
@@ -782,15 +753,10 @@ impl Builder {
             clock,
             database_clock,
             retries: self.retries,
-            committed: Wake::default(),
-            told: Wake::default(),
-            relays: wakes.clone(),
-            timers: TimerWake::default(),
-            trackers: TrackerWakes::default(),
+            wakes: Wakes { relays: wakes.clone(), ..Wakes::default() },
             sequenced: watch::Sender::default(),
             stopped: Arc::default(),
         };
-        let wake = Wake::default();
         let (mut services, mut keepers) = (vec![declaration.keep()], Vec::new());
         let mut holding = None;
         services.extend(bus.database_clock.as_ref().map(|clock| clock.keep(bus.store.clone())));
@@ -806,16 +772,16 @@ impl Builder {
             keepers.push(keeper);
             holding = Some(held.clone());
             let pace = runner::Pace { lease: self.lease, scan: self.scan };
-            services.push(runner::start(bus.clone(), held.clone(), wake.clone(), pace));
+            services.push(runner::start(bus.clone(), held.clone(), pace));
             if notifies {
-                let hearing = notices::hear(bus.clone(), store.clone(), instance.clone(), wake.clone());
+                let hearing = notices::hear(bus.clone(), store.clone(), instance.clone());
                 services.push(hearing);
             }
             services.push(timers::start(bus.clone(), held.clone(), pace));
             let (every, keep) = (self.lease, self.keep_operations);
             services.push(operations::start(bus.clone(), held.clone(), every, keep));
             services.push(cleaner::start(bus.clone(), store.clone(), held.clone(), self.keeping));
-            services.push(sequencer::start(bus.clone(), held.clone(), bus.committed.clone(), self.scan));
+            services.push(sequencer::start(bus.clone(), held.clone(), self.scan));
             for (channel, target) in publishing {
                 let (held, in_flight) = (held.clone(), in_flight.clone());
                 let around = Surroundings {
@@ -833,7 +799,6 @@ impl Builder {
                 store: store.clone(),
                 broker: broker.clone(),
                 declaration: declaration.clone(),
-                runner: wake.clone(),
                 watchers: self.watchers.clone(),
                 patience: self.scan,
                 lease: self.lease,
@@ -853,7 +818,6 @@ impl Builder {
                 name,
                 bus: bus.clone(),
                 store: store.clone(),
-                runner: wake.clone(),
                 instance: instance.clone(),
                 lease: self.lease,
                 standings: observers.clone(),
@@ -883,7 +847,6 @@ impl Builder {
             broker,
             declaration,
             instance,
-            wake,
             trackers,
             horizon: self.keeping.handled,
             relayed: outbox_channels,

@@ -174,7 +174,7 @@ impl Trackers {
         let missing = || StoreError::Missing { what: "channel", name: channel.name.to_string() };
         let channel_id = row.ok_or_else(missing)?.channel_id;
         self.end(&channel.name).await;
-        let (name, wake) = (channel.name.clone(), self.bus.trackers.of(&channel.name));
+        let (name, wake) = (channel.name.clone(), self.bus.wakes.trackers.of(&channel.name));
         let tracker = Arc::new(Tracker {
             lease_name: LeaseName::from_stored(format!("tracker/{name}")),
             renewed_at: Mutex::new(Instant::now()),
@@ -709,7 +709,7 @@ impl TrackedChannels<'_> {
     pub async fn resume(&self, name: &ChannelName) -> Result<(), ChannelError> {
         self.store().disable_channel(name, None).await?;
         self.store().reopen_parked(name, self.trackers.bus.clock.now()).await?;
-        self.trackers.bus.trackers.wake(name);
+        self.trackers.bus.wakes.trackers.wake(name);
         Ok(())
     }
 
@@ -731,7 +731,7 @@ impl TrackedChannels<'_> {
     pub async fn reset_by_force(&self, name: &ChannelName, start: Start) -> Result<Position, ChannelError> {
         let position = start.behind(self.store().head().await?);
         self.store().reset_channel(name, position).await?;
-        self.trackers.bus.trackers.wake(name);
+        self.trackers.bus.wakes.trackers.wake(name);
         Ok(position)
     }
 

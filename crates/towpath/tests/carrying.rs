@@ -57,9 +57,9 @@ async fn a_fact_that_is_too_large_for_a_channel_is_refused_without_a_command_too
                 deadline: Default::default(),
                 context: ChangeContext::new(chrono::Utc::now(), CorrelationId::new("flow-own").unwrap()),
             };
-            let mut transaction = pool.begin().await.unwrap();
-            let appended = app.store().append_tx(&mut transaction, &append).await;
-            transaction.rollback().await.unwrap();
+            let mut joined = app.join(pool.begin().await.unwrap());
+            let appended = joined.append(&append).await;
+            joined.rollback().await.unwrap();
             match appended {
                 Ok(_) => assert!(fits, "{kind}: {bytes} bytes"),
                 Err(refused) => {

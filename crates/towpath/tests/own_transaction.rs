@@ -47,8 +47,9 @@ macro_rules! sell {
             .await
             .unwrap();
         assert_eq!(sold.rows_affected(), 1);
-        let appended = $app.store().append_tx(&mut transaction, $append).await;
-        transaction.$end().await.unwrap();
+        let mut joined = $app.join(transaction);
+        let appended = joined.append($append).await;
+        joined.$end().await.unwrap();
         appended
     }};
 }
@@ -131,11 +132,11 @@ fn about(order: &str, event_types: &[&str]) -> Append {
 macro_rules! append {
     ($app:expr, $append:expr) => {
         on_its_pool!($app, pool => {
-            let mut transaction = pool.begin().await.unwrap();
-            let appended = $app.store().append_tx(&mut transaction, $append).await;
+            let mut joined = $app.join(pool.begin().await.unwrap());
+            let appended = joined.append($append).await;
             match &appended {
-                Ok(_) => transaction.commit().await.unwrap(),
-                Err(_) => transaction.rollback().await.unwrap(),
+                Ok(_) => joined.commit().await.unwrap(),
+                Err(_) => joined.rollback().await.unwrap(),
             }
             appended
         })

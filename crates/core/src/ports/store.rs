@@ -153,6 +153,25 @@ pub enum StoreError {
         /// By what that is known.
         why: String,
     },
+    /// The transaction cannot be committed: a statement in it has failed, or it is still in use elsewhere. Nothing was
+    /// written.
+    #[error("the transaction was lost: {0}")]
+    TransactionLost(String),
+    /// The answer to a commit was lost, and the database has not said since whether it was done.
+    #[error("it is not known whether the commit was done")]
+    CommitUnknown(#[source] BoxError),
+    /// A unit of work was begun, or a command sent by itself, inside of a unit of work. Nothing was written.
+    #[error("a transaction was begun inside of another one")]
+    Nested,
+    /// A change that says something that is no id or no payload. Nothing was written.
+    #[error("the change cannot be written")]
+    InvalidChange {
+        /// Stable code of what is wrong.
+        code: &'static str,
+        /// What is wrong.
+        #[source]
+        source: BoxError,
+    },
     /// Writers got in each other's way (deadlock, serialization failure, busy). The whole transaction was rolled
     /// back and may be run again.
     #[error("the database gave way to another transaction")]
@@ -205,11 +224,13 @@ impl StoreError {
             Self::VersionConflict { .. } | Self::DuplicateCommand(_) | Self::CommandTaken(_) => {
                 ErrorClass::Conflict
             }
-            Self::Contention(_) | Self::Unavailable(_) | Self::TooSlow { .. } | Self::Full(_) => {
-                ErrorClass::Transient
-            }
+            Self::Contention(_)
+            | Self::Unavailable(_)
+            | Self::CommitUnknown(_)
+            | Self::TooSlow { .. }
+            | Self::Full(_) => ErrorClass::Transient,
             Self::Missing { .. } => ErrorClass::NotFound,
-            Self::Unstorable(_) => ErrorClass::InvalidPayload,
+            Self::Unstorable(_) | Self::InvalidChange { .. } => ErrorClass::InvalidPayload,
             Self::NameTaken { .. }
             | Self::UnknownStatus { .. }
             | Self::AppendTooLarge { .. }
@@ -221,6 +242,8 @@ impl StoreError {
             | Self::NotMigrated { .. }
             | Self::OtherPageSize { .. }
             | Self::ForeignTable { .. }
+            | Self::TransactionLost(_)
+            | Self::Nested
             | Self::Corrupt { .. }
             | Self::Refused { .. } => ErrorClass::Unrecoverable,
         }
@@ -244,6 +267,10 @@ impl StoreError {
             Self::NotMigrated { .. } => "not-migrated",
             Self::OtherPageSize { .. } => "log-page-size",
             Self::ForeignTable { .. } => "foreign-table",
+            Self::TransactionLost(_) => "transaction-lost",
+            Self::CommitUnknown(_) => "commit-unknown",
+            Self::Nested => "nested-transaction",
+            Self::InvalidChange { code, .. } => code,
             Self::Contention(_) => "contention",
             Self::Unavailable(_) => "store-unavailable",
             Self::TooSlow { .. } => "too-slow",
@@ -296,6 +323,16 @@ impl StoreError {
             Self::Unavailable(_) => {
                 "Check that the database runs and the URL is right; commands may be sent again with the same id."
             }
+            Self::TransactionLost(_) => {
+                "Return the first error that a statement gives, and keep no transaction beyond its unit of work."
+            }
+            Self::CommitUnknown(_) => {
+                "Look whether it was done before doing it again: the database came back too late to say."
+            }
+            Self::Nested => {
+                "Use the transaction that is open: tx.send commits with the rest, and another unit of work comes after it."
+            }
+            Self::InvalidChange { .. } => "Correct what the cause names.",
             Self::TooSlow { .. } => {
                 "Ask for less at a time (a filter, a smaller page), or raise database.listing-timeout."
             }
@@ -1461,7 +1498,7 @@ pub trait StoreTx: Send {
 
     /// Marks a delivery as handled, unless it is already. A second transaction that marks the same delivery waits
     /// for the first to end.
-    async fn mark_inbox(
+    async fn mark(
         &mut self,
         event_id: EventId,
         handler: &HandlerName,
@@ -1469,19 +1506,27 @@ pub trait StoreTx: Send {
     ) -> StoreResult<InboxMark>;
 
     /// Schedules a timer. `NameTaken` when its id is: the transaction should be rolled back.
-    async fn schedule_timer(&mut self, timer: &NewTimer) -> StoreResult<()>;
+    async fn schedule(&mut self, timer: &NewTimer) -> StoreResult<()>;
 
     /// Cancels a timer that has not begun; answers whether it did.
-    async fn cancel_timer(&mut self, timer_id: Uuid, now: DateTime<Utc>) -> StoreResult<bool>;
+    async fn cancel(&mut self, timer_id: Uuid, now: DateTime<Utc>) -> StoreResult<bool>;
 
     /// Writes the answer of a claimed operation, to commit with its effect. From then on whoever asks again gets it.
     /// `Fenced` when the claim was lost or has its answer: the transaction must be rolled back.
-    async fn answer_operation(
+    async fn answer(
         &mut self,
         claim: &OperationClaim,
         answer: &OperationAnswer,
         now: DateTime<Utc>,
     ) -> StoreResult<()>;
+
+    /// Records a command for a worker to run once this is committed. Answers whether it was new: the same command id is
+    /// recorded once.
+    async fn send(&mut self, command: &NewCommand) -> StoreResult<bool>;
+
+    /// Notes which unit of work this transaction is, so that somebody who did not see the answer to its commit can find out.
+    /// `false` when a transaction of the same unit has committed; one that is open is waited for.
+    async fn begin_unit(&mut self, unit_id: Uuid) -> StoreResult<bool>;
 
     /// Makes all of it true.
     async fn commit(self: Box<Self>) -> StoreResult<()>;

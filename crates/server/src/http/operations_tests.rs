@@ -200,10 +200,11 @@ impl Bench {
 
 /// Something whose answer commits with its effect; and then something happens.
 async fn commits(State(towpath): State<Towpath>, Path(then): Path<String>) -> Result<StatusCode, Problem> {
-    let mut transaction = towpath.store().sqlite_pool().unwrap().begin().await.unwrap();
+    let transaction = towpath.store().sqlite_pool().unwrap().begin().await.unwrap();
+    let mut transaction = towpath.join(transaction);
     let headers = vec![("content-type".to_owned(), "application/json".to_owned())];
     let answer = OperationAnswer { status: 201, headers, body: b"{\"made\":7}".to_vec() };
-    towpath.answer_tx(&mut *transaction, &answer).await?;
+    transaction.answer(&answer).await?;
     match then.as_str() {
         "rolls-back" => transaction.rollback().await.unwrap(),
         _ => transaction.commit().await.unwrap(),
@@ -369,10 +370,9 @@ async fn what_a_process_did_before_it_died_is_answered_to_who_asks_again() {
     else {
         panic!("its time is over")
     };
-    let mut transaction = bench.towpath.store().sqlite_pool().unwrap().begin().await.unwrap();
+    let mut transaction = bench.towpath.store().begin().await.unwrap();
     let answer = OperationAnswer { status: 201, headers: vec![], body: b"made".to_vec() };
-    let (store, now) = (bench.towpath.store(), chrono::Utc::now());
-    store.answer_operation_tx(&mut *transaction, &claim, &answer, now).await.unwrap();
+    transaction.answer(&claim, &answer, chrono::Utc::now()).await.unwrap();
     transaction.commit().await.unwrap();
     // It is killed here. Its claim has a long time to go, and nobody waits for that.
     let again = bench.ask("/api/things/7", 0, Some("k"), "1").await;

@@ -126,6 +126,17 @@ pub(crate) async fn timers(
     delete_oldest(session, lease, &what, before, limit).await
 }
 
+/// Deletes units of work that were begun before a moment. Runs in a transaction.
+pub(crate) async fn units(
+    session: &mut Session<'_>,
+    lease: &LeaseGrant,
+    before: DateTime<Utc>,
+    limit: u32,
+) -> StoreResult<u64> {
+    let what = What { table: "units_of_work", over: "", ended_at: "begun_at" };
+    delete_oldest(session, lease, &what, before, limit).await
+}
+
 /// Deletes commands that were received and ended before a moment: COMPLETED, or FAILED for good. Runs in a transaction.
 pub(crate) async fn commands(
     session: &mut Session<'_>,

@@ -19,3 +19,4 @@ pub(crate) mod outbox;
 pub(crate) mod queues;
 pub(crate) mod reads;
 pub(crate) mod timers;
+pub(crate) mod units;

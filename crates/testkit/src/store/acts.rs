@@ -48,7 +48,7 @@ pub async fn try_append(store: &dyn Store, append: &Append) -> StoreResult<Appen
 pub async fn schedule(store: &dyn Store, timers: &[NewTimer]) {
     let mut tx = store.begin().await.expect("begin");
     for timer in timers {
-        tx.schedule_timer(timer).await.expect("schedule a timer");
+        tx.schedule(timer).await.expect("schedule a timer");
     }
     tx.commit().await.expect("commit");
 }

@@ -228,11 +228,11 @@ pub async fn one_transaction_carries_several_aggregates(fixture: &impl StoreFixt
 
     for commits in [false, true] {
         let mut tx = store.begin().await.expect("begin");
-        assert_eq!(tx.mark_inbox(event_id, &handler, moment(1)).await.expect("mark"), InboxMark::First);
+        assert_eq!(tx.mark(event_id, &handler, moment(1)).await.expect("mark"), InboxMark::First);
         assert_eq!(tx.append(&first).await.expect("append").version, 1);
         assert_eq!(tx.append(&second).await.expect("append").version, 1);
         assert_eq!(tx.append(&again).await.expect("the same aggregate again").version, 2);
-        tx.schedule_timer(&timer).await.expect("schedule");
+        tx.schedule(&timer).await.expect("schedule");
         if commits {
             tx.commit().await.expect("commit");
         } else {

@@ -62,7 +62,7 @@ pub async fn an_idle_transaction_elsewhere_stalls_nothing(fixture: &impl StoreFi
         assert_eq!(store.recover_commands(moment(9), 100).await.expect("recover"), 0);
 
         let mut tx = store.begin().await.expect("begin");
-        let first = tx.mark_inbox(new_event_id(), &handler("idle"), moment(9)).await.expect("mark");
+        let first = tx.mark(new_event_id(), &handler("idle"), moment(9)).await.expect("mark");
         assert_eq!(first, InboxMark::First);
         tx.commit().await.expect("commit");
 

@@ -26,9 +26,8 @@ pub async fn a_delivery_is_first_once(fixture: &impl StoreFixture) {
 
     let mut tx = store.begin().await.expect("begin");
     let event_id = new_event_id();
-    assert_eq!(tx.mark_inbox(event_id, &handler, moment(1)).await.expect("mark"), InboxMark::First);
-    let again =
-        tx.mark_inbox(event_id, &handler, moment(1)).await.expect("mark again in the same transaction");
+    assert_eq!(tx.mark(event_id, &handler, moment(1)).await.expect("mark"), InboxMark::First);
+    let again = tx.mark(event_id, &handler, moment(1)).await.expect("mark again in the same transaction");
     assert_eq!(again, InboxMark::Duplicate);
     tx.commit().await.expect("commit");
 }
@@ -39,7 +38,7 @@ pub async fn a_rolled_back_mark_leaves_the_delivery_first(fixture: &impl StoreFi
     let order = new_order();
     for _ in 0..2 {
         let mut tx = store.begin().await.expect("begin");
-        assert_eq!(tx.mark_inbox(event_id, &handler, moment(1)).await.expect("mark"), InboxMark::First);
+        assert_eq!(tx.mark(event_id, &handler, moment(1)).await.expect("mark"), InboxMark::First);
         tx.append(&OrderFacts::about(&order, 0).placed().append()).await.expect("the handler's change");
         tx.rollback().await.expect("roll back");
         assert_eq!(store.inbox_entry(event_id, &handler).await.expect("inbox_entry"), None);
@@ -55,7 +54,7 @@ pub async fn two_transactions_marking_one_delivery_take_turns(fixture: &impl Sto
     for commits in [true, false] {
         let (event_id, handler) = (new_event_id(), handler("take turns"));
         let mut first = store.begin().await.expect("begin");
-        assert_eq!(first.mark_inbox(event_id, &handler, moment(1)).await.expect("mark"), InboxMark::First);
+        assert_eq!(first.mark(event_id, &handler, moment(1)).await.expect("mark"), InboxMark::First);
         let second = {
             let (other, handler) = (Arc::clone(&other), handler.clone());
             tokio::spawn(
@@ -147,7 +146,7 @@ pub async fn a_delivery_in_retry_can_still_be_handled(fixture: &impl StoreFixtur
 
 async fn mark(store: &dyn Store, event_id: EventId, handler: &HandlerName) -> StoreResult<InboxMark> {
     let mut tx = store.begin().await?;
-    let mark = tx.mark_inbox(event_id, handler, moment(1)).await?;
+    let mark = tx.mark(event_id, handler, moment(1)).await?;
     tx.commit().await?;
     Ok(mark)
 }
@@ -159,7 +158,7 @@ async fn handle(
     facts: OrderFacts,
 ) -> StoreResult<InboxMark> {
     let mut tx = store.begin().await?;
-    let mark = tx.mark_inbox(event_id, handler, moment(1)).await?;
+    let mark = tx.mark(event_id, handler, moment(1)).await?;
     if mark == InboxMark::First {
         tx.append(&facts.noted("handled").append()).await?;
     }
@@ -194,7 +193,7 @@ pub async fn a_dead_delivery_stays_dead(fixture: &impl StoreFixture) {
     };
     assert_eq!(store.fail_delivery(&failure(true)).await.expect("fail"), 1);
     let mut tx = store.begin().await.expect("begin");
-    assert_eq!(tx.mark_inbox(event_id, &handler, moment(2)).await.expect("mark"), InboxMark::Dead);
+    assert_eq!(tx.mark(event_id, &handler, moment(2)).await.expect("mark"), InboxMark::Dead);
     tx.rollback().await.expect("rollback");
     store.fail_delivery(&failure(false)).await.expect("fail again");
     let entry = store.inbox_entry(event_id, &handler).await.expect("read").expect("it is there");
@@ -210,7 +209,7 @@ pub async fn deliveries_handled_long_ago_are_cleaned_up(fixture: &impl StoreFixt
     for (number, event_id) in (0..).zip(&events) {
         for handler in [&one, &two] {
             let mut tx = store.begin().await.expect("begin");
-            tx.mark_inbox(*event_id, handler, moment(10 + number)).await.expect("mark");
+            tx.mark(*event_id, handler, moment(10 + number)).await.expect("mark");
             tx.commit().await.expect("commit");
         }
     }

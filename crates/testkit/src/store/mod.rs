@@ -38,6 +38,7 @@ pub mod sequencing;
 pub mod sessions;
 pub mod statuses;
 pub mod timers;
+pub mod units;
 pub mod waiting;
 pub mod workload;
 
@@ -248,6 +249,10 @@ macro_rules! store_conformance {
                 a_claim_of_timers_takes_so_many_bytes_and_at_least_one,
                 a_claimer_of_timers_waits_for_no_other,
                 a_timer_that_somebody_is_ending_keeps_no_other_from_being_taken;
+            units:
+                a_unit_is_noted_by_its_commit,
+                a_unit_that_is_open_is_waited_for,
+                a_command_is_sent_with_its_transaction;
             channels:
                 channels_are_listed_by_name,
                 what_a_channel_leaves_behind_moves_with_its_position,

@@ -102,17 +102,17 @@ pub async fn an_answer_is_written_with_its_effect_or_not_at_all(fixture: &impl S
     let claim = begin(&*store, &asked, Duration::ZERO).await;
     let answer = answer(201, b"{\"order\": 7}");
     let mut late = store.begin().await.expect("begin a transaction");
-    let fenced = late.answer_operation(&sleeper, &answer, moment(1)).await;
+    let fenced = late.answer(&sleeper, &answer, moment(1)).await;
     assert!(matches!(fenced, Err(StoreError::Fenced { .. })), "{fenced:?} for who has lost it");
     late.rollback().await.expect("roll back");
     let mut undone = store.begin().await.expect("begin a transaction");
-    undone.answer_operation(&claim, &answer, moment(1)).await.expect("write the answer");
+    undone.answer(&claim, &answer, moment(1)).await.expect("write the answer");
     undone.rollback().await.expect("roll back");
     assert_eq!(store.answered_operation(&claim).await.expect("look for the answer"), None);
     let facts = OrderFacts::of_new_order().placed().append();
     let mut effect = store.begin().await.expect("begin a transaction");
     effect.append(&facts).await.expect("append the effect");
-    effect.answer_operation(&claim, &answer, moment(1)).await.expect("write the answer");
+    effect.answer(&claim, &answer, moment(1)).await.expect("write the answer");
     effect.commit().await.expect("commit");
     // The process dies here. Whoever asks again is answered, although the time of the claim is over.
     assert_eq!(stand(&*store, &asked).await, OperationStanding::Answered(answer.clone()));

@@ -88,11 +88,7 @@ pub async fn names_are_compared_to_the_letter(fixture: &impl StoreFixture) {
 
         let mut tx = store.begin().await.expect("begin");
         let handler = HandlerName::new(text).expect("a name");
-        assert_eq!(
-            tx.mark_inbox(event_id, &handler, moment(1)).await.expect("mark"),
-            InboxMark::First,
-            "{text:?}"
-        );
+        assert_eq!(tx.mark(event_id, &handler, moment(1)).await.expect("mark"), InboxMark::First, "{text:?}");
         tx.commit().await.expect("commit");
 
         let channel = ChannelName::new(text).expect("a name");

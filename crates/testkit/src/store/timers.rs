@@ -40,14 +40,14 @@ pub async fn timers_live_and_die_with_their_transaction(fixture: &impl StoreFixt
     let lease = hold_new_lease(&*store).await;
     let due = timer(&new_order(), moment(1));
     let mut tx = store.begin().await.expect("begin");
-    tx.schedule_timer(&due).await.expect("schedule");
+    tx.schedule(&due).await.expect("schedule");
     tx.rollback().await.expect("roll back");
     assert_eq!(store.timer(due.timer_id).await.expect("timer"), None);
     assert_eq!(store.claim_timers(&lease, &["order.cancel"], moment(9), 10).await.expect("claim"), []);
 
     schedule(&*store, std::slice::from_ref(&due)).await;
     let mut tx = store.begin().await.expect("begin");
-    assert!(tx.cancel_timer(due.timer_id, moment(1)).await.expect("cancel"));
+    assert!(tx.cancel(due.timer_id, moment(1)).await.expect("cancel"));
     tx.rollback().await.expect("roll back");
     assert_eq!(
         ids(&store.claim_timers(&lease, &["order.cancel"], moment(9), 10).await.expect("claim")),
@@ -83,12 +83,12 @@ pub async fn a_timer_id_is_taken_once(fixture: &impl StoreFixture) {
     schedule(&*store, std::slice::from_ref(&first)).await;
     for _ in 0..2 {
         let mut tx = store.begin().await.expect("begin");
-        assert_refused!(tx.schedule_timer(&second).await, StoreError::NameTaken { .. }, "the same id again");
+        assert_refused!(tx.schedule(&second).await, StoreError::NameTaken { .. }, "the same id again");
         tx.rollback().await.expect("roll back");
         let found = store.timer(first.timer_id).await.expect("timer").expect("it exists");
         assert_eq!(found.timer, first);
         let mut tx = store.begin().await.expect("begin");
-        tx.cancel_timer(first.timer_id, moment(1)).await.expect("cancel");
+        tx.cancel(first.timer_id, moment(1)).await.expect("cancel");
         tx.commit().await.expect("commit");
     }
 }
@@ -99,8 +99,8 @@ pub async fn a_cancelled_timer_never_runs(fixture: &impl StoreFixture) {
     let lease = hold_new_lease(&*store).await;
     let (cancelled, runs) = (timer(&new_order(), moment(1)), timer(&new_order(), moment(1)));
     let mut tx = store.begin().await.expect("begin");
-    tx.schedule_timer(&cancelled).await.expect("schedule");
-    assert!(tx.cancel_timer(cancelled.timer_id, moment(1)).await.expect("cancel in the same transaction"));
+    tx.schedule(&cancelled).await.expect("schedule");
+    assert!(tx.cancel(cancelled.timer_id, moment(1)).await.expect("cancel in the same transaction"));
     tx.commit().await.expect("commit");
     schedule(&*store, std::slice::from_ref(&runs)).await;
     assert_eq!(
@@ -112,7 +112,7 @@ pub async fn a_cancelled_timer_never_runs(fixture: &impl StoreFixture) {
     for (what, timer_id) in
         [("again", cancelled.timer_id), ("running", runs.timer_id), ("unknown", Uuid::now_v7())]
     {
-        assert!(!tx.cancel_timer(timer_id, moment(9)).await.expect("cancel"), "{what}");
+        assert!(!tx.cancel(timer_id, moment(9)).await.expect("cancel"), "{what}");
     }
     tx.commit().await.expect("commit");
     assert_eq!(state(&*store, cancelled.timer_id).await, TaskState::Canceled);

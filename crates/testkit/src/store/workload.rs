@@ -220,17 +220,17 @@ impl Workload {
         }
         let append = self.handlers_append(self.version(store, &self.order(1)).await?);
         let mut tx = store.begin().await?;
-        match tx.mark_inbox(event_id, &handler, now()).await? {
+        match tx.mark(event_id, &handler, now()).await? {
             InboxMark::First => {
                 tx.append(&append).await?;
-                tx.schedule_timer(&self.timer("fired")).await?;
-                tx.schedule_timer(&self.timer("called off")).await?;
+                tx.schedule(&self.timer("fired")).await?;
+                tx.schedule(&self.timer("called off")).await?;
                 tx.commit().await?;
             }
             InboxMark::Duplicate | InboxMark::Dead => tx.rollback().await?,
         }
         let mut tx = store.begin().await?;
-        tx.cancel_timer(self.timer_id("called off"), now()).await?;
+        tx.cancel(self.timer_id("called off"), now()).await?;
         tx.commit().await
     }
 

@@ -88,6 +88,12 @@ pub(crate) enum Fault {
     ParkingStopsTheChannel,
     /// A second transaction does not wait for the first before it marks a delivery.
     MarkDoesNotWait,
+    /// A second transaction does not wait for the first before it notes the same unit of work.
+    UnitsDoNotWait,
+    /// A unit of work is noted outside of its transaction.
+    UnitsSurviveRollback,
+    /// A command is sent outside of its transaction.
+    SentCommandsSurviveRollback,
     /// A mark is made outside its transaction.
     MarkSurvivesRollback,
     /// A handled delivery that fails late is open again.

@@ -359,6 +359,23 @@ impl Staged {
     }
 }
 
+/// The record of a command that was accepted.
+fn pending(command: NewCommand) -> CommandRecord {
+    CommandRecord {
+        status_changed_at: command.context.occurred_at,
+        status: CommandStatus::Pending,
+        status_reason: None,
+        status_message: None,
+        retry_count: 0,
+        next_retry_at: None,
+        claim: None,
+        started_at: None,
+        finished_at: None,
+        result: None,
+        command,
+    }
+}
+
 struct MemoryTx(Staged);
 
 #[async_trait]
@@ -368,7 +385,7 @@ impl StoreTx for MemoryTx {
         self.0.append(append).await
     }
 
-    async fn mark_inbox(
+    async fn mark(
         &mut self,
         event_id: EventId,
         handler: &HandlerName,
@@ -410,7 +427,7 @@ impl StoreTx for MemoryTx {
         Ok(InboxMark::First)
     }
 
-    async fn answer_operation(
+    async fn answer(
         &mut self,
         claim: &OperationClaim,
         answer: &OperationAnswer,
@@ -439,7 +456,41 @@ impl StoreTx for MemoryTx {
         Ok(())
     }
 
-    async fn schedule_timer(&mut self, timer: &NewTimer) -> StoreResult<()> {
+    async fn send(&mut self, command: &NewCommand) -> StoreResult<bool> {
+        let staged = &mut self.0;
+        staged.lock(format!("command/{}", command.command_id)).await;
+        let mut tables = staged.database.tables();
+        if tables.commands.contains_key(&command.command_id) {
+            return Ok(false);
+        }
+        let command = command.clone();
+        let effect: Effect = Box::new(move |tables| {
+            tables.commands.insert(command.command_id.clone(), pending(command));
+        });
+        match staged.database.has(Fault::SentCommandsSurviveRollback) {
+            true => effect(&mut tables),
+            false => staged.effects.push(effect),
+        }
+        Ok(true)
+    }
+
+    async fn begin_unit(&mut self, unit_id: Uuid) -> StoreResult<bool> {
+        let staged = &mut self.0;
+        if !staged.database.has(Fault::UnitsDoNotWait) {
+            staged.lock(format!("unit/{unit_id}")).await;
+        }
+        let mut tables = staged.database.tables();
+        if tables.units.contains(&unit_id) {
+            return Ok(false);
+        }
+        match staged.database.has(Fault::UnitsSurviveRollback) {
+            true => drop(tables.units.insert(unit_id)),
+            false => staged.effects.push(Box::new(move |tables| drop(tables.units.insert(unit_id)))),
+        }
+        Ok(true)
+    }
+
+    async fn schedule(&mut self, timer: &NewTimer) -> StoreResult<()> {
         let staged = &mut self.0;
         staged.probe.before("schedule_timer");
         let committed = staged.database.tables().timers.contains_key(&timer.timer_id);
@@ -454,7 +505,7 @@ impl StoreTx for MemoryTx {
         Ok(())
     }
 
-    async fn cancel_timer(&mut self, timer_id: Uuid, _now: DateTime<Utc>) -> StoreResult<bool> {
+    async fn cancel(&mut self, timer_id: Uuid, _now: DateTime<Utc>) -> StoreResult<bool> {
         let staged = &mut self.0;
         staged.probe.before("cancel_timer");
         let committed = staged.database.tables().timers.get(&timer_id).map(|row| row.timer.state);
@@ -628,20 +679,7 @@ impl Store for MemoryStore {
         if self.has(Fault::TimesInMilliseconds) {
             command.context.occurred_at = command.context.occurred_at.trunc_subsecs(3);
         }
-        let record = CommandRecord {
-            status_changed_at: command.context.occurred_at,
-            status: CommandStatus::Pending,
-            status_reason: None,
-            status_message: None,
-            retry_count: 0,
-            next_retry_at: None,
-            claim: None,
-            started_at: None,
-            finished_at: None,
-            result: None,
-            command,
-        };
-        tables.commands.insert(record.command.command_id.clone(), record);
+        tables.commands.insert(command.command_id.clone(), pending(command));
         Ok(None)
     }
 

@@ -37,6 +37,7 @@ pub(crate) struct Tables {
     pub(crate) inbox: BTreeMap<(EventId, HandlerName), InboxEntry>,
     pub(crate) handled_at: BTreeMap<(EventId, HandlerName), DateTime<Utc>>,
     pub(crate) timers: BTreeMap<Uuid, TimerRow>,
+    pub(crate) units: BTreeSet<Uuid>,
     pub(crate) channels: Vec<ChannelRow>,
     pub(crate) left_behind: Vec<(Uuid, u64, ParkedAggregate)>,
     pub(crate) removed: BTreeSet<ChannelName>,

@@ -29,12 +29,13 @@ use super::failing::Failure;
 use super::reading::{self, Readable};
 use super::receiving::{Arrived, Gather, Inbound, receive};
 use super::redelivery::redeliver;
-use super::{Batch, Consumer, DeadTo, Delivered, HandlerError, HandlerTx, Next, Step};
+use super::{Batch, Consumer, DeadTo, Delivered, HandlerError, Next, Step};
 use crate::bus::{Bus, random_unit, with_causes};
 use crate::declaring::Declaration;
 use crate::metrics::ConsumerMeters;
 use crate::service::{Service, Stopping, Wake};
 use crate::spans;
+use crate::tx::Tx;
 use crate::watch::{Delivering, DeliveringOutcome, Watchers};
 
 /// What a consumer works with.
@@ -45,8 +46,6 @@ pub(crate) struct Running {
     pub(crate) broker: Arc<dyn Broker>,
     /// Queues are there once it is done.
     pub(crate) declaration: Declaration,
-    /// Wakes the command runner of this process.
-    pub(crate) runner: Wake,
     pub(crate) watchers: Watchers,
     /// How long to wait before the store or the broker is tried again, at most.
     pub(crate) patience: Duration,
@@ -431,12 +430,12 @@ impl Job {
         self.attempt_events(arrived, None, tx).await
     }
 
-    pub(super) async fn open(&self, spare: Spare) -> Result<HandlerTx, StoreError> {
+    pub(super) async fn open(&self, spare: Spare) -> Result<Tx, StoreError> {
         let inner = match spare {
             Some(spare) => spare,
             None => self.running.store.open_transaction().await?,
         };
-        Ok(HandlerTx::new(inner, &self.running.bus, &self.running.runner, &self.handler))
+        Ok(Tx::of_handler(inner, &self.running.bus, &self.handler))
     }
 
     /// Mark, handle, commit, in this transaction. With a letter, it is the one that holds it. What is logged meanwhile
@@ -445,30 +444,25 @@ impl Job {
         &self,
         arrived: Vec<Trying<'_>>,
         letter: Option<&Letter>,
-        tx: HandlerTx,
+        tx: Tx,
     ) -> Attempt {
         let handled: Vec<&IncomingEvent> = arrived.iter().map(|trying| &trying.event).collect();
         let span = spans::consume(&self.queue, self.handler.as_str(), &handled);
         self.attempt_inside(arrived, letter, tx).instrument(span).await
     }
 
-    async fn attempt_inside(
-        &self,
-        arrived: Vec<Trying<'_>>,
-        letter: Option<&Letter>,
-        mut tx: HandlerTx,
-    ) -> Attempt {
+    async fn attempt_inside(&self, arrived: Vec<Trying<'_>>, letter: Option<&Letter>, mut tx: Tx) -> Attempt {
         let now = self.running.bus.clock.now();
         if self.consumer.policy.in_order && letter.is_none() {
             let lanes: Vec<Lane> = arrived.iter().map(|trying| trying.lane).collect();
-            match tx.inner.waiting_lanes(&self.handler, &lanes).await {
+            match tx.sql().waiting_lanes(&self.handler, &lanes).await {
                 Ok(waiting) if waiting.is_empty() => {}
                 Ok(waiting) => return Attempt::Waits(waiting),
                 Err(error) => return Attempt::NoStore(error),
             }
         }
         let ids: Vec<_> = arrived.iter().map(|trying| trying.id).collect();
-        let first = match tx.inner.mark_deliveries(&ids, &self.handler, now).await {
+        let first = match tx.sql().mark_deliveries(&ids, &self.handler, now).await {
             Ok(first) => first,
             Err(error) => return Attempt::NoStore(error),
         };
@@ -501,7 +495,7 @@ impl Job {
         let answer = if deliveries.is_empty() {
             Ok(Next::handled(Some(tx)))
         } else {
-            let lost = tx.inner.lost();
+            let lost = tx.sql().lost();
             // The call itself is inside: a handler may panic before it has made its future.
             let run = async { (self.consumer.run)(Batch { deliveries, tx }).await };
             let begun = Instant::now();
@@ -522,12 +516,12 @@ impl Job {
             // took effect after all, counting the failure finds the delivery handled.
             Ok(Next(Step::Handled(Some(mut tx)))) => {
                 let ended = match letter {
-                    Some(letter) => tx.inner.letter_handled(letter, now).await,
+                    Some(letter) => tx.sql().letter_handled(letter, now).await,
                     None => Ok(()),
                 };
                 let marked = first.first().map(|first| first.event_id);
                 match ended {
-                    Ok(()) => match tx.commit(marked, &self.handler).await {
+                    Ok(()) => match tx.commit_marked(marked, &self.handler).await {
                         Ok(next) => {
                             self.meters.handled.increment(handled as u64);
                             self.meters.duplicates.increment(duplicates);

@@ -1,7 +1,7 @@
 //! Consumers: handlers that take facts, each once.
 //!
-//! Reading order: this file declares a consumer and what its handler gets and answers; `wiring` finds its queue; `tx` is
-//! the handler's transaction; `receiving` hands deliveries to workers; `reading` says what they are; `engine` runs and settles; `failing` decides what
+//! Reading order: this file declares a consumer and what its handler gets and answers; `wiring` finds its queue;
+//! `receiving` hands deliveries to workers; `reading` says what they are; `engine` runs and settles; `failing` decides what
 //! becomes of what does not go through; `redelivery` brings back what was set aside; `letters` is what an operator does
 //! with the dead; `reader` takes in what the broker itself gave up.
 
@@ -12,7 +12,6 @@ mod reader;
 mod reading;
 mod receiving;
 mod redelivery;
-mod tx;
 mod wiring;
 
 use std::fmt;
@@ -31,12 +30,12 @@ use towpath_core::route::Glob;
 use towpath_store::sqlx;
 
 use crate::bus::SendError;
+use crate::tx::{Tx, WrongDatabase};
 
 pub(crate) use engine::{Running, start};
 pub use letters::{Letters, LettersError, Preview, ReplayReport};
 pub(crate) use reader::start as start_reader;
 pub(crate) use reading::Identity;
-pub use tx::{HandlerTx, WrongDatabase};
 pub(crate) use wiring::{Wired, wire};
 
 /// Declares who takes which facts.
@@ -247,7 +246,7 @@ pub struct Delivery {
     /// The message's other properties.
     pub headers: Arc<Vec<(String, String)>>,
     /// What is written here commits together with the mark that this delivery was handled.
-    pub tx: HandlerTx,
+    pub tx: Tx,
 }
 
 /// One of the deliveries of a batch.
@@ -268,7 +267,7 @@ pub struct Batch {
     /// The facts, in the order of their arrival.
     pub deliveries: Vec<Delivered>,
     /// What is written here commits together with the marks that these deliveries were handled.
-    pub tx: HandlerTx,
+    pub tx: Tx,
 }
 
 /// What a handler answers.
@@ -277,7 +276,7 @@ pub struct Next(pub(crate) Step);
 
 pub(crate) enum Step {
     /// Commit, then acknowledge.
-    Handled(Option<Box<HandlerTx>>),
+    Handled(Option<Box<Tx>>),
     /// Roll back and come again then.
     RetryAfter { delay: Duration, reason: String, message: String },
     /// Roll back and never come again by itself.
@@ -285,7 +284,7 @@ pub(crate) enum Step {
 }
 
 impl Next {
-    fn handled(tx: Option<HandlerTx>) -> Self {
+    fn handled(tx: Option<Tx>) -> Self {
         Self(Step::Handled(tx.map(Box::new)))
     }
 
@@ -321,7 +320,7 @@ impl Delivery {
         aggregate_id: impl AsRef<str>,
         command: A::Command,
     ) -> Result<(), HandlerError> {
-        self.tx.send::<A>(&self.event, aggregate_id, command).await
+        Ok(self.tx.because_of(&self.event).send::<A>(aggregate_id, command).await?)
     }
 
     /// Done: commit, then acknowledge.
@@ -366,7 +365,7 @@ pub(crate) fn read_event<A: Aggregate>(event: &IncomingEvent) -> Result<A::Event
 /// Why a handler failed. Any error becomes one by `?`; its class decides whether it is tried again.
 ///
 /// Errors of Towpath itself, and of reading a payload, are classified by their type. What the database says means the same
-/// whether a statement ran through [`HandlerTx::execute`], through [`HandlerTx::own_tables`] or on the connection: a deadlock
+/// whether a statement ran through [`Tx::execute`], through [`Tx::own_tables`] or on the connection: a deadlock
 /// or a lock that was not to be had ([`StoreError::Contention`]), also as the cause of another error, is no failure of the
 /// delivery, which is handled again at once and not counted; a row that is there already is a conflict, and the next attempt
 /// sees it; whatever else the database refuses counts as passing, as any other error does. Use

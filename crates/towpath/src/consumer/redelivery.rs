@@ -207,7 +207,7 @@ impl Job {
                 break Failure::not_ended();
             }
             let mut tx = self.open(None).await?;
-            if !tx.inner.holds_letter(letter).await? {
+            if !tx.sql().holds_letter(letter).await? {
                 drop(tx);
                 self.let_go_of(&[*id]).await;
                 return Ok(true);

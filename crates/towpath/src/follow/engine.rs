@@ -16,9 +16,10 @@ use super::page::Page;
 use super::peer::{Fetched, Peer};
 use super::{FollowError, FollowPolicy, Standing, Work, mirror};
 use crate::bus::{Bus, random_unit};
-use crate::consumer::{Batch, Delivered, HandlerError, HandlerTx, Next, Step};
+use crate::consumer::{Batch, Delivered, HandlerError, Next, Step};
 use crate::metrics::table;
 use crate::service::{Stopping, Wake, rest};
+use crate::tx::Tx;
 
 /// How many pages are held while walking back, and how large they may be together. Behind that, the page that is wanted is
 /// asked for by its id, and the rest is walked forward.
@@ -31,7 +32,6 @@ const MIRRORED_AT_ONCE: usize = 100;
 pub(super) struct Engine {
     pub(super) bus: Bus,
     pub(super) store: SqlStore,
-    pub(super) runner: Wake,
     pub(super) peer: Peer,
     pub(super) handler: HandlerName,
     pub(super) policy: FollowPolicy,
@@ -266,7 +266,7 @@ impl Engine {
         }
         let ids: Vec<EventId> = facts.iter().map(|(_, fact, _)| fact.event_id).collect();
         let first = inner.mark_deliveries(&ids, &self.handler, now).await?;
-        let tx = HandlerTx::new(inner, &self.bus, &self.runner, &self.handler);
+        let mut tx = Tx::of_handler(inner, &self.bus, &self.handler);
         let new: Vec<_> = facts
             .iter()
             .filter_map(|(position, fact, _)| {
@@ -287,7 +287,7 @@ impl Engine {
                     redelivered: false,
                     headers: Arc::default(),
                 });
-                let lost = tx.inner.lost();
+                let lost = tx.sql().lost();
                 let batch = Batch { deliveries: deliveries.collect(), tx };
                 // The call itself is inside: a handler may panic before it has made its future.
                 let running = async { run(batch).await };
@@ -302,7 +302,7 @@ impl Engine {
             }
         };
         // If it is not known whether the commit took effect, the next look at the store tells.
-        tx.commit(marked, &self.handler).await?;
+        tx.commit_marked(marked, &self.handler).await?;
         Ok(Applied::Moved(to))
     }
 
@@ -326,7 +326,7 @@ impl Engine {
 }
 
 /// The handler's transaction back, or why not.
-fn handled(answer: Result<Next, HandlerError>, position: Position) -> Result<HandlerTx, FollowError> {
+fn handled(answer: Result<Next, HandlerError>, position: Position) -> Result<Tx, FollowError> {
     let gave_up = |reason: String, message: String| FollowError::GaveUp { position, reason, message };
     match answer {
         Ok(Next(Step::Handled(Some(tx)))) => Ok(*tx),

@@ -7,7 +7,7 @@ use towpath_store::SqlStore;
 
 use super::FollowError;
 use crate::bus::Bus;
-use crate::consumer::HandlerTx;
+use crate::tx::Tx;
 use towpath_core::ports::store::Store as _;
 
 /// Appends facts with the ids, aggregates and versions they have, and routes them by the channels of this Towpath. One
@@ -18,9 +18,9 @@ use towpath_core::ports::store::Store as _;
 pub(super) async fn keep(
     bus: &Bus,
     store: &SqlStore,
-    mut tx: HandlerTx,
+    mut tx: Tx,
     facts: &[(Position, &EventEnvelope, u32)],
-) -> Result<HandlerTx, FollowError> {
+) -> Result<Tx, FollowError> {
     let mut rest = facts;
     while let Some((position, first, _)) = rest.first() {
         // What one command led to is one append.

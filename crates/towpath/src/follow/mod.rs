@@ -212,7 +212,6 @@ impl Towpath {
         let engine = Engine {
             bus: self.bus.clone(),
             store: self.store().clone(),
-            runner: self.wake.clone(),
             peer,
             handler,
             policy: follower.policy,

@@ -22,7 +22,7 @@ use super::watching::{HINTS_AT_ONCE, Heard, Watching};
 use super::{Decision, ExternalResources, Looked, ObserveError, ObserverPolicy, ObserverWake};
 use crate::bus::{Bus, SendError, with_causes};
 use crate::send::Send;
-use crate::service::{Stopping, Wake};
+use crate::service::Stopping;
 
 /// The code of the log line, and of the standing, of a platform that does not answer.
 const PLATFORM_DOWN: &str = "observer-platform-down";
@@ -45,7 +45,6 @@ pub(crate) struct Eyes {
     pub(crate) bus: Bus,
     pub(crate) store: SqlStore,
     /// Wakes the command runner of this process.
-    pub(crate) runner: Wake,
     pub(crate) instance: InstanceId,
     pub(crate) lease: Duration,
     pub(crate) standings: Standings,
@@ -757,9 +756,8 @@ enum Unsent {
 async fn send(eyes: &Eyes, grant: &LeaseGrant, decision: Decision) -> Result<(), Unsent> {
     let Decision { kind, aggregate_id, command_type, payload, command_id, cause } = decision;
     let aggregate = format!("{kind}/{aggregate_id}");
-    let (bus, runner) = (&eyes.bus, &eyes.runner);
     let mut send =
-        Send::new(bus, runner, command_type.clone(), Some(kind.to_owned()), aggregate_id, Ok(payload))
+        Send::new(&eyes.bus, command_type.clone(), Some(kind.to_owned()), aggregate_id, Ok(payload))
             .under(grant.clone());
     if let Some(id) = command_id {
         send = send.once(id);

@@ -9,7 +9,7 @@ use towpath::ports::broker::{Exchange, ExchangeKind, Topology};
 use towpath::retry::RetryPolicy;
 use towpath::{
     Afterwards, Aggregate, Batch, Builder, Channel, ChannelPolicy, Consumer, ConsumerPolicy, Context, DeadTo,
-    Delivery, HandlerError, HandlerTx, IncomingEvent, Next, Start, StoreOptions, Towpath,
+    Delivery, HandlerError, IncomingEvent, Next, Start, StoreOptions, Towpath, Tx,
 };
 
 /// Tells this test binary that it is a part of a run.
@@ -306,12 +306,7 @@ fn fail_now_and_then(event: &IncomingEvent, attempt: u32, at: u64) -> Result<(),
     Ok(())
 }
 
-async fn note(
-    tx: &mut HandlerTx,
-    handler: &str,
-    event: &IncomingEvent,
-    instance: &str,
-) -> Result<(), HandlerError> {
+async fn note(tx: &mut Tx, handler: &str, event: &IncomingEvent, instance: &str) -> Result<(), HandlerError> {
     let aggregate = event.aggregate.as_ref().unwrap().id.to_string();
     let version = format!("{:09}", event.aggregate_version.unwrap());
     let content = event.payload.as_text().to_owned();

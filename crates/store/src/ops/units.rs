@@ -1,0 +1,27 @@
+//! Units of work: each writes its id, and so whoever did not see the answer to its commit can find out.
+
+use uuid::Uuid;
+
+use towpath_core::ports::store::StoreResult;
+
+use crate::sql::{Session, SqlFault, values};
+
+/// Notes the unit. `false` when it has committed before; one that is open is waited for. Runs in a transaction.
+pub(crate) async fn begin(session: &mut Session<'_>, unit_id: Uuid) -> StoreResult<bool> {
+    let sql = format!(
+        "INSERT INTO units_of_work (unit_id, begun_at) VALUES (?, {}) {}",
+        session.dialect().now(),
+        session.dialect().ignoring_duplicates()
+    );
+    match session.execute("unit.begin", &sql, values![unit_id]).await {
+        Ok(noted) => Ok(noted == 1),
+        Err(SqlFault::Unique { .. }) => Ok(false),
+        Err(fault) => Err(fault.into()),
+    }
+}
+
+/// Whether the unit is still noted: a statement that failed may have undone the transaction.
+pub(crate) async fn stands(session: &mut Session<'_>, unit_id: Uuid) -> StoreResult<bool> {
+    let sql = "SELECT 1 AS stands FROM units_of_work WHERE unit_id = ?";
+    Ok(session.row("unit.stands", sql, values![unit_id]).await?.is_some())
+}

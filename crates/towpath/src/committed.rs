@@ -1,0 +1,105 @@
+//! What was committed, and whom it concerns. Whoever writes collects it; [`Wakes::act`] is the one place that acts on it.
+//!
+//! Nothing here is needed for what is committed to arrive: whoever is not woken looks by itself a little later.
+
+use chrono::{DateTime, Utc};
+use towpath_core::ids::{ChannelName, Lane};
+use towpath_core::ports::store::Append;
+
+use crate::metrics::Meters;
+use crate::observer::ObserverWake;
+use crate::registry::Registry;
+use crate::relay::RelayWakes;
+use crate::service::Wake;
+use crate::timers::TimerWake;
+use crate::tracker::TrackerWakes;
+
+/// What a transaction wrote that others wait for.
+#[must_use = "whoever waits for what was committed is told by acting on this"]
+#[derive(Default)]
+pub(crate) struct Committed {
+    event_types: Vec<String>,
+    channels: Vec<(ChannelName, Lane)>,
+    /// The soonest.
+    timer_due_at: Option<DateTime<Utc>>,
+    commands: bool,
+    observers: Vec<ObserverWake>,
+}
+
+impl Committed {
+    /// Facts, and the deadline that they begin.
+    pub(crate) fn of(append: &Append, registry: &Registry) -> Self {
+        let mut committed = Self::default();
+        let lane = append.aggregate.lane();
+        for event in &append.events {
+            committed.event_types.push(event.event_type.to_string());
+            let channels = registry.channels_of(event).into_owned();
+            committed.channels.extend(channels.into_iter().map(|channel| (channel, lane)));
+        }
+        committed.timer_due_at = append.deadline.enters.as_ref().map(|timer| timer.due_at);
+        committed
+    }
+
+    /// A timer.
+    pub(crate) fn timer(due_at: DateTime<Utc>) -> Self {
+        Self { timer_due_at: Some(due_at), ..Self::default() }
+    }
+
+    /// A command for a worker.
+    pub(crate) fn command() -> Self {
+        Self { commands: true, ..Self::default() }
+    }
+
+    /// Something that an observer looks after.
+    pub(crate) fn observed(observer: ObserverWake) -> Self {
+        Self { observers: vec![observer], ..Self::default() }
+    }
+
+    /// This, and what the same transaction wrote besides.
+    pub(crate) fn and(&mut self, more: Self) {
+        self.event_types.extend(more.event_types);
+        self.channels.extend(more.channels);
+        self.timer_due_at = [self.timer_due_at, more.timer_due_at].into_iter().flatten().min();
+        self.commands |= more.commands;
+        self.observers.extend(more.observers);
+    }
+}
+
+/// Everybody in this process who waits for commits. Clones share them.
+#[derive(Clone, Default)]
+pub(crate) struct Wakes {
+    /// The sequencer.
+    pub(crate) sequencer: Wake,
+    /// Who tells other processes.
+    pub(crate) told: Wake,
+    pub(crate) relays: RelayWakes,
+    pub(crate) timers: TimerWake,
+    pub(crate) trackers: TrackerWakes,
+    /// Who runs commands that were accepted for later.
+    pub(crate) runner: Wake,
+}
+
+impl Wakes {
+    /// Counts what was committed and wakes whom it concerns. After a commit whose answer was lost, too: who is woken for
+    /// nothing finds nothing.
+    pub(crate) fn act(&self, committed: &Committed, meters: &Meters) {
+        meters.committed(committed.event_types.iter().map(String::as_str));
+        let has_facts = !committed.event_types.is_empty();
+        if has_facts {
+            self.sequencer.wake();
+        }
+        if committed.commands {
+            self.runner.wake();
+        }
+        if has_facts || committed.commands {
+            self.told.wake();
+        }
+        for (channel, lane) in &committed.channels {
+            self.relays.wake(channel.as_str(), *lane);
+        }
+        if let Some(due_at) = committed.timer_due_at {
+            self.timers.scheduled(due_at);
+        }
+        committed.observers.iter().for_each(ObserverWake::wake);
+    }
+}

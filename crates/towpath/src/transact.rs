@@ -1,0 +1,259 @@
+//! Units of work: run in one transaction, again when others were quicker, and never in doubt for long.
+//!
+//! A unit writes an id of its own before anything else. When the answer to its COMMIT is lost, the next round writes the same
+//! id: it waits for the lost transaction as long as that is open, and then finds the id taken (it was committed, and its
+//! answer is the answer) or free (it was not, and the work is run again).
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+use towpath_core::ports::store::{StoreError, StoreTx as _};
+use towpath_store::{Ended, Unfinished};
+use uuid::Uuid;
+
+use crate::bus::{pause, with_causes};
+use crate::committed::Committed;
+use crate::service::Backoff;
+use crate::towpath::Towpath;
+use crate::tx::{Open, Origin, Tx};
+
+/// How often a unit that lost against others is run again.
+const MOST_ROUNDS: u32 = 30;
+
+/// How long a unit whose connection was lost before its commit is begun again.
+const RECONNECT_FOR: Duration = Duration::from_secs(3);
+
+/// How long it is asked whether a commit was done whose answer was lost.
+const LONGEST_DOUBT: Duration = Duration::from_secs(15);
+
+tokio::task_local! {
+    /// Set inside of a unit of work.
+    static INSIDE: ();
+}
+
+/// Refuses what would wait for the unit of work that it is inside of: SQLite has one writer.
+pub(crate) fn refuse_inside() -> Result<(), StoreError> {
+    if INSIDE.try_with(|()| ()).is_ok() { Err(StoreError::Nested) } else { Ok(()) }
+}
+
+impl Towpath {
+    /// Runs a unit of work in one transaction: what it writes commits together when it answers `Ok`, and nothing of it has
+    /// happened when it answers an error.
+    ///
+    /// ```no_run
+    /// # use towpath::{Towpath, ports::store::StoreError};
+    /// # async fn lend(app: &Towpath, book: &str) -> Result<(), StoreError> {
+    /// app.transact(async |mut tx| {
+    ///     tx.execute("UPDATE shelves SET lent = 1 WHERE book_id = ?", &[book]).await?;
+    ///     Ok::<_, StoreError>(())
+    /// }).await
+    /// # }
+    /// ```
+    ///
+    /// # Guarantees
+    /// It is run again when it lost against others (up to 30 times), or lost its connection before the commit (for 3
+    /// seconds). A commit whose answer was lost is looked for, for 15 seconds, and done exactly once.
+    ///
+    /// # Errors
+    /// Those of the work. `Contention` and `Unavailable` when others or the outage last; `CommitUnknown` when the database
+    /// does not come back to say whether the commit was done; `TransactionLost` when a failed statement was passed over, or
+    /// the transaction is kept beyond its unit; `Nested` inside of another unit.
+    ///
+    /// # Caveats
+    /// The work may run more than once: what it does outside of its transaction is done again.
+    pub async fn transact<T, E, F, Fut>(&self, work: F) -> Result<T, E>
+    where
+        F: Fn(Tx) -> Fut,
+        Fut: Future<Output = Result<T, E>> + Send,
+        E: From<StoreError>,
+    {
+        refuse_inside()?;
+        let unit_id = Uuid::now_v7();
+        let mut patience = Patience::default();
+        // What a commit would have answered whose answer was lost.
+        let mut in_doubt: Option<(T, Committed)> = None;
+        loop {
+            let end = match self.begin_unit(unit_id).await {
+                Ok(Begun::Before) => match in_doubt.take() {
+                    Some((answer, committed)) => {
+                        self.bus.committed(&committed);
+                        UnitEnd::Done(answer)
+                    }
+                    // Nobody else has this id.
+                    None => UnitEnd::Not(lost("its id was taken").into()),
+                },
+                Ok(Begun::Now(open)) => {
+                    // The lost one has ended without a trace.
+                    in_doubt = None;
+                    patience.in_doubt_since = None;
+                    match run(open, &work).await {
+                        Ok((open, worked)) => self.end_unit(unit_id, open, worked).await,
+                        Err(error) => UnitEnd::Not(error.into()),
+                    }
+                }
+                Err(error) => match in_doubt.take() {
+                    None => UnitEnd::failed(error),
+                    Some((answer, committed)) if patience.bears_doubt() && is_passing(&error) => {
+                        tokio::time::sleep(patience.backoff.next()).await;
+                        UnitEnd::InDoubt(answer, committed, error)
+                    }
+                    Some((_, committed)) => {
+                        self.bus.committed(&committed);
+                        UnitEnd::Not(StoreError::CommitUnknown(error.into()).into())
+                    }
+                },
+            };
+            match end {
+                UnitEnd::Done(answer) => return Ok(answer),
+                UnitEnd::Not(error) => return Err(error),
+                UnitEnd::Again(why, error) => {
+                    let Some(pause) = patience.pause(why) else { return Err(error) };
+                    drop(error);
+                    tokio::time::sleep(pause).await;
+                }
+                UnitEnd::InDoubt(answer, committed, error) => {
+                    tracing::warn!(
+                        cause = with_causes(&error),
+                        "the answer to a commit was lost; looking whether it was done"
+                    );
+                    in_doubt = Some((answer, committed));
+                    patience.in_doubt_since.get_or_insert_with(Instant::now);
+                }
+            }
+        }
+    }
+
+    async fn begin_unit(&self, unit_id: Uuid) -> Result<Begun, StoreError> {
+        let mut sql = self.store().open_transaction().await?;
+        Ok(match sql.begin_unit(unit_id).await? {
+            true => Begun::Now(Box::new(Open::new(sql, &self.bus, Origin::Unit(unit_id)))),
+            false => Begun::Before,
+        })
+    }
+
+    /// Commits, or lets it be as if it had never been.
+    async fn end_unit<T, E: From<StoreError>>(
+        &self,
+        unit_id: Uuid,
+        open: Open,
+        worked: Result<T, E>,
+    ) -> UnitEnd<T, E> {
+        let spoilt = open.spoilt().map(str::to_owned);
+        let (sql, committed) = open.into_parts();
+        let undone = match sql.ended_by() {
+            Some(Ended::GaveWay) => {
+                let gave_way = || StoreError::Contention("it lost against others each time".into());
+                return UnitEnd::Again(Why::GaveWay, worked.err().unwrap_or_else(|| gave_way().into()));
+            }
+            Some(Ended::Disconnected) => {
+                let gone = || StoreError::Unavailable("the connection was lost".into());
+                return UnitEnd::Again(Why::Disconnected, worked.err().unwrap_or_else(|| gone().into()));
+            }
+            Some(Ended::Failed) => Some("a statement has failed in it".to_owned()),
+            None => None,
+        };
+        let answer = match (worked, spoilt.or(undone)) {
+            (Err(error), _) => {
+                // What was refused stays refused, whatever the rollback says.
+                let _ = sql.abandon().await;
+                return UnitEnd::Not(error);
+            }
+            (Ok(_), Some(why)) => return UnitEnd::Not(StoreError::TransactionLost(why).into()),
+            (Ok(answer), None) => answer,
+        };
+        match sql.finish_unit(unit_id).await {
+            Ok(()) => {
+                self.bus.committed(&committed);
+                UnitEnd::Done(answer)
+            }
+            Err(Unfinished::InDoubt(error)) => UnitEnd::InDoubt(answer, committed, error),
+            Err(Unfinished::Not(error)) => UnitEnd::failed(error),
+        }
+    }
+}
+
+/// Runs the work, and has the transaction back.
+async fn run<T, E, Fut: Future<Output = Result<T, E>>>(
+    open: Box<Open>,
+    work: &impl Fn(Tx) -> Fut,
+) -> Result<(Open, Result<T, E>), StoreError> {
+    let shared = Arc::new(Mutex::new(*open));
+    let guard = Arc::clone(&shared).try_lock_owned().map_err(|_| lost("it is in use"))?;
+    let worked = INSIDE.scope((), work(Tx::lent(guard))).await;
+    let open = Arc::into_inner(shared).ok_or_else(|| lost("it is kept beyond its unit of work"))?;
+    Ok((open.into_inner(), worked))
+}
+
+/// How a round began.
+enum Begun {
+    Now(Box<Open>),
+    /// An earlier round has committed.
+    Before,
+}
+
+/// How a round ended.
+enum UnitEnd<T, E> {
+    Done(T),
+    /// As if it had never been, and so is the next round.
+    Not(E),
+    /// As if it had never been; the next round may win.
+    Again(Why, E),
+    /// The answer to the commit was lost.
+    InDoubt(T, Committed, StoreError),
+}
+
+/// Why a round was in vain.
+enum Why {
+    GaveWay,
+    Disconnected,
+}
+
+impl<T, E: From<StoreError>> UnitEnd<T, E> {
+    fn failed(error: StoreError) -> Self {
+        match error {
+            StoreError::Contention(_) => Self::Again(Why::GaveWay, error.into()),
+            StoreError::Unavailable(_) => Self::Again(Why::Disconnected, error.into()),
+            error => Self::Not(error.into()),
+        }
+    }
+}
+
+fn lost(why: &str) -> StoreError {
+    StoreError::TransactionLost(why.to_owned())
+}
+
+fn is_passing(error: &StoreError) -> bool {
+    matches!(error, StoreError::Unavailable(_) | StoreError::Contention(_))
+}
+
+/// How much longer it is tried.
+#[derive(Default)]
+struct Patience {
+    rounds: u32,
+    backoff: Backoff,
+    disconnected_at: Option<Instant>,
+    in_doubt_since: Option<Instant>,
+}
+
+impl Patience {
+    /// How long to wait before the next round; nothing when there is none.
+    fn pause(&mut self, why: Why) -> Option<Duration> {
+        match why {
+            Why::GaveWay => {
+                self.rounds += 1;
+                (self.rounds < MOST_ROUNDS).then(|| pause(self.rounds))
+            }
+            Why::Disconnected => {
+                let since = self.disconnected_at.get_or_insert_with(Instant::now);
+                (since.elapsed() < RECONNECT_FOR).then(|| self.backoff.next())
+            }
+        }
+    }
+
+    fn bears_doubt(&self) -> bool {
+        self.in_doubt_since.is_none_or(|since| since.elapsed() < LONGEST_DOUBT)
+    }
+}
