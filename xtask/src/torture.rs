@@ -63,13 +63,14 @@ pub(crate) fn run(arguments: &[String]) -> Result<ExitCode, Failure> {
 }
 
 fn play(options: &Options, seed: u64, variables: &[(String, String)]) -> Result<Round, Failure> {
-    const RUNNER: [&str; 10] = [
+    const RUNNER: [&str; 11] = [
         "nextest",
         "run",
         "--workspace",
         "--all-features",
         "--test",
         "faults",
+        "--run-ignored=all",
         "--no-fail-fast",
         "--retries=0",
         "--color=never",

@@ -1,7 +1,7 @@
 //! A soak: many services, random commands, a cluster on which things fail and vanish, and a server that is killed
 //! every few seconds. At the end every service agrees with the cluster and with its own facts.
 //!
-//! With all other tests there is a short one: 150 services, and commands for 20 s. `cargo xtask test --soak` runs the long
+//! With all other tests there is a short one: 100 services, and commands for 12 s. `cargo xtask test --soak` runs the long
 //! ones: 1,000 services, and commands for three minutes. `TOWPATH_SOAK_SECONDS` and `TOWPATH_SOAK_SERVICES` say otherwise;
 //! `TOWPATH_SOAK_LOG` names a file for what the server says.
 
@@ -46,7 +46,7 @@ struct Size {
     patience: u64,
 }
 
-const SHORT: Size = Size { services: 150, seconds: 20, patience: 180 };
+const SHORT: Size = Size { services: 100, seconds: 12, patience: 180 };
 
 const LONG: Size = Size { services: 1000, seconds: 180, patience: 900 };
 

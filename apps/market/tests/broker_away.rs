@@ -22,7 +22,7 @@ fn away(unless_told: u64) -> Duration {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn orders_go_on_while_rabbitmq_is_away_on_mariadb() {
-    orders_go_on(Pair::MariaDbRabbitMq, away(60)).await;
+    orders_go_on(Pair::MariaDbRabbitMq, away(10)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

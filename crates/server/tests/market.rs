@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use towpath::Scratch;
 
 const BUYERS: i64 = 64;
-const PRODUCTS: usize = 200;
+const PRODUCTS: usize = 100;
 
 fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| {

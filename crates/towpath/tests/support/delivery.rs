@@ -396,15 +396,20 @@ macro_rules! on_every_pair {
         }
     };
     (@database $database:ident, $broker:ident, $($case:ident),+) => {
+        on_every_pair!(@with [] $database, $broker, $($case),+);
+    };
+    (@with $attributes:tt $database:ident, $broker:ident, $($case:ident),+) => {
         mod $database {
-            $(
-                #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-                async fn $case() {
-                    let broker = super::super::Broker::$broker;
-                    let stage = super::super::Stage::new(stringify!($database), broker).await;
-                    super::super::$case(&stage).await;
-                }
-            )+
+            $( on_every_pair!(@case $attributes $database, $broker, $case); )+
+        }
+    };
+    (@case [$($attributes:tt)*] $database:ident, $broker:ident, $case:ident) => {
+        $($attributes)*
+        #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+        async fn $case() {
+            let broker = super::super::Broker::$broker;
+            let stage = super::super::Stage::new(stringify!($database), broker).await;
+            super::super::$case(&stage).await;
         }
     };
 }
