@@ -9,15 +9,21 @@ use crate::services;
 
 /// `cargo xtask test [--no-services | --kube | --soak] [-- ARGS]`
 pub(crate) fn test(arguments: &[String]) -> Result<ExitCode, Failure> {
-    let options = TestOptions::parse(arguments)?;
+    run_tests(&TestOptions::parse(arguments)?, false)
+}
+
+/// Set where a case that needs a server under its control must not be left out.
+const NOTHING_LEFT_OUT: &str = "TOWPATH_TEST_NOTHING_LEFT_OUT";
+
+fn run_tests(options: &TestOptions, nothing_left_out: bool) -> Result<ExitCode, Failure> {
     services::install_build_tools()?;
     if options.on_kubernetes {
-        return test_on_kubernetes(&options);
+        return test_on_kubernetes(options);
     }
     let variables = if options.with_services { services::bring_up_for_tests()? } else { Vec::new() };
     if options.soak {
         const TESTS: [&str; 5] = ["--package", "towpath-hive", "--all-features", "--test", "soak"];
-        return run_ignored(&TESTS, Some("long_soak"), variables, &options);
+        return run_ignored(&TESTS, Some("long_soak"), variables, options);
     }
 
     // The runner goes last, so that the last lines on the terminal are its summary. Both always run:
@@ -50,6 +56,9 @@ pub(crate) fn test(arguments: &[String]) -> Result<ExitCode, Failure> {
         with_nextest || !["TOWPATH_TEST_XTASK", "TOWPATH_TEST_AMQP_CTL"].contains(&name.as_str())
     });
     runner.args(&options.runner_arguments).envs(variables);
+    if nothing_left_out && with_nextest {
+        runner.env(NOTHING_LEFT_OUT, "1");
+    }
     let runner_passed = succeeds(runner)?;
 
     if runner_passed && !documentation_passed {
@@ -197,7 +206,7 @@ pub(crate) fn ci() -> Result<ExitCode, Failure> {
         return Err(Failure::new("the library does not build with SQLite alone, see above"));
     }
     arrows::run()?;
-    test(&[])
+    run_tests(&TestOptions::parse(&[])?, true)
 }
 
 #[derive(Debug, PartialEq)]

@@ -33,7 +33,7 @@ async fn orders_go_on_while_rabbitmq_is_away_on_postgres() {
 /// The broker's own server is stopped and started again. Without a server of the tests' own there is nothing to stop.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn orders_go_on_while_rabbitmq_is_stopped() {
-    if std::env::var("TOWPATH_TEST_XTASK").is_err() {
+    if towpath_testkit::under_control("TOWPATH_TEST_XTASK").is_none() {
         return;
     }
     let stage = Stage::new(Pair::MariaDbRabbitMq).await;

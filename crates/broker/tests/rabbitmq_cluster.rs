@@ -124,7 +124,7 @@ struct Cluster {
 impl Cluster {
     async fn start() -> Option<Self> {
         const VARIABLE: &str = "TOWPATH_TEST_AMQP_CLUSTER_URL";
-        let program = std::env::var("TOWPATH_TEST_XTASK").ok().filter(|program| !program.is_empty())?;
+        let program = towpath_testkit::under_control("TOWPATH_TEST_XTASK")?;
         let mut cluster = Self { program, url: String::new() };
         cluster.tell("up", "rabbitmq-cluster").await;
         let told = cluster.tell("env", "rabbitmq-cluster").await;

@@ -12,6 +12,7 @@ use serde_json::Value;
 
 /// Not a test: the server process that the others start.
 #[test]
+#[ignore = "not a test: the process that others start"]
 fn server_of_a_test() {
     parcels::become_server();
 }

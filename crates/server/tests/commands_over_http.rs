@@ -53,6 +53,7 @@ const ARGUMENTS: &str = "SERVER_OF_A_TEST_ARGUMENTS";
 
 /// Not a test: the server process that the others start.
 #[test]
+#[ignore = "not a test: the process that others start"]
 fn server_of_a_test() {
     let Ok(arguments) = std::env::var(ARGUMENTS) else { return };
     let arguments = arguments.split('\n').map(std::ffi::OsString::from);
@@ -62,7 +63,7 @@ fn server_of_a_test() {
 
 fn start(folder: &Arc<tempfile::TempDir>, arguments: &[&str], config: &str) -> Server {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["server_of_a_test", "--exact", "--nocapture"]);
+    command.args(["server_of_a_test", "--exact", "--ignored", "--nocapture"]);
     let all: Vec<&str> = [&["towpath"], arguments].concat();
     command.env(ARGUMENTS, all.join("\n"));
     Server::spawn(command, Arc::clone(folder), config)

@@ -10,6 +10,7 @@ use parcels::{Answer, PATIENCE, Server};
 
 /// Not a test: the server process that the others start.
 #[test]
+#[ignore = "not a test: the process that others start"]
 fn server_of_a_test() {
     parcels::become_server();
 }

@@ -62,6 +62,7 @@ impl Aggregate for Paper {
 
 /// Becomes the server, in the process that a test started for it.
 #[test]
+#[ignore = "not a test: the process that others start"]
 fn server_of_a_test() {
     let Ok(arguments) = std::env::var("SERVER_OF_A_TEST_ARGUMENTS") else { return };
     let arguments = arguments.split('\n').map(std::ffi::OsString::from);

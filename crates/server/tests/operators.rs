@@ -10,6 +10,7 @@ use towpath_testkit::broker::TcpProxy;
 
 /// Not a test: the server process that the others start.
 #[test]
+#[ignore = "not a test: the process that others start"]
 fn server_of_a_test() {
     parcels::become_server();
 }

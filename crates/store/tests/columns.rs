@@ -150,7 +150,7 @@ async fn a_timer_keeps_when_it_ran_how_it_ended_and_how_often_it_failed(fresh: &
         ["failed", &at(12), &at(10), &at(12), &at(12), "bus-full", "The bus is full.", "1"]
     );
     let mut tx = store.begin().await.unwrap();
-    assert!(tx.cancel_timer(leaves.timer_id, moment(13)).await.unwrap());
+    assert!(tx.cancel(leaves.timer_id, moment(13)).await.unwrap());
     tx.commit().await.unwrap();
     assert_eq!(read(leaves.timer_id).await, ["canceled", &at(13), "", &at(13), "", "", "", "0"]);
 }

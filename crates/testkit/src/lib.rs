@@ -15,6 +15,7 @@
 
 pub mod broker;
 mod clock;
+mod control;
 mod difference;
 mod given;
 pub mod ledger;
@@ -22,5 +23,6 @@ mod probe;
 pub mod store;
 
 pub use clock::VirtualClock;
+pub use control::under_control;
 pub use given::{Given, Then, When, given};
 pub use probe::{CountingProbe, KillProbe, PauseProbe, StopProbe};

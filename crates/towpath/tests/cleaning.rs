@@ -11,7 +11,7 @@ use chrono::Utc;
 use support::{Fresh, eventually};
 use towpath::ids::{AggregateKey, CorrelationId, EventId, InstanceId, LeaseName};
 use towpath::name::CommandName;
-use towpath::ports::store::{NewTimer, Store};
+use towpath::ports::store::{NewTimer, Store, StoreTx as _};
 use towpath::{ChangeContext, Towpath};
 use uuid::Uuid;
 
@@ -87,9 +87,9 @@ async fn leave_things_behind(app: &Towpath) -> Left {
     let (ended, waiting) = (timer(), timer());
     let mut transaction = app.store().open_transaction().await.unwrap();
     for timer in [&ended, &waiting] {
-        transaction.add_timer(timer).await.unwrap();
+        transaction.schedule(timer).await.unwrap();
     }
-    assert!(transaction.remove_timer(ended.timer_id, Utc::now()).await.unwrap());
+    assert!(transaction.cancel(ended.timer_id, Utc::now()).await.unwrap());
     transaction.finish().await.unwrap();
     Left { ended: ended.timer_id, waiting: waiting.timer_id }
 }

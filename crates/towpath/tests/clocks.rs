@@ -63,7 +63,7 @@ async fn remembers_what_was_handled_an_hour_ago(builder: Builder) -> bool {
     // In one transaction, so that no pass of the cleaner sees one without the other.
     let mut tx = app.store().begin().await.unwrap();
     for (event, ago) in [(recent, TimeDelta::hours(1)), (old, TimeDelta::days(8))] {
-        tx.mark_inbox(event, &handler, now - ago).await.unwrap();
+        tx.mark(event, &handler, now - ago).await.unwrap();
     }
     tx.commit().await.unwrap();
     let mark = |event| app.store().inbox_entry(event, &handler);

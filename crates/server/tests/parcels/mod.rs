@@ -176,7 +176,7 @@ impl Server {
     /// The carrier's, with more arguments.
     pub fn of_carrier_with(arguments: &[&str]) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["server_of_a_test", "--exact", "--nocapture"]);
+        command.args(["server_of_a_test", "--exact", "--ignored", "--nocapture"]);
         let all = [&["towpath", "--listen", "127.0.0.1:0"], arguments].concat();
         command.env(ARGUMENTS, all.join("\n"));
         Self::spawn(command)

@@ -14,7 +14,7 @@ impl OwnKafka {
     /// The program, if `TOWPATH_TEST_KAFKA_PROGRAM` has its `file://` URL.
     #[must_use]
     pub fn program() -> Option<String> {
-        let url = std::env::var("TOWPATH_TEST_KAFKA_PROGRAM").ok().filter(|url| !url.is_empty())?;
+        let url = crate::under_control("TOWPATH_TEST_KAFKA_PROGRAM")?;
         Some(url.trim_start_matches("file://").to_owned())
     }
 

@@ -483,9 +483,12 @@ impl StoreTx for MemoryTx {
         if tables.units.contains(&unit_id) {
             return Ok(false);
         }
+        let effect: Effect = Box::new(move |tables| {
+            tables.units.insert(unit_id);
+        });
         match staged.database.has(Fault::UnitsSurviveRollback) {
-            true => drop(tables.units.insert(unit_id)),
-            false => staged.effects.push(Box::new(move |tables| drop(tables.units.insert(unit_id)))),
+            true => effect(&mut tables),
+            false => staged.effects.push(effect),
         }
         Ok(true)
     }

@@ -187,7 +187,7 @@ impl Run {
             .open(self.folder.join(format!("{}.log", part.instance)))
             .unwrap();
         let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "part", "--nocapture"])
+            .args(["--exact", "part", "--ignored", "--nocapture"])
             .env(ROLE, serde_json::to_string(&part).unwrap())
             .envs(variables.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())

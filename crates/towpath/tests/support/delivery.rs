@@ -122,7 +122,7 @@ impl Stage {
 
     /// Lets RabbitMQ take nothing any more, or again, where the tests have one of their own.
     pub async fn raise_alarm(&self, on: bool) {
-        let Ok(tool) = std::env::var("TOWPATH_TEST_AMQP_CTL") else { return };
+        let Some(tool) = towpath_testkit::under_control("TOWPATH_TEST_AMQP_CTL") else { return };
         let watermark = if on { "0.0000001" } else { "0.4" };
         let command = format!("{tool} set_vm_memory_high_watermark {watermark}");
         let output = tokio::process::Command::new("sh").args(["-c", &command]).output().await.unwrap();
@@ -325,7 +325,7 @@ impl Stage {
 
 /// Restarts a server that `cargo xtask test` started. Without it (servers of the user's own) nothing is restarted.
 async fn restart(server: &'static str) {
-    let Ok(xtask) = std::env::var("TOWPATH_TEST_XTASK") else { return };
+    let Some(xtask) = towpath_testkit::under_control("TOWPATH_TEST_XTASK") else { return };
     let restarting = tokio::task::spawn_blocking(move || {
         std::process::Command::new(xtask).args(["services", "restart", server]).output()
     });
