@@ -5,18 +5,18 @@
 //!
 //! ```
 //! use serde::{Deserialize, Serialize};
-//! use towpath::{Aggregate, Context, Machine, Refusal, Towpath};
+//! use towpath::{Aggregate, Command, Context, Event, Machine, Refusal, Towpath};
 //!
 //! #[derive(Default, Serialize, Deserialize)]
 //! struct Order { sku: Option<String>, shipped: bool }
 //!
-//! #[derive(Serialize, Deserialize)]
+//! #[derive(Serialize, Deserialize, Command)]
 //! enum OrderCommand {
 //!     #[serde(rename = "order.place")] Place { sku: String },
 //!     #[serde(rename = "order.ship")] Ship,
 //! }
 //!
-//! #[derive(Serialize, Deserialize)]
+//! #[derive(Serialize, Deserialize, Event)]
 //! enum OrderEvent {
 //!     #[serde(rename = "order.placed")] Placed { sku: String },
 //!     #[serde(rename = "order.shipped")] Shipped,
@@ -58,10 +58,10 @@
 //!
 //!     fn machine() -> Option<Machine> {
 //!         Some(Machine::named("order")
-//!             .starts("order.placed", "placed")
+//!             .starts(OrderEvent::PLACED, "placed")
 //!             .state("placed")
 //!             .terminal("shipped")
-//!             .transition("placed", "order.shipped", "shipped"))
+//!             .transition("placed", OrderEvent::SHIPPED, "shipped"))
 //!     }
 //! }
 //!
@@ -139,7 +139,7 @@ pub mod format {
     pub use towpath_broker::{FormatError, message, read};
 }
 pub use towpath_broker::{BadBrokerUrl, BrokerUrl, LocalBroker, LocalOptions};
-pub use towpath_core::aggregate::{Aggregate, Context, Reason, Refusal};
+pub use towpath_core::aggregate::{Aggregate, Context, Reason, Refusal, Refused};
 pub use towpath_core::causes::{causes, with_causes};
 pub use towpath_core::channel;
 pub use towpath_core::channel::{Channel, ChannelPolicy, Format, Start};
@@ -150,6 +150,7 @@ pub use towpath_core::incoming::IncomingEvent;
 pub use towpath_core::letters;
 pub use towpath_core::lifecycle;
 pub use towpath_core::machine::{self, Deadline, Machine};
+pub use towpath_core::messages::{Command, Event};
 pub use towpath_core::name;
 pub use towpath_core::notifications;
 pub use towpath_core::payload::{InvalidPayload, Payload};
