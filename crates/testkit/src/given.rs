@@ -532,6 +532,38 @@ mod tests {
         given::<Order>([placed()]).when(Command::Ship).then([Event::Shipped]);
     }
 
+    #[derive(Default, Serialize, Deserialize)]
+    struct Misnamed;
+
+    #[derive(Serialize, Deserialize, towpath_core::Event)]
+    #[event(crate = "towpath_core")]
+    enum MisnamedEvent {
+        #[serde(rename = "Happened")]
+        Happened,
+    }
+
+    impl Aggregate for Misnamed {
+        const KIND: &'static str = "misnamed";
+        type Command = Command;
+        type Event = MisnamedEvent;
+        type Refusal = std::convert::Infallible;
+
+        fn decide(&self, _: Command, _: &Context) -> Result<Vec<MisnamedEvent>, Self::Refusal> {
+            Ok(vec![MisnamedEvent::Happened])
+        }
+
+        fn evolve(self, _: &MisnamedEvent) -> Self {
+            self
+        }
+    }
+
+    #[test]
+    fn what_would_not_start_is_told_here_already() {
+        let message = says(|| drop(given::<Misnamed>([])));
+        assert!(message.starts_with("misnamed cannot be registered:\n- "), "{message}");
+        assert!(message.contains("`Happened` is not spelled as a name is"), "{message}");
+    }
+
     #[test]
     fn json_is_laid_out_without_changing_it() {
         let text = r#"{"a":[1.50,{"b":"x,{\"}"}],"e":{},"f":[]}"#;

@@ -130,6 +130,9 @@ pub use towpath::{Builder, StartError, Towpath, View};
 pub use tracker::{ChannelError, TrackedChannels};
 pub use watch::{Delivering, DeliveringOutcome, Publishing, PublishingOutcome, Watch};
 
+// Crates whose types are in signatures here, or in what nearly every `upcast` and test writes.
+pub use {chrono, serde_json, uuid};
+
 #[cfg(feature = "kafka")]
 pub use towpath_broker::Kafka;
 #[cfg(feature = "rabbitmq")]
@@ -166,6 +169,16 @@ pub use towpath_store::{
 pub mod tables {
     pub use towpath_store::{
         Column, ColumnKind, Dialect, Index, OwnConnection, OwnTables, Record, SqlTransaction, Table, Value,
+    };
+}
+
+/// What nearly every application writes: `use towpath::prelude::*;`.
+pub mod prelude {
+    pub use serde::{Deserialize, Serialize};
+
+    pub use crate::{
+        Aggregate, Channel, Command, Consumer, Context, Deadline, Delivery, Event, HandlerError, Machine,
+        Next, Reason, Refusal, Refused, Towpath,
     };
 }
 

@@ -38,6 +38,7 @@ pub(super) fn read(body: &[u8]) -> Result<IncomingEvent, FormatError> {
     let fields = Fields::of_body(FORMAT, body)?;
     Ok(IncomingEvent {
         event_id: fields.required("eventId")?,
+        schema_version: None,
         event_type: EventName::from_stored(fields.text("eventType")?),
         aggregate: Some(fields.required("aggregate")?),
         aggregate_version: Some(fields.required("aggregateVersion")?),
