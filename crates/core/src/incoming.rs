@@ -29,7 +29,7 @@ pub struct IncomingEvent {
     pub causation_id: Option<CausationId>,
     /// The trace it belongs to.
     pub trace_id: Option<TraceId>,
-    /// The shape of its payload, where it comes from a log. Messages do not tell it.
+    /// The shape of its payload. A log tells it, and so does Towpath's own envelope; other formats do not.
     #[serde(skip)]
     pub schema_version: Option<u16>,
     /// The fact itself, byte for byte as it was sent.

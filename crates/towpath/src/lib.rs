@@ -3,81 +3,8 @@
 //! This is the crate an application embeds. Build a [`Towpath`] from URLs, register aggregates, start it, send
 //! commands:
 //!
-//! ```
-//! use serde::{Deserialize, Serialize};
-//! use towpath::{Aggregate, Command, Context, Event, Machine, Refusal, Towpath};
-//!
-//! #[derive(Default, Serialize, Deserialize)]
-//! struct Order { sku: Option<String>, shipped: bool }
-//!
-//! #[derive(Serialize, Deserialize, Command)]
-//! enum OrderCommand {
-//!     #[serde(rename = "order.place")] Place { sku: String },
-//!     #[serde(rename = "order.ship")] Ship,
-//! }
-//!
-//! #[derive(Serialize, Deserialize, Event)]
-//! enum OrderEvent {
-//!     #[serde(rename = "order.placed")] Placed { sku: String },
-//!     #[serde(rename = "order.shipped")] Shipped,
-//! }
-//!
-//! #[derive(Debug, PartialEq, thiserror::Error)]
-//! enum OrderRefusal {
-//!     #[error("the order was placed already")] AlreadyPlaced,
-//!     #[error("there is nothing to ship")] NothingToShip,
-//! }
-//!
-//! impl Refusal for OrderRefusal {
-//!     fn code(&self) -> &'static str {
-//!         match self { Self::AlreadyPlaced => "already-placed", Self::NothingToShip => "nothing-to-ship" }
-//!     }
-//! }
-//!
-//! impl Aggregate for Order {
-//!     const KIND: &'static str = "order";
-//!     type Command = OrderCommand;
-//!     type Event = OrderEvent;
-//!     type Refusal = OrderRefusal;
-//!
-//!     fn decide(&self, command: OrderCommand, _: &Context) -> Result<Vec<OrderEvent>, OrderRefusal> {
-//!         match command {
-//!             OrderCommand::Place { .. } if self.sku.is_some() => Err(OrderRefusal::AlreadyPlaced),
-//!             OrderCommand::Place { sku } => Ok(vec![OrderEvent::Placed { sku }]),
-//!             OrderCommand::Ship if self.sku.is_none() => Err(OrderRefusal::NothingToShip),
-//!             OrderCommand::Ship => Ok(vec![OrderEvent::Shipped]),
-//!         }
-//!     }
-//!
-//!     fn evolve(self, event: &OrderEvent) -> Self {
-//!         match event {
-//!             OrderEvent::Placed { sku } => Order { sku: Some(sku.clone()), ..self },
-//!             OrderEvent::Shipped => Order { shipped: true, ..self },
-//!         }
-//!     }
-//!
-//!     fn machine() -> Option<Machine> {
-//!         Some(Machine::named("order")
-//!             .starts(OrderEvent::PLACED, "placed")
-//!             .state("placed")
-//!             .terminal("shipped")
-//!             .transition("placed", OrderEvent::SHIPPED, "shipped"))
-//!     }
-//! }
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # tokio::runtime::Runtime::new()?.block_on(async {
-//! # let folder = tempfile::tempdir()?;
-//! # let url = format!("sqlite://{}", folder.path().join("towpath.db").display());
-//! let app = Towpath::builder().store(&url).aggregate::<Order>().start().await?;
-//! let placed = app.send::<Order>("order-7", OrderCommand::Place { sku: "book".into() }).once("cart-7").await?;
-//! assert_eq!(placed.aggregate_version, 1);
-//!
-//! // The same command id gives the same answer and no second effect.
-//! let again = app.send::<Order>("order-7", OrderCommand::Place { sku: "book".into() }).once("cart-7").await?;
-//! assert_eq!(again.events, placed.events);
-//! # app.stop().await;
-//! # Ok(()) }) }
+//! ```no_run
+#![doc = include_str!("../../../examples/0-first-program/main.rs")]
 //! ```
 
 mod absence;

@@ -38,7 +38,6 @@ pub(super) fn read(body: &[u8]) -> Result<IncomingEvent, FormatError> {
     let fields = Fields::of_body(FORMAT, body)?;
     Ok(IncomingEvent {
         event_id: fields.required("eventId")?,
-        schema_version: None,
         event_type: EventName::from_stored(fields.text("eventType")?),
         aggregate: Some(fields.required("aggregate")?),
         aggregate_version: Some(fields.required("aggregateVersion")?),
@@ -46,6 +45,7 @@ pub(super) fn read(body: &[u8]) -> Result<IncomingEvent, FormatError> {
         correlation_id: Some(fields.required("correlationId")?),
         causation_id: fields.optional("causationId")?,
         trace_id: fields.optional("traceId")?,
+        schema_version: fields.optional("schemaVersion")?,
         payload: fields.payload("payload")?.ok_or_else(|| fields.missing("payload"))?,
     })
 }
