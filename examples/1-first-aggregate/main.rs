@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 use towpath::ids::AggregateKey;
-use towpath::{Aggregate, Context, Machine, Refusal, Towpath};
+use towpath::{Aggregate, Command, Context, Event, Machine, Refusal, Towpath};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -61,7 +61,7 @@ struct Order {
 }
 
 /// What may be asked of it. The name is what is stored and sent; the variant is yours to rename.
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, Command)]
 enum OrderCommand {
     #[serde(rename = "order.place")]
     Place { sku: String },
@@ -70,7 +70,7 @@ enum OrderCommand {
 }
 
 /// What may have happened to it.
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, Event)]
 enum OrderEvent {
     #[serde(rename = "order.placed")]
     Placed { sku: String },
@@ -122,10 +122,10 @@ impl Aggregate for Order {
     fn machine() -> Option<Machine> {
         Some(
             Machine::named("order")
-                .starts("order.placed", "placed")
+                .starts(OrderEvent::PLACED, "placed")
                 .state("placed")
                 .terminal("shipped")
-                .transition("placed", "order.shipped", "shipped"),
+                .transition("placed", OrderEvent::SHIPPED, "shipped"),
         )
     }
 }

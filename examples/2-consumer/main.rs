@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use towpath::letters::LetterFilter;
-use towpath::{Aggregate, Channel, Consumer, Context, Delivery, HandlerError, Next, Refusal, Towpath};
+use towpath::{
+    Aggregate, Channel, Command, Consumer, Context, Delivery, Event, HandlerError, Next, Refusal, Towpath,
+};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -80,13 +82,13 @@ struct Order {
     sku: Option<String>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, Command)]
 enum OrderCommand {
     #[serde(rename = "order.place")]
     Place { sku: String },
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, Event)]
 enum OrderEvent {
     #[serde(rename = "order.placed")]
     Placed { sku: String },
@@ -114,15 +116,17 @@ struct Stock {
     count: u32,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, Command)]
 enum StockCommand {
     #[serde(rename = "stock.receive")]
+    #[command(gives = StockEvent::RECEIVED)]
     Receive { count: u32 },
     #[serde(rename = "stock.take")]
+    #[command(gives = StockEvent::TAKEN)]
     Take,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, Event)]
 enum StockEvent {
     #[serde(rename = "stock.received")]
     Received { count: u32 },
@@ -163,9 +167,5 @@ impl Aggregate for Stock {
             StockEvent::Received { count } => Stock { count: self.count + count },
             StockEvent::Taken => Stock { count: self.count.saturating_sub(1) },
         }
-    }
-
-    fn pairings() -> &'static [(&'static str, &'static str)] {
-        &[("stock.receive", "stock.received"), ("stock.take", "stock.taken")]
     }
 }

@@ -6,10 +6,38 @@ use std::process::Command;
 
 use towpath::Scratch;
 
+/// It checks itself and prints nothing.
+const FIRST_PROGRAM: (&str, &str) = (env!("CARGO_BIN_EXE_first-program"), "");
+
 const FIRST_AGGREGATE: (&str, &str) =
     (env!("CARGO_BIN_EXE_first-aggregate"), include_str!("../1-first-aggregate/expected.txt"));
 
 const CONSUMER: (&str, &str) = (env!("CARGO_BIN_EXE_consumer"), include_str!("../2-consumer/expected.txt"));
+
+#[test]
+fn the_readme_begins_with_the_first_program() {
+    let (readme, program) = (include_str!("../../README.md"), include_str!("../0-first-program/main.rs"));
+    // It is compiled there and not run: it would leave its data beside the sources.
+    let first = readme.split("```rust,no_run\n").nth(1).and_then(|block| block.split("```").next());
+    assert_eq!(first, Some(program), "README.md and 0-first-program/main.rs are the same text");
+    assert!(program.lines().count() <= 50, "the first program is short");
+}
+
+#[tokio::test]
+async fn first_program_on_sqlite() {
+    let file = std::env::temp_dir().join("towpath.db");
+    prints_the_same_twice(FIRST_PROGRAM, &format!("sqlite://{}", file.display())).await;
+}
+
+#[tokio::test]
+async fn first_program_on_postgres() {
+    prints_the_same_twice(FIRST_PROGRAM, &server("TOWPATH_TEST_POSTGRES_URL")).await;
+}
+
+#[tokio::test]
+async fn first_program_on_mysql() {
+    prints_the_same_twice(FIRST_PROGRAM, &server("TOWPATH_TEST_MYSQL_URL")).await;
+}
 
 #[tokio::test]
 async fn first_aggregate_on_sqlite() {

@@ -19,7 +19,8 @@ struct Layer {
 /// cannot hold a cycle (`the_table_only_points_up_the_list` guards that).
 const LAYERS: &[Layer] = &[
     Layer { name: "xtask", may_use: &[], tests_may_use_testkit: false },
-    Layer { name: CORE, may_use: &[], tests_may_use_testkit: false },
+    Layer { name: MACROS, may_use: &[], tests_may_use_testkit: false },
+    Layer { name: CORE, may_use: &[MACROS], tests_may_use_testkit: false },
     Layer { name: TESTKIT, may_use: &[CORE], tests_may_use_testkit: false },
     Layer { name: "towpath-store", may_use: &[CORE], tests_may_use_testkit: true },
     Layer { name: "towpath-broker", may_use: &[CORE], tests_may_use_testkit: true },
@@ -39,6 +40,7 @@ const LAYERS: &[Layer] = &[
     Layer { name: "towpath-examples", may_use: &["towpath"], tests_may_use_testkit: true },
 ];
 
+const MACROS: &str = "towpath-macros";
 const CORE: &str = "towpath-core";
 const TESTKIT: &str = "towpath-testkit";
 

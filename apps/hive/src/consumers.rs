@@ -9,11 +9,11 @@ use towpath::tables::{OwnTables, Value};
 use towpath::{Batch, Consumer, Delivery, HandlerError, IncomingEvent, Next};
 
 use crate::alerts;
-use crate::knative::{KnativeServiceDeletedObserved, KnativeServiceObserved};
+use crate::knative::{KnativeServiceDeletedObserved, KnativeServiceEvent, KnativeServiceObserved};
 use crate::record::{RecordCommand, ServiceAudited, ServicePersisted, ServiceRecord};
 use crate::service::{
-    CreationRequested, DeletionRequested, Service, ServiceCommand, SpecAccepted, TakeObservation,
-    UpdateRequested,
+    CreationRequested, DeletionRequested, Service, ServiceCommand, ServiceEvent, SpecAccepted,
+    TakeObservation, UpdateRequested,
 };
 use crate::tables::{AUDIT, NAMESPACES, REVISIONS, ROUTES, SERVICES, SPECS, TARGETS};
 use crate::views::{Pages, ServiceRow};
@@ -32,7 +32,7 @@ pub(crate) fn views(channel: &str, stale: Duration, wake: ObserverWake) -> Consu
 /// Takes what was observed to the services.
 pub(crate) fn observations(channel: &str) -> Consumer {
     Consumer::of(channel)
-        .only(["KnativeServiceObserved", "KnativeServiceDeletedObserved"])
+        .only([KnativeServiceEvent::OBSERVED, KnativeServiceEvent::DELETED_OBSERVED])
         .in_order()
         .each("hive-observations", take_observation)
 }
@@ -142,14 +142,14 @@ pub(crate) async fn write(
 
 async fn take_observation(mut delivery: Delivery) -> Result<Next, HandlerError> {
     match delivery.event.event_type.as_str() {
-        "KnativeServiceObserved" => {
+        KnativeServiceEvent::OBSERVED => {
             let KnativeServiceObserved { service_id, snapshot, spec_version, failure_threshold, .. } =
                 delivery.payload()?;
             let observation = delivery.event.aggregate_version.unwrap_or_default();
             let taken = TakeObservation { snapshot, observation, spec_version, failure_threshold };
             delivery.send::<Service>(service_id, ServiceCommand::TakeObservation(taken)).await?;
         }
-        "KnativeServiceDeletedObserved" => {
+        KnativeServiceEvent::DELETED_OBSERVED => {
             let KnativeServiceDeletedObserved { service_id, snapshot, .. } = delivery.payload()?;
             delivery.send::<Service>(service_id, ServiceCommand::ConfirmDeletion { snapshot }).await?;
         }
@@ -161,14 +161,16 @@ async fn take_observation(mut delivery: Delivery) -> Result<Next, HandlerError> 
 async fn keep_record(mut delivery: Delivery) -> Result<Next, HandlerError> {
     let Some(key) = delivery.event.aggregate.clone() else { return Ok(delivery.handled()) };
     let requested = match delivery.event.event_type.as_str() {
-        "service.creation.requested" => {
+        ServiceEvent::CREATION_REQUESTED => {
             Some(("create", delivery.payload::<CreationRequested>()?.requested_by))
         }
-        "service.update.requested" => Some(("update", delivery.payload::<UpdateRequested>()?.requested_by)),
-        "service.deletion.requested" => {
+        ServiceEvent::UPDATE_REQUESTED => {
+            Some(("update", delivery.payload::<UpdateRequested>()?.requested_by))
+        }
+        ServiceEvent::DELETION_REQUESTED => {
             Some(("delete", delivery.payload::<DeletionRequested>()?.requested_by))
         }
-        "service.spec.accepted" => {
+        ServiceEvent::SPEC_ACCEPTED => {
             let accepted: SpecAccepted = delivery.payload()?;
             let persisted = ServicePersisted {
                 service_id: key.id.to_string(),

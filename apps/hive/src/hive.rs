@@ -17,10 +17,10 @@ use crate::alerts::{self, Alert};
 use crate::consumers;
 use crate::failures::{self, Looks};
 use crate::gateway::ServingGateway;
-use crate::knative::KnativeService;
-use crate::namespace::Namespace;
+use crate::knative::{KnativeService, KnativeServiceEvent};
+use crate::namespace::{Namespace, NamespaceEvent};
 use crate::record::ServiceRecord;
-use crate::service::{Service, ServiceStatus};
+use crate::service::{Service, ServiceEvent, ServiceStatus};
 use crate::spec::ServiceSpec;
 use crate::tables::{SERVICES, TABLES};
 use crate::targets::Targets;
@@ -176,15 +176,26 @@ impl Hive {
             .aggregate::<ServiceRecord>()
             .aggregate::<Namespace>()
             .tables(&TABLES)
-            .channel(channel(&facts, &["service.*", "NamespaceValidated", "RevisionCreated", "RouteAligned"]))
-            .channel(channel(&observed, &["KnativeServiceObserved", "KnativeServiceDeletedObserved"]))
+            .channel(channel(
+                &facts,
+                &[
+                    "service.*",
+                    NamespaceEvent::VALIDATED,
+                    KnativeServiceEvent::REVISION_CREATED,
+                    KnativeServiceEvent::ROUTE_ALIGNED,
+                ],
+            ))
+            .channel(channel(
+                &observed,
+                &[KnativeServiceEvent::OBSERVED, KnativeServiceEvent::DELETED_OBSERVED],
+            ))
             .channel(channel(
                 &requested,
                 &[
-                    "service.creation.requested",
-                    "service.update.requested",
-                    "service.deletion.requested",
-                    "service.spec.accepted",
+                    ServiceEvent::CREATION_REQUESTED,
+                    ServiceEvent::UPDATE_REQUESTED,
+                    ServiceEvent::DELETION_REQUESTED,
+                    ServiceEvent::SPEC_ACCEPTED,
                 ],
             ))
             .consumer(consumers::views(&facts, stale, self.wake.clone()))

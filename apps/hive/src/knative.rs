@@ -10,7 +10,7 @@ use std::time::Duration;
 use chrono::{DateTime, TimeDelta, Utc};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use towpath::{Aggregate, Context};
+use towpath::{Aggregate, Command, Context, Event};
 
 use crate::gateway::{FoundService, Observed, RevisionSeen, RouteTarget};
 use crate::service::{ServiceStatus, Snapshot};
@@ -37,10 +37,11 @@ pub struct KnativeService {
 }
 
 /// What may be asked of it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Command)]
 pub enum KnativeServiceCommand {
     /// It was looked at.
     #[serde(rename = "Command.Hive.KnativeService.Observe")]
+    #[command(internal)]
     Observe(Look),
 }
 
@@ -73,7 +74,7 @@ pub struct Look {
 }
 
 /// What a look showed.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Event)]
 pub enum KnativeServiceEvent {
     /// Something has changed, or is awaited.
     #[serde(rename = "KnativeServiceObserved")]
@@ -195,10 +196,6 @@ impl Aggregate for KnativeService {
             }
         }
         self
-    }
-
-    fn internal_commands() -> &'static [&'static str] {
-        &["Command.Hive.KnativeService.Observe"]
     }
 }
 

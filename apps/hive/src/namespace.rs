@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use towpath::{Aggregate, Context};
+use towpath::{Aggregate, Command, Context, Event};
 
 /// A namespace.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -16,15 +16,16 @@ pub struct Namespace {
 }
 
 /// What may be asked of a namespace.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Command)]
 pub enum NamespaceCommand {
     /// The platform was asked whether it is there.
     #[serde(rename = "Command.Hive.Namespace.Validate")]
+    #[command(internal)]
     Validate(NamespaceValidated),
 }
 
 /// What happened to a namespace.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Event)]
 pub enum NamespaceEvent {
     /// It is known whether it is there, and that was not known or is new.
     #[serde(rename = "NamespaceValidated")]
@@ -60,9 +61,5 @@ impl Aggregate for Namespace {
     fn evolve(self, event: &NamespaceEvent) -> Self {
         let NamespaceEvent::Validated(validated) = event;
         Namespace { exists: Some(validated.exists) }
-    }
-
-    fn internal_commands() -> &'static [&'static str] {
-        &["Command.Hive.Namespace.Validate"]
     }
 }

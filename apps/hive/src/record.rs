@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use towpath::{Aggregate, Context};
+use towpath::{Aggregate, Command, Context, Event};
 
 use crate::spec::{ServiceSpec, SpecHash};
 
@@ -20,18 +20,20 @@ pub struct ServiceRecord {
 }
 
 /// What may be asked of the records.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Command)]
 pub enum RecordCommand {
     /// Keep a specification.
     #[serde(rename = "Command.Hive.Record.Persist")]
+    #[command(internal, gives = RecordEvent::PERSISTED)]
     Persist(ServicePersisted),
     /// Keep who asked for what.
     #[serde(rename = "Command.Hive.Record.Audit")]
+    #[command(internal, gives = RecordEvent::AUDITED)]
     Audit(ServiceAudited),
 }
 
 /// What was kept.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Event)]
 pub enum RecordEvent {
     /// A specification.
     #[serde(rename = "service.persisted")]
@@ -95,16 +97,5 @@ impl Aggregate for ServiceRecord {
             RecordEvent::Audited(_) => self.audited += 1,
         }
         self
-    }
-
-    fn internal_commands() -> &'static [&'static str] {
-        &["Command.Hive.Record.Persist", "Command.Hive.Record.Audit"]
-    }
-
-    fn irregular_pairings() -> &'static [(&'static str, &'static str)] {
-        &[
-            ("Command.Hive.Record.Persist", "service.persisted"),
-            ("Command.Hive.Record.Audit", "service.audit.recorded"),
-        ]
     }
 }

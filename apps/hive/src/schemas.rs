@@ -2,12 +2,15 @@
 
 use schemars::{JsonSchema, Schema, schema_for};
 
-use crate::knative::{KnativeServiceDeletedObserved, KnativeServiceObserved, RevisionCreated, RouteAligned};
-use crate::namespace::NamespaceValidated;
-use crate::record::{ServiceAudited, ServicePersisted};
+use crate::knative::{
+    KnativeServiceDeletedObserved, KnativeServiceEvent, KnativeServiceObserved, RevisionCreated, RouteAligned,
+};
+use crate::namespace::{NamespaceEvent, NamespaceValidated};
+use crate::record::{RecordEvent, ServiceAudited, ServicePersisted};
 use crate::service::{
     Converged, CreationFailed, CreationRequested, Deleted, DeletionMarked, DeletionRequested, ExternalPurged,
-    NotConverged, SnapshotUpdated, SpecAccepted, SpecApplied, SpecApplyStarted, UpdateRequested,
+    NotConverged, ServiceEvent, SnapshotUpdated, SpecAccepted, SpecApplied, SpecApplyStarted,
+    UpdateRequested,
 };
 
 /// An event type.
@@ -25,28 +28,28 @@ pub fn event_types() -> Vec<EventType> {
         EventType { name, schema: schema_for!(P) }
     }
     vec![
-        of::<CreationRequested>("service.creation.requested"),
-        of::<SpecAccepted>("service.spec.accepted"),
-        of::<SpecApplyStarted>("service.spec.apply.started"),
-        of::<SpecApplied>("service.spec.applied"),
-        of::<CreationFailed>("service.creation.failed"),
-        of::<UpdateRequested>("service.update.requested"),
-        of::<Converged>("service.updated"),
-        of::<DeletionRequested>("service.deletion.requested"),
-        of::<DeletionMarked>("service.deletion.marked"),
-        of::<SnapshotUpdated>("service.snapshot.updated"),
-        of::<Converged>("service.convergence.confirmed"),
-        of::<NotConverged>("service.convergence.failed"),
-        of::<Converged>("service.ready"),
-        of::<NotConverged>("service.failed"),
-        of::<Deleted>("service.deleted"),
-        of::<ExternalPurged>("service.external.purged"),
-        of::<ServicePersisted>("service.persisted"),
-        of::<ServiceAudited>("service.audit.recorded"),
-        of::<NamespaceValidated>("NamespaceValidated"),
-        of::<RevisionCreated>("RevisionCreated"),
-        of::<RouteAligned>("RouteAligned"),
-        of::<KnativeServiceObserved>("KnativeServiceObserved"),
-        of::<KnativeServiceDeletedObserved>("KnativeServiceDeletedObserved"),
+        of::<CreationRequested>(ServiceEvent::CREATION_REQUESTED),
+        of::<SpecAccepted>(ServiceEvent::SPEC_ACCEPTED),
+        of::<SpecApplyStarted>(ServiceEvent::SPEC_APPLY_STARTED),
+        of::<SpecApplied>(ServiceEvent::SPEC_APPLIED),
+        of::<CreationFailed>(ServiceEvent::CREATION_FAILED),
+        of::<UpdateRequested>(ServiceEvent::UPDATE_REQUESTED),
+        of::<Converged>(ServiceEvent::UPDATED),
+        of::<DeletionRequested>(ServiceEvent::DELETION_REQUESTED),
+        of::<DeletionMarked>(ServiceEvent::DELETION_MARKED),
+        of::<SnapshotUpdated>(ServiceEvent::SNAPSHOT_UPDATED),
+        of::<Converged>(ServiceEvent::CONVERGENCE_CONFIRMED),
+        of::<NotConverged>(ServiceEvent::CONVERGENCE_FAILED),
+        of::<Converged>(ServiceEvent::READY),
+        of::<NotConverged>(ServiceEvent::FAILED),
+        of::<Deleted>(ServiceEvent::DELETED),
+        of::<ExternalPurged>(ServiceEvent::EXTERNAL_PURGED),
+        of::<ServicePersisted>(RecordEvent::PERSISTED),
+        of::<ServiceAudited>(RecordEvent::AUDITED),
+        of::<NamespaceValidated>(NamespaceEvent::VALIDATED),
+        of::<RevisionCreated>(KnativeServiceEvent::REVISION_CREATED),
+        of::<RouteAligned>(KnativeServiceEvent::ROUTE_ALIGNED),
+        of::<KnativeServiceObserved>(KnativeServiceEvent::OBSERVED),
+        of::<KnativeServiceDeletedObserved>(KnativeServiceEvent::DELETED_OBSERVED),
     ]
 }

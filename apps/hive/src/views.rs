@@ -10,9 +10,9 @@ use towpath::ids::AggregateKey;
 use towpath::tables::{Record, Table, Value};
 use towpath::{Aggregate, HandlerError, IncomingEvent, Payload};
 
-use crate::knative::{KnativeService, RevisionCreated, RouteAligned};
+use crate::knative::{KnativeService, KnativeServiceEvent, RevisionCreated, RouteAligned};
 use crate::namespace::{Namespace, NamespaceValidated};
-use crate::record::{ServiceAudited, ServicePersisted, ServiceRecord};
+use crate::record::{RecordEvent, ServiceAudited, ServicePersisted, ServiceRecord};
 use crate::service::{Service, ServiceEvent, ServiceStatus};
 use crate::spec::ResourceName;
 use crate::tables::{AUDIT, NAMESPACES, REVISIONS, ROUTES, SERVICES, SPECS, TARGETS};
@@ -262,19 +262,21 @@ impl Pages {
         match key.kind.as_str() {
             Service::KIND => self.take_service(id, version, at, event)?,
             KnativeService::KIND => match event.event_type.as_str() {
-                "RevisionCreated" => {
+                KnativeServiceEvent::REVISION_CREATED => {
                     let created: RevisionCreated = read(event)?;
                     self.revisions.insert((id, texts::code(&created.revision.name)), (created, at));
                 }
-                "RouteAligned" => drop(self.routes.insert(id, (version, read(event)?, at))),
+                KnativeServiceEvent::ROUTE_ALIGNED => {
+                    drop(self.routes.insert(id, (version, read(event)?, at)))
+                }
                 _ => {}
             },
             ServiceRecord::KIND => match event.event_type.as_str() {
-                "service.persisted" => {
+                RecordEvent::PERSISTED => {
                     let persisted: ServicePersisted = read(event)?;
                     self.specs.insert((id, persisted.spec_version), (persisted, at));
                 }
-                "service.audit.recorded" => {
+                RecordEvent::AUDITED => {
                     let audited: ServiceAudited = read(event)?;
                     self.audit.insert(audited.event_id.clone(), audited);
                 }
@@ -314,7 +316,7 @@ impl Pages {
             let message = format!("{id} is known up to its fact {}, and this is {version}", row.version);
             return Err(HandlerError::transient(OUT_OF_ORDER, message));
         }
-        let fact: ServiceEvent = towpath::from_variant(event.event_type.as_str(), &event.payload)?;
+        let fact: ServiceEvent = event.read()?;
         let before = row.service.status;
         let cause = || Cause {
             event_id: event.event_id.to_string(),

@@ -7,7 +7,7 @@ mod support;
 use chrono::Utc;
 use towpath::ids::AggregateKey;
 use towpath::machine::Transition;
-use towpath::{Aggregate, SendError};
+use towpath::{Aggregate, Command as _, SendError};
 use towpath_hive::gateway::{Condition, ConditionStatus};
 use towpath_hive::knative::KnativeService;
 use towpath_hive::namespace::Namespace;
@@ -350,8 +350,7 @@ async fn every_trigger_is_tried_in_every_state() {
                     // Its declared result is among them.
                     let record = running.app.command(&receipt.command_id).await.unwrap().unwrap();
                     let command = record.command.command_type.to_string();
-                    if let Some((_, result)) =
-                        Service::irregular_pairings().iter().find(|(name, _)| *name == command)
+                    if let Some((_, result)) = ServiceCommand::PAIRS.iter().find(|(name, _)| *name == command)
                     {
                         assert!(names.contains(result), "{id}: {command} leads to {result}");
                     }

@@ -6,38 +6,38 @@ use serde::de::DeserializeOwned;
 
 use crate::ids::{ActorId, TenantId, Version};
 use crate::machine::Machine;
+use crate::messages::{Command, Event};
+use crate::name::NameRule;
 use crate::retry::ErrorClass;
 
 /// A thing with an identity, a version and rules about what may happen to it.
 ///
 /// The value is the folded state. It is stored as one row and loaded as one row, however many events stand
-/// behind it. Commands and events are plain serde enums whose variants carry their stored name:
+/// behind it. Commands and events are enums whose variants carry their stored name:
 ///
 /// ```
 /// use serde::{Deserialize, Serialize};
-/// use towpath_core::{Aggregate, Context, Refusal};
+/// use towpath_core::{Aggregate, Command, Context, Event, Refused};
 ///
 /// #[derive(Default, Serialize, Deserialize)]
 /// struct Door { open: bool }
 ///
-/// #[derive(Serialize, Deserialize)]
+/// #[derive(Serialize, Deserialize, Command)]
+/// #[command(crate = "towpath_core")]
 /// enum DoorCommand { #[serde(rename = "door.open")] Open }
 ///
-/// #[derive(Serialize, Deserialize)]
+/// #[derive(Serialize, Deserialize, Event)]
+/// #[event(crate = "towpath_core")]
 /// enum DoorEvent { #[serde(rename = "door.opened")] Opened }
-///
-/// #[derive(Debug, thiserror::Error)]
-/// #[error("the door is open already")]
-/// struct AlreadyOpen;
-/// impl Refusal for AlreadyOpen { fn code(&self) -> &'static str { "already-open" } }
 ///
 /// impl Aggregate for Door {
 ///     const KIND: &'static str = "door";
 ///     type Command = DoorCommand;
 ///     type Event = DoorEvent;
-///     type Refusal = AlreadyOpen;
-///     fn decide(&self, _: DoorCommand, _: &Context) -> Result<Vec<DoorEvent>, AlreadyOpen> {
-///         if self.open { Err(AlreadyOpen) } else { Ok(vec![DoorEvent::Opened]) }
+///     type Refusal = Refused;
+///     fn decide(&self, _: DoorCommand, _: &Context) -> Result<Vec<DoorEvent>, Refused> {
+///         if self.open { return Err(Refused::new("already-open", "the door is open already")); }
+///         Ok(vec![DoorEvent::Opened])
 ///     }
 ///     fn evolve(self, _: &DoorEvent) -> Self { Door { open: true } }
 /// }
@@ -59,14 +59,14 @@ pub trait Aggregate: Default + Serialize + DeserializeOwned + Send + Sync + 'sta
     /// only to callers that may also change something.
     const CONFIDENTIAL: bool = false;
 
-    /// The schema version written into new events.
-    const EVENT_SCHEMA_VERSION: u16 = 1;
+    /// What its names must be. By default a name that seems out of its tense is a warning; a stricter rule refuses it.
+    const NAME_RULE: NameRule = NameRule::ANY;
 
     /// What may be asked of it.
-    type Command: Serialize + DeserializeOwned + Send + Sync + 'static;
+    type Command: Command;
 
     /// What may have happened to it.
-    type Event: Serialize + DeserializeOwned + Send + Sync + 'static;
+    type Event: Event;
 
     /// Why it says no.
     type Refusal: Refusal;
@@ -83,24 +83,6 @@ pub trait Aggregate: Default + Serialize + DeserializeOwned + Send + Sync + 'sta
         None
     }
 
-    /// The declared pairs of a command and the event that is its result, by their stored names. Checked at
-    /// registration, and used to find completed commands whose event is missing.
-    fn pairings() -> &'static [(&'static str, &'static str)] {
-        &[]
-    }
-
-    /// Pairs whose names follow no common rule, taken as they stand: `Command.Hive.Service.Create` with
-    /// `service.creation.requested`. Both names must exist.
-    fn irregular_pairings() -> &'static [(&'static str, &'static str)] {
-        &[]
-    }
-
-    /// Commands that only the application's own parts send, by their stored names: who comes from outside with the name of a
-    /// command is refused.
-    fn internal_commands() -> &'static [&'static str] {
-        &[]
-    }
-
     /// Why a fact changed the state: a stable code and a text for people, kept with the state.
     fn reason(_event: &Self::Event) -> Option<Reason> {
         None
@@ -110,7 +92,7 @@ pub trait Aggregate: Default + Serialize + DeserializeOwned + Send + Sync + 'sta
 /// An aggregate's "no". It is an answer, not a fault: nothing was changed and nothing is broken.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the refusal of an aggregate",
-    note = "derive `thiserror::Error` and implement `Refusal::code` with a stable code such as \"already-shipped\""
+    note = "derive `thiserror::Error` and implement `Refusal::code` with a stable code such as \"already-shipped\", or use `Refused`"
 )]
 pub trait Refusal: std::error::Error + Send + Sync + 'static {
     /// A stable code that programs can compare. The text is for people.
@@ -119,6 +101,27 @@ pub trait Refusal: std::error::Error + Send + Sync + 'static {
     /// Whether sending the command again could ever help. Refusals are final unless they say otherwise.
     fn class(&self) -> ErrorClass {
         ErrorClass::Validation
+    }
+}
+
+/// A ready refusal, for aggregates that need no type of their own.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Refused {
+    code: &'static str,
+    message: String,
+}
+
+impl Refused {
+    /// A stable code that programs can compare, and a text for people.
+    pub fn new(code: &'static str, message: impl Into<String>) -> Self {
+        Self { code, message: message.into() }
+    }
+}
+
+impl Refusal for Refused {
+    fn code(&self) -> &'static str {
+        self.code
     }
 }
 

@@ -8,12 +8,15 @@ use std::collections::HashMap;
 use std::marker::PhantomData;
 
 use crate::aggregate::{Aggregate, Context, Reason, Refusal};
+use crate::envelope::EventEnvelope;
 use crate::ids::{AggregateKind, InvalidId, StateName};
 use crate::machine::{CheckedMachine, Deadline, IllegalTransition, MachineFlaws, Step};
-use crate::name::{CommandName, EventName, InvalidName, Pairing, PairingMismatch};
+use crate::messages::{Command, Event};
+use crate::name::{CommandName, EventName, InvalidName, PairingMismatch};
 use crate::payload::{InvalidPayload, Payload};
+use crate::ports::store::NewEvent;
 use crate::retry::ErrorClass;
-use crate::variant::{NotAnEnum, from_variant, to_variant, variant_names};
+use crate::variant::{from_variant, to_variant};
 
 /// Decides commands of one kind of aggregate. Pure.
 pub trait Decider: Send + Sync {
@@ -25,6 +28,9 @@ pub trait Decider: Send + Sync {
 
     /// The events it emits.
     fn events(&self) -> &[EventName];
+
+    /// What is odd about its names, and yet no reason to refuse them.
+    fn warnings(&self) -> &[InvalidName];
 
     /// Whether a command is only for the application's own parts.
     fn is_internal(&self, command: &str) -> bool;
@@ -50,8 +56,9 @@ pub trait Decider: Send + Sync {
         context: &Context,
     ) -> Result<Decision, DecideError>;
 
-    /// Applies events to a state (none is the state before the first event).
-    fn fold(&self, snapshot: Option<&Payload>, events: &[(&str, &Payload)]) -> Result<Payload, DecideError>;
+    /// Applies events to a state (none is the state before the first event). Those of an older schema version are brought
+    /// into the form of today first ([`Event::upcast`]).
+    fn fold(&self, snapshot: Option<&Payload>, events: &[StoredEvent<'_>]) -> Result<Payload, DecideError>;
 
     /// The state of the machine after these events, from a state on. What has happened has happened: an event that
     /// the machine of today would not allow changes nothing.
@@ -71,6 +78,37 @@ pub struct Current<'a> {
     pub snapshot: Option<&'a Payload>,
     /// The machine's state.
     pub state: Option<&'a str>,
+}
+
+/// An event as it was stored, under whichever schema version that was.
+#[derive(Debug, Clone, Copy)]
+pub struct StoredEvent<'a> {
+    /// Its stored name.
+    pub name: &'a str,
+    /// The shape of its payload.
+    pub schema_version: u16,
+    /// The fact.
+    pub payload: &'a Payload,
+}
+
+impl<'a> From<&'a EventEnvelope> for StoredEvent<'a> {
+    fn from(event: &'a EventEnvelope) -> Self {
+        Self {
+            name: event.event_type.as_str(),
+            schema_version: event.schema_version,
+            payload: &event.payload,
+        }
+    }
+}
+
+impl<'a> From<&'a NewEvent> for StoredEvent<'a> {
+    fn from(event: &'a NewEvent) -> Self {
+        Self {
+            name: event.event_type.as_str(),
+            schema_version: event.schema_version,
+            payload: &event.payload,
+        }
+    }
 }
 
 /// What a command leads to.
@@ -200,9 +238,6 @@ pub enum RegistrationFlaw {
     /// The kind is not a valid name.
     #[error("the kind of an aggregate is invalid")]
     Kind(#[source] InvalidId),
-    /// Commands or events are not an enum with named variants.
-    #[error(transparent)]
-    NotAnEnum(#[from] NotAnEnum),
     /// A name breaks its rule.
     #[error("aggregate {kind} has a name that breaks its rule")]
     Name {
@@ -221,17 +256,15 @@ pub enum RegistrationFlaw {
         #[source]
         source: PairingMismatch,
     },
-    /// A pair names a command or event that the aggregate does not have.
-    #[error("aggregate {kind} pairs {command} with {event}, but has no such {missing}")]
+    /// A command gives an event that the aggregate does not have.
+    #[error("aggregate {kind} pairs {command} with {event}, but has no such event")]
     UnknownInPairing {
         /// The kind.
         kind: String,
-        /// The command named.
-        command: String,
+        /// The command.
+        command: &'static str,
         /// The event named.
-        event: String,
-        /// Which of the two is missing.
-        missing: &'static str,
+        event: &'static str,
     },
     /// The machine has flaws.
     #[error("the machine of {kind} has flaws")]
@@ -276,14 +309,6 @@ pub enum RegistrationFlaw {
         /// Its event.
         event: String,
     },
-    /// A command is declared as internal that the aggregate does not take.
-    #[error("aggregate {kind} declares {command} as internal, and takes no such command")]
-    UnknownInternal {
-        /// The kind.
-        kind: String,
-        /// The command named.
-        command: &'static str,
-    },
     /// Two aggregates claim the same name.
     #[error("{what} {name} is registered twice")]
     Twice {
@@ -300,7 +325,8 @@ pub struct TypedDecider<A> {
     commands: Vec<CommandName>,
     events: Vec<EventName>,
     events_by_name: HashMap<&'static str, EventName>,
-    results: HashMap<String, EventName>,
+    results: HashMap<&'static str, EventName>,
+    warnings: Vec<InvalidName>,
     machine: Option<CheckedMachine>,
     aggregate: PhantomData<fn() -> A>,
 }
@@ -315,26 +341,20 @@ impl<A: Aggregate> TypedDecider<A> {
         let mut note = |flaw| flaws.push(flaw);
         let kind = AggregateKind::new(A::KIND).map_err(RegistrationFlaw::Kind);
         let kind = kind.map_err(&mut note).ok();
-        let command_names =
-            variant_names::<A::Command>().map_err(|flaw| note(flaw.into())).unwrap_or_default();
-        let event_names = variant_names::<A::Event>().map_err(|flaw| note(flaw.into())).unwrap_or_default();
+        let (command_names, event_names) = (A::Command::NAMES, A::Event::NAMES);
         let mut broken_rule = |source| note(RegistrationFlaw::Name { kind: A::KIND.to_owned(), source });
+        let mut warnings = Vec::new();
         let mut commands = Vec::with_capacity(command_names.len());
         for name in command_names {
-            commands.extend(CommandName::infer(name).map_err(&mut broken_rule));
+            commands.extend(A::NAME_RULE.command(name, &mut warnings).map_err(&mut broken_rule));
         }
         let mut events_by_name = HashMap::new();
         for name in event_names {
-            let checked = EventName::infer(name).map_err(&mut broken_rule);
+            let checked = A::NAME_RULE.event(name, &mut warnings).map_err(&mut broken_rule);
             events_by_name.extend(checked.map(|checked| (*name, checked)));
         }
         let events = event_names.iter().filter_map(|name| events_by_name.get(name).cloned()).collect();
-
-        let unknown = A::internal_commands().iter().filter(|name| !command_names.contains(name));
-        flaws.extend(
-            unknown.map(|command| RegistrationFlaw::UnknownInternal { kind: A::KIND.to_owned(), command }),
-        );
-        let results = Self::pairings(&commands, &events_by_name, (command_names, event_names), &mut flaws);
+        let results = Self::results(&commands, &events_by_name, &mut flaws);
         let machine = match A::machine().map(|machine| machine.check(event_names)).transpose() {
             Ok(machine) => machine,
             Err(source) => {
@@ -355,39 +375,32 @@ impl<A: Aggregate> TypedDecider<A> {
         }
         match kind {
             Some(kind) if flaws.is_empty() => {
-                Ok(Self { kind, commands, events, events_by_name, results, machine, aggregate: PhantomData })
+                let aggregate = PhantomData;
+                Ok(Self { kind, commands, events, events_by_name, results, warnings, machine, aggregate })
             }
             _ => Err(flaws),
         }
     }
 
     /// The result of each command that is paired with one. Of a name that breaks its rule only that is told.
-    fn pairings(
+    fn results(
         commands: &[CommandName],
         events_by_name: &HashMap<&'static str, EventName>,
-        (command_names, event_names): (&[&str], &[&str]),
         flaws: &mut Vec<RegistrationFlaw>,
-    ) -> HashMap<String, EventName> {
+    ) -> HashMap<&'static str, EventName> {
         let mut results = HashMap::new();
-        let regular = A::pairings().iter().map(|pair| (pair, true));
-        let irregular = A::irregular_pairings().iter().map(|pair| (pair, false));
-        for ((command, event), follows_the_rule) in regular.chain(irregular) {
-            let missing = [("command", command, command_names), ("event", event, event_names)];
-            let missing = missing.into_iter().filter(|(_, name, known)| !known.contains(*name));
-            flaws.extend(missing.map(|(missing, _, _)| RegistrationFlaw::UnknownInPairing {
-                kind: A::KIND.to_owned(),
-                command: (*command).to_owned(),
-                event: (*event).to_owned(),
-                missing,
-            }));
+        for (command, event) in A::Command::PAIRS {
+            if !A::Event::NAMES.contains(event) {
+                flaws.push(RegistrationFlaw::UnknownInPairing { kind: A::KIND.to_owned(), command, event });
+            }
             let command_name = commands.iter().find(|name| name.as_str() == *command);
             let Some((command_name, event_name)) = command_name.zip(events_by_name.get(event)) else {
                 continue;
             };
-            if follows_the_rule && let Err(source) = Pairing::check(command_name, event_name) {
+            if let Err(source) = A::NAME_RULE.check_pair(command_name, event_name) {
                 flaws.push(RegistrationFlaw::Pairing { kind: A::KIND.to_owned(), source });
             }
-            results.insert((*command).to_owned(), event_name.clone());
+            results.insert(*command, event_name.clone());
         }
         results
     }
@@ -448,8 +461,12 @@ impl<A: Aggregate> Decider for TypedDecider<A> {
         &self.events
     }
 
+    fn warnings(&self) -> &[InvalidName] {
+        &self.warnings
+    }
+
     fn is_internal(&self, command: &str) -> bool {
-        A::internal_commands().contains(&command)
+        A::Command::INTERNAL.contains(&command)
     }
 
     fn is_confidential(&self) -> bool {
@@ -513,17 +530,17 @@ impl<A: Aggregate> Decider for TypedDecider<A> {
                     }
                 },
             };
-            events.push(DecidedEvent { event_type, schema_version: A::EVENT_SCHEMA_VERSION, payload, moves });
+            events.push(DecidedEvent { event_type, schema_version: A::Event::VERSION, payload, moves });
             state = state.evolve(event);
         }
         let snapshot = Payload::from_value(&state).map_err(|source| self.unwritable(source))?;
         Ok(Decision { events, snapshot })
     }
 
-    fn fold(&self, snapshot: Option<&Payload>, events: &[(&str, &Payload)]) -> Result<Payload, DecideError> {
+    fn fold(&self, snapshot: Option<&Payload>, events: &[StoredEvent<'_>]) -> Result<Payload, DecideError> {
         let mut state = self.read_state(snapshot)?;
-        for (name, payload) in events {
-            let event = from_variant::<A::Event>(name, payload)
+        for StoredEvent { name, schema_version, payload } in events {
+            let event = A::Event::from_stored(name, *schema_version, payload)
                 .map_err(|source| DecideError::Unreadable { what: format!("event {name}"), source })?;
             state = state.evolve(&event);
         }
@@ -535,6 +552,7 @@ impl<A: Aggregate> Decider for TypedDecider<A> {
 mod tests {
     use super::*;
     use crate::machine::Machine;
+    use crate::name::NameRule;
     use serde::{Deserialize, Serialize};
 
     #[derive(Debug, Default, Serialize, Deserialize)]
@@ -542,13 +560,16 @@ mod tests {
         on: bool,
     }
 
-    #[derive(Serialize, Deserialize)]
+    #[derive(Serialize, Deserialize, Command)]
+    #[command(crate = "crate")]
     enum LampCommand {
         #[serde(rename = "lamp.light")]
+        #[command(gives = LampEvent::LIT)]
         Light,
     }
 
-    #[derive(Serialize, Deserialize)]
+    #[derive(Serialize, Deserialize, Event)]
+    #[event(crate = "crate")]
     enum LampEvent {
         #[serde(rename = "lamp.lit")]
         Lit,
@@ -571,29 +592,34 @@ mod tests {
         fn machine() -> Option<Machine> {
             Some(Machine::named("lamp").starts("lamp.lit", "on").terminal("on"))
         }
-
-        fn pairings() -> &'static [(&'static str, &'static str)] {
-            &[("lamp.light", "lamp.lit")]
-        }
     }
 
     /// An aggregate like the lamp, with one thing changed.
     macro_rules! faulty_lamp {
-        ($name:ident, $event_name:literal, $machine:expr, $pairings:expr) => {
+        ($name:ident, $event_name:literal, $machine:expr, $gives:expr) => {
             #[derive(Debug, Default, Serialize, Deserialize)]
             struct $name;
             const _: () = {
-                #[derive(Serialize, Deserialize)]
+                #[derive(Serialize, Deserialize, Command)]
+                #[command(crate = "crate")]
+                pub(super) enum Ask {
+                    #[serde(rename = "lamp.light")]
+                    #[command(gives = $gives)]
+                    Light,
+                }
+                #[derive(Serialize, Deserialize, Event)]
+                #[event(crate = "crate")]
                 pub(super) enum Happened {
                     #[serde(rename = $event_name)]
                     It,
                 }
                 impl Aggregate for $name {
                     const KIND: &'static str = "faulty";
-                    type Command = LampCommand;
+                    const NAME_RULE: NameRule = NameRule::TENSED.with_verbs(&[("light", "dimmed")]);
+                    type Command = Ask;
                     type Event = Happened;
                     type Refusal = std::convert::Infallible;
-                    fn decide(&self, _: LampCommand, _: &Context) -> Result<Vec<Happened>, Self::Refusal> {
+                    fn decide(&self, _: Ask, _: &Context) -> Result<Vec<Happened>, Self::Refusal> {
                         Ok(vec![Happened::It])
                     }
                     fn evolve(self, _: &Happened) -> Self {
@@ -602,26 +628,23 @@ mod tests {
                     fn machine() -> Option<Machine> {
                         $machine
                     }
-                    fn pairings() -> &'static [(&'static str, &'static str)] {
-                        $pairings
-                    }
                 }
             };
         };
     }
 
-    faulty_lamp!(Unrenamed, "It", None, &[]);
-    faulty_lamp!(Mismatched, "lamp.dimmed", None, &[("lamp.light", "lamp.dimmed")]);
-    faulty_lamp!(Misspelt, "lamp.dimmed", None, &[("lamp.light", "lamp.lit")]);
+    faulty_lamp!(Unrenamed, "It", None, Happened::IT);
+    faulty_lamp!(Mismatched, "lamp.blown", None, Happened::IT);
+    faulty_lamp!(Misspelt, "lamp.dimmed", None, LampEvent::LIT);
     faulty_lamp!(
         DeadEnd,
         "lamp.dimmed",
         Some(Machine::named("lamp").starts("lamp.dimmed", "dim").state("dim")),
-        &[]
+        Happened::IT
     );
 
-    faulty_lamp!(UnknownDeadline, "lamp.dimmed", Some(waiting_lamp("lamp.break")), &[]);
-    faulty_lamp!(KnownDeadline, "lamp.dimmed", Some(waiting_lamp("lamp.light")), &[]);
+    faulty_lamp!(UnknownDeadline, "lamp.dimmed", Some(waiting_lamp("lamp.break")), Happened::IT);
+    faulty_lamp!(KnownDeadline, "lamp.dimmed", Some(waiting_lamp("lamp.light")), Happened::IT);
 
     /// A lamp that begins to wait and is then dimmed again, by a command.
     fn waiting_lamp(command: &str) -> Machine {
@@ -643,7 +666,7 @@ mod tests {
         AllWrong,
         "It",
         Some(Machine::named("lamp").starts("It", "dim").state("dim")),
-        &[("lamp.light", "lamp.lit"), ("lamp.dim", "It")]
+        LampEvent::LIT
     );
 
     fn flaws<A: Aggregate>() -> Vec<RegistrationFlaw> {
@@ -655,12 +678,12 @@ mod tests {
         let flaws = flaws::<AllWrong>();
         let has = |is: fn(&RegistrationFlaw) -> bool| flaws.iter().filter(|flaw| is(flaw)).count();
         assert_eq!(has(|flaw| matches!(flaw, RegistrationFlaw::Name { .. })), 1, "{flaws:?}");
-        assert_eq!(has(|flaw| matches!(flaw, RegistrationFlaw::UnknownInPairing { .. })), 2, "{flaws:?}");
+        assert_eq!(has(|flaw| matches!(flaw, RegistrationFlaw::UnknownInPairing { .. })), 1, "{flaws:?}");
         assert_eq!(has(|flaw| matches!(flaw, RegistrationFlaw::Machine { .. })), 1, "{flaws:?}");
-        assert_eq!(flaws.len(), 4, "{flaws:?}");
+        assert_eq!(flaws.len(), 3, "{flaws:?}");
     }
 
-    faulty_lamp!(EventOfDeadline, "lamp.dimmed", Some(lamp_without_a_command("lamp.dimmed")), &[]);
+    faulty_lamp!(EventOfDeadline, "lamp.dimmed", Some(lamp_without_a_command("lamp.dimmed")), Happened::IT);
 
     fn lamp_without_a_command(event: &str) -> Machine {
         let deadline = Deadline::after(std::time::Duration::from_secs(1), event);
@@ -682,6 +705,10 @@ mod tests {
         assert_eq!(unknown.code(), "unknown-command");
     }
 
+    fn stored<'a>(name: &'a str, schema_version: u16, payload: &'a Payload) -> StoredEvent<'a> {
+        StoredEvent { name, schema_version, payload }
+    }
+
     fn context() -> Context {
         Context { now: chrono::DateTime::UNIX_EPOCH, version: 0, actor_id: None, tenant_id: None }
     }
@@ -701,8 +728,11 @@ mod tests {
         let decision =
             decider.decide(&Current::default(), "lamp.light", &Payload::empty(), &context()).unwrap();
         assert_eq!(decision.events[0].moves.as_ref().unwrap().to, "on");
-        let events: Vec<_> =
-            decision.events.iter().map(|event| (event.event_type.as_str(), &event.payload)).collect();
+        let events: Vec<_> = decision
+            .events
+            .iter()
+            .map(|event| stored(event.event_type.as_str(), 1, &event.payload))
+            .collect();
         assert_eq!(decider.fold(None, &events).unwrap(), decision.snapshot);
         assert_eq!(decider.result_event("lamp.light").unwrap().as_str(), "lamp.lit");
     }
@@ -714,5 +744,81 @@ mod tests {
         let current = Current { snapshot: Some(&strange), state: Some("on") };
         let error = decider.decide(&current, "lamp.light", &Payload::empty(), &context()).unwrap_err();
         assert_eq!((error.code(), error.class()), ("corrupt", ErrorClass::Unrecoverable));
+    }
+
+    /// A meter of which the first facts told whole units.
+    #[derive(Debug, PartialEq, Default, Serialize, Deserialize)]
+    struct Meter {
+        tenths: u32,
+    }
+
+    #[derive(Serialize, Deserialize, Command)]
+    #[command(crate = "crate")]
+    enum MeterCommand {
+        #[serde(rename = "meter.mark-empty")]
+        MarkEmpty,
+    }
+
+    #[derive(Serialize, Deserialize, Event)]
+    #[event(crate = "crate", version = 2, upcast = in_tenths)]
+    enum MeterEvent {
+        #[serde(rename = "meter.read")]
+        Read { tenths: u32 },
+        #[serde(rename = "meter.empty")]
+        Empty,
+    }
+
+    fn in_tenths(name: &str, _: u16, payload: Payload) -> Result<Payload, InvalidPayload> {
+        #[derive(Deserialize)]
+        struct Units {
+            units: u32,
+        }
+        if name != MeterEvent::READ {
+            return Ok(payload);
+        }
+        let Units { units } = payload.read(name)?;
+        Payload::from_value(&serde_json::json!({ "tenths": units * 10 }))
+    }
+
+    impl Aggregate for Meter {
+        const KIND: &'static str = "meter";
+        type Command = MeterCommand;
+        type Event = MeterEvent;
+        type Refusal = std::convert::Infallible;
+
+        fn decide(&self, _: MeterCommand, _: &Context) -> Result<Vec<MeterEvent>, Self::Refusal> {
+            Ok(vec![MeterEvent::Empty])
+        }
+
+        fn evolve(self, event: &MeterEvent) -> Self {
+            match event {
+                MeterEvent::Read { tenths } => Meter { tenths: self.tenths + tenths },
+                MeterEvent::Empty => Meter { tenths: 0 },
+            }
+        }
+    }
+
+    #[test]
+    fn an_event_of_an_older_form_is_upcast_before_it_is_folded() {
+        let decider = TypedDecider::<Meter>::register().map_err(|flaws| format!("{flaws:?}")).unwrap();
+        let (old, new) = (r#"{"units":3}"#, r#"{"tenths":5}"#);
+        let (old, new) = (Payload::from_text(old).unwrap(), Payload::from_text(new).unwrap());
+        let folded = decider.fold(None, &[stored("meter.read", 1, &old), stored("meter.read", 2, &new)]);
+        assert_eq!(folded.unwrap().read::<Meter>("meter").unwrap(), Meter { tenths: 35 });
+        let unreadable = decider.fold(None, &[stored("meter.read", 1, &new)]).unwrap_err();
+        assert_eq!(unreadable.code(), "corrupt");
+    }
+
+    #[test]
+    fn new_events_carry_the_version_of_their_form_and_odd_names_are_warned_about() {
+        let decider = TypedDecider::<Meter>::register().map_err(|flaws| format!("{flaws:?}")).unwrap();
+        let decision =
+            decider.decide(&Current::default(), "meter.mark-empty", &Payload::empty(), &context()).unwrap();
+        assert_eq!(decision.events[0].schema_version, 2);
+        assert!(
+            matches!(decider.warnings(), [InvalidName::NotPastTense { given, .. }] if given == "meter.empty"),
+            "{:?}",
+            decider.warnings()
+        );
     }
 }

@@ -5,8 +5,9 @@ use serde::Serialize;
 
 use crate::envelope::EventEnvelope;
 use crate::ids::{AggregateKey, CausationId, CorrelationId, EventId, TraceId, Version};
+use crate::messages::Event;
 use crate::name::EventName;
-use crate::payload::Payload;
+use crate::payload::{InvalidPayload, Payload};
 
 /// An event that has arrived. What only some formats carry is optional.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -28,6 +29,9 @@ pub struct IncomingEvent {
     pub causation_id: Option<CausationId>,
     /// The trace it belongs to.
     pub trace_id: Option<TraceId>,
+    /// The shape of its payload. A log tells it, and so does Towpath's own envelope; other formats do not.
+    #[serde(skip)]
+    pub schema_version: Option<u16>,
     /// The fact itself, byte for byte as it was sent.
     pub payload: Payload,
 }
@@ -43,7 +47,16 @@ impl From<EventEnvelope> for IncomingEvent {
             correlation_id: Some(event.correlation_id),
             causation_id: event.causation_id,
             trace_id: event.trace_id,
+            schema_version: Some(event.schema_version),
             payload: event.payload,
         }
+    }
+}
+
+impl IncomingEvent {
+    /// The event as one of an application's. One that is known to be of an older form is upcast; one that does not tell is
+    /// taken to be of today's.
+    pub fn read<E: Event>(&self) -> Result<E, InvalidPayload> {
+        E::from_stored(self.event_type.as_str(), self.schema_version.unwrap_or(E::VERSION), &self.payload)
     }
 }

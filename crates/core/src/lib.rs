@@ -4,7 +4,7 @@
 //! returns values. The ports (what a store or a clock must offer) are declared here too, so that adapters
 //! depend on the core and never the other way round.
 //!
-//! Reading order: [`ids`], [`payload`], [`name`], [`envelope`] (what a fact is); [`aggregate`], [`machine`],
+//! Reading order: [`ids`], [`payload`], [`name`], [`envelope`] (what a fact is); [`messages`], [`aggregate`], [`machine`],
 //! [`decider`] (how facts are decided); [`lifecycle`], [`retry`], [`flow`], [`route`] (what happens to commands and
 //! facts); [`ports`] (what the outside must offer).
 
@@ -20,6 +20,7 @@ pub mod incoming;
 pub mod letters;
 pub mod lifecycle;
 pub mod machine;
+pub mod messages;
 pub mod name;
 pub mod notifications;
 pub mod payload;
@@ -28,11 +29,12 @@ pub mod retry;
 pub mod route;
 mod variant;
 
-pub use aggregate::{Aggregate, Context, Reason, Refusal};
+pub use aggregate::{Aggregate, Context, Reason, Refusal, Refused};
 pub use envelope::EventEnvelope;
 pub use ids::{
     AggregateId, AggregateKey, AggregateKind, CommandId, CorrelationId, EventId, Position, Version,
 };
 pub use incoming::IncomingEvent;
-pub use payload::Payload;
-pub use variant::{NotAnEnum, from_variant, to_variant, variant_names};
+pub use messages::{Command, Event};
+pub use payload::{InvalidPayload, Payload};
+pub use variant::{from_variant, to_variant};

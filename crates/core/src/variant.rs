@@ -1,7 +1,4 @@
-//! Stored names of enum variants, by way of serde.
-//!
-//! An application writes `#[serde(rename = "order.placed")]` on the variant and nothing else: the name that is
-//! stored is an explicit constant in its source, and no macro of ours stands between it and its enum.
+//! Commands and events as they are stored: the name of a variant beside its content, by way of serde.
 
 use std::fmt;
 
@@ -10,24 +7,6 @@ use serde::de::{DeserializeOwned, DeserializeSeed, EnumAccess, VariantAccess, Vi
 use serde::{Deserializer, Serialize};
 
 use crate::payload::{InvalidPayload, Payload};
-
-/// A type that should have been an enum written variant by variant.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{type_name} is not a plainly derived serde enum; write it as an enum without tag, content or untagged attributes and give each variant #[serde(rename = \"stored.name\")]"
-)]
-pub struct NotAnEnum {
-    /// The Rust type, for the reader of the message only: it is never stored.
-    pub type_name: &'static str,
-}
-
-/// The stored names of all variants of `T`.
-pub fn variant_names<T: DeserializeOwned>() -> Result<&'static [&'static str], NotAnEnum> {
-    let mut found = None;
-    // The deserializer answers with an error on purpose: it only listens to what serde asks it for.
-    let _ = T::deserialize(NameListener { found: &mut found });
-    found.ok_or(NotAnEnum { type_name: std::any::type_name::<T>() })
-}
 
 /// Splits a value into the stored name of its variant and the variant's content. A variant without content has
 /// the empty object as payload.
@@ -45,41 +24,6 @@ pub fn to_variant<T: Serialize>(value: &T) -> Result<(String, Payload), InvalidP
 pub fn from_variant<T: DeserializeOwned>(name: &str, payload: &Payload) -> Result<T, InvalidPayload> {
     T::deserialize(NamedContent { name, content: payload.as_text() })
         .map_err(|source| InvalidPayload::WrongShape { type_name: name.to_owned(), source })
-}
-
-struct NameListener<'a> {
-    found: &'a mut Option<&'static [&'static str]>,
-}
-
-impl<'de> Deserializer<'de> for NameListener<'_> {
-    type Error = serde::de::value::Error;
-
-    fn deserialize_any<V: Visitor<'de>>(self, _visitor: V) -> Result<V::Value, Self::Error> {
-        Err(serde::de::Error::custom("only an enum has variant names"))
-    }
-
-    fn deserialize_enum<V: Visitor<'de>>(
-        self,
-        _name: &'static str,
-        variants: &'static [&'static str],
-        _visitor: V,
-    ) -> Result<V::Value, Self::Error> {
-        *self.found = Some(variants);
-        Err(serde::de::Error::custom("the names are all that was asked for"))
-    }
-
-    fn deserialize_newtype_struct<V: Visitor<'de>>(
-        self,
-        _name: &'static str,
-        visitor: V,
-    ) -> Result<V::Value, Self::Error> {
-        visitor.visit_newtype_struct(self)
-    }
-
-    serde::forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit
-        unit_struct seq tuple tuple_struct map struct identifier ignored_any
-    }
 }
 
 /// `{"name": content}`, read without building a tree.
@@ -214,15 +158,6 @@ mod tests {
         Moved(u8, u8),
         #[serde(rename = "order.priced")]
         Priced(Payload),
-    }
-
-    #[test]
-    fn the_names_are_those_in_the_source() {
-        assert_eq!(
-            variant_names::<Sample>().unwrap(),
-            ["order.placed", "order.shipped", "order.noted", "order.moved", "order.priced"]
-        );
-        assert!(variant_names::<String>().is_err());
     }
 
     #[test]

@@ -162,13 +162,13 @@ mod bookkeeping {
         pub(super) entries: u64,
     }
 
-    #[derive(Serialize, Deserialize)]
+    #[derive(Serialize, Deserialize, towpath::Command)]
     pub(super) enum AccountCommand {
         #[serde(rename = "account.post")]
         Post { amount: Box<serde_json::value::RawValue> },
     }
 
-    #[derive(Serialize, Deserialize)]
+    #[derive(Serialize, Deserialize, towpath::Event)]
     pub(super) enum AccountEvent {
         #[serde(rename = "account.posted")]
         Posted { amount: Box<serde_json::value::RawValue> },

@@ -21,13 +21,13 @@ struct Account {
     entries: u64,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, towpath::Command)]
 enum AccountCommand {
     #[serde(rename = "account.post")]
     Post { number: u64 },
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, towpath::Event)]
 enum AccountEvent {
     #[serde(rename = "account.posted")]
     Posted { number: u64 },

@@ -9,7 +9,9 @@ mod parcels;
 use parcels::Server;
 use serde::{Deserialize, Serialize};
 use towpath::retry::ErrorClass;
-use towpath::{Aggregate, Channel, Consumer, Context, Delivery, HandlerError, Next, Refusal, Start};
+use towpath::{
+    Aggregate, Channel, Command, Consumer, Context, Delivery, Event, HandlerError, Next, Refusal, Start,
+};
 
 /// A text that somebody wrote.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -17,13 +19,13 @@ struct Paper {
     text: String,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, Command)]
 enum PaperCommand {
     #[serde(rename = "paper.write")]
     Write { text: String },
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, Event)]
 enum PaperEvent {
     #[serde(rename = "paper.written")]
     Written { text: String },

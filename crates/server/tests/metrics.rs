@@ -19,13 +19,13 @@ use towpath::{Aggregate, Channel, Consumer, Context, Delivery, HandlerError, Nex
 #[derive(Default, Serialize, Deserialize)]
 struct Parcel;
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, towpath::Command)]
 enum ParcelCommand {
     #[serde(rename = "parcel.send")]
     Send,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, towpath::Event)]
 enum ParcelEvent {
     #[serde(rename = "parcel.sent")]
     Sent,

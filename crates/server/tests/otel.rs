@@ -15,13 +15,13 @@ use towpath::{Aggregate, Context, Refusal, Towpath};
 #[derive(Default, Serialize, Deserialize)]
 struct Parcel;
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, towpath::Command)]
 enum ParcelCommand {
     #[serde(rename = "parcel.send")]
     Send,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, towpath::Event)]
 enum ParcelEvent {
     #[serde(rename = "parcel.sent")]
     Sent,

@@ -1,8 +1,8 @@
 //! Given these facts, when this is asked, then that happens: tests of an aggregate without any I/O.
 //!
 //! The live path stores events, commands and the folded state as JSON between any two steps. So does this: what
-//! does not survive that fails here, with its name, and not later in production. The aggregate's machine guards
-//! here as it does there.
+//! does not survive that fails here, with its name, and not later in production. The aggregate's names, pairs and
+//! machine are checked as at the start, and its machine guards here as it does there.
 
 use std::fmt::{Debug, Display};
 
@@ -10,9 +10,10 @@ use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use towpath_core::causes::with_causes;
+use towpath_core::decider::{Decider, TypedDecider};
 use towpath_core::ids::{ActorId, TenantId};
-use towpath_core::machine::{CheckedMachine, Step};
-use towpath_core::{Aggregate, Context, Payload, Refusal, Version, from_variant, to_variant, variant_names};
+use towpath_core::machine::Step;
+use towpath_core::{Aggregate, Context, Event, Payload, Refusal, Version, from_variant, to_variant};
 
 use crate::clock::VirtualClock;
 use crate::difference::difference;
@@ -21,33 +22,29 @@ use crate::difference::difference;
 ///
 /// ```
 /// # use serde::{Deserialize, Serialize};
-/// # use towpath_core::{Aggregate, Context, Refusal};
+/// # use towpath_core::{Aggregate, Context, Refused};
 /// # #[derive(Default, Serialize, Deserialize)] struct Door { open: bool }
-/// # #[derive(Serialize, Deserialize)] enum Command { #[serde(rename = "door.open")] Open }
-/// # #[derive(Serialize, Deserialize)] enum Event { #[serde(rename = "door.opened")] Opened }
-/// # #[derive(Debug, PartialEq)] struct AlreadyOpen;
-/// # impl std::fmt::Display for AlreadyOpen {
-/// #     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { f.write_str("it is open already") }
-/// # }
-/// # impl std::error::Error for AlreadyOpen {}
-/// # impl Refusal for AlreadyOpen { fn code(&self) -> &'static str { "already-open" } }
+/// # #[derive(Serialize, Deserialize, towpath_core::Command)] #[command(crate = "towpath_core")]
+/// # enum Command { #[serde(rename = "door.open")] Open }
+/// # #[derive(Serialize, Deserialize, towpath_core::Event)] #[event(crate = "towpath_core")]
+/// # enum Event { #[serde(rename = "door.opened")] Opened }
 /// # impl Aggregate for Door {
 /// #     const KIND: &'static str = "door";
-/// #     type Command = Command; type Event = Event; type Refusal = AlreadyOpen;
-/// #     fn decide(&self, _: Command, _: &Context) -> Result<Vec<Event>, AlreadyOpen> {
-/// #         if self.open { Err(AlreadyOpen) } else { Ok(vec![Event::Opened]) }
+/// #     type Command = Command; type Event = Event; type Refusal = Refused;
+/// #     fn decide(&self, _: Command, _: &Context) -> Result<Vec<Event>, Refused> {
+/// #         if self.open { Err(Refused::new("already-open", "it is open")) } else { Ok(vec![Event::Opened]) }
 /// #     }
 /// #     fn evolve(self, _: &Event) -> Self { Door { open: true } }
 /// # }
 /// use towpath_testkit::given;
 ///
 /// given::<Door>([]).when(Command::Open).then([Event::Opened]);
-/// given::<Door>([Event::Opened]).when(Command::Open).refused(AlreadyOpen);
+/// given::<Door>([Event::Opened]).when(Command::Open).refused_with("already-open");
 /// ```
 #[track_caller]
 pub fn given<A: Aggregate>(events: impl IntoIterator<Item = A::Event>) -> Given<A> {
-    let machine = checked_machine::<A>();
-    let mut history = History { aggregate: A::default(), version: 0, state: None, machine };
+    let decider = registered::<A>();
+    let mut history = History { aggregate: A::default(), version: 0, state: None, decider };
     for event in events {
         if let Err(illegal) = history.apply(&event) {
             panic!("the given events cannot have happened: {illegal}");
@@ -229,16 +226,15 @@ struct History<A: Aggregate> {
     aggregate: A,
     version: Version,
     state: Option<String>,
-    machine: Option<CheckedMachine>,
+    decider: TypedDecider<A>,
 }
 
 impl<A: Aggregate> History<A> {
     #[track_caller]
     fn apply(&mut self, event: &A::Event) -> Result<(), impl Display + use<A>> {
         let event = survives_as_variant("an event", event);
-        if let Some(machine) = &self.machine {
-            let name = name_of(&event);
-            match machine.step(self.state.as_deref(), &name) {
+        if let Some(machine) = self.decider.machine() {
+            match machine.step(self.state.as_deref(), event.name()) {
                 Ok(Step::Stays) => {}
                 Ok(Step::Moves { to }) => self.state = Some(to.to_owned()),
                 Err(illegal) => return Err(illegal),
@@ -251,23 +247,19 @@ impl<A: Aggregate> History<A> {
 
     #[track_caller]
     fn assert_state(&self, expected: &str) {
-        assert!(self.machine.is_some(), "{} has no machine, so it has no state", A::KIND);
+        assert!(self.decider.machine().is_some(), "{} has no machine, so it has no state", A::KIND);
         let found = self.state.as_deref().unwrap_or("(none yet)");
         assert!(found == expected, "{} is {found}, not {expected}", A::KIND);
     }
 }
 
+/// Checks what is checked when Towpath starts.
 #[track_caller]
-fn checked_machine<A: Aggregate>() -> Option<CheckedMachine> {
-    let machine = A::machine()?;
-    let names = match variant_names::<A::Event>() {
-        Ok(names) => names,
-        Err(flaw) => panic!("{flaw}"),
-    };
-    match machine.check(names) {
-        Ok(checked) => Some(checked),
-        Err(flaws) => panic!("the machine of {} has flaws: {flaws}", A::KIND),
-    }
+fn registered<A: Aggregate>() -> TypedDecider<A> {
+    TypedDecider::register().unwrap_or_else(|flaws| {
+        let told: String = flaws.iter().map(|flaw| format!("\n- {}", with_causes(flaw))).collect();
+        panic!("{} cannot be registered:{told}", A::KIND)
+    })
 }
 
 /// Writes a command or event as it is stored and reads it back: what the live path will see.
@@ -292,14 +284,6 @@ fn through_json<T: Serialize + DeserializeOwned>(what: &str, value: T) -> T {
     match payload.read(what) {
         Ok(value) => value,
         Err(flaw) => panic!("{what} cannot be read back from {payload:?}: {}", with_causes(&flaw)),
-    }
-}
-
-#[track_caller]
-fn name_of<T: Serialize>(event: &T) -> String {
-    match to_variant(event) {
-        Ok((name, _)) => name,
-        Err(flaw) => panic!("an event cannot be stored: {}", with_causes(&flaw)),
     }
 }
 
@@ -376,7 +360,8 @@ mod tests {
         forgotten: bool,
     }
 
-    #[derive(Serialize, Deserialize)]
+    #[derive(Serialize, Deserialize, towpath_core::Command)]
+    #[command(crate = "towpath_core")]
     enum Command {
         #[serde(rename = "order.place")]
         Place { sku: String, amount: u32 },
@@ -388,7 +373,8 @@ mod tests {
         Note,
     }
 
-    #[derive(Serialize, Deserialize)]
+    #[derive(Serialize, Deserialize, towpath_core::Event)]
+    #[event(crate = "towpath_core")]
     enum Event {
         #[serde(rename = "order.placed")]
         Placed { sku: String, amount: u32, by: Option<String>, at: i64, after: u64 },
@@ -544,6 +530,38 @@ mod tests {
     fn what_is_not_stored_is_not_known_to_the_decision() {
         // `forgotten` is set by evolve and lost between two commands, as it would be in production.
         given::<Order>([placed()]).when(Command::Ship).then([Event::Shipped]);
+    }
+
+    #[derive(Default, Serialize, Deserialize)]
+    struct Misnamed;
+
+    #[derive(Serialize, Deserialize, towpath_core::Event)]
+    #[event(crate = "towpath_core")]
+    enum MisnamedEvent {
+        #[serde(rename = "Happened")]
+        Happened,
+    }
+
+    impl Aggregate for Misnamed {
+        const KIND: &'static str = "misnamed";
+        type Command = Command;
+        type Event = MisnamedEvent;
+        type Refusal = std::convert::Infallible;
+
+        fn decide(&self, _: Command, _: &Context) -> Result<Vec<MisnamedEvent>, Self::Refusal> {
+            Ok(vec![MisnamedEvent::Happened])
+        }
+
+        fn evolve(self, _: &MisnamedEvent) -> Self {
+            self
+        }
+    }
+
+    #[test]
+    fn what_would_not_start_is_told_here_already() {
+        let message = says(|| drop(given::<Misnamed>([])));
+        assert!(message.starts_with("misnamed cannot be registered:\n- "), "{message}");
+        assert!(message.contains("`Happened` is not spelled as a name is"), "{message}");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use chrono::{DateTime, Utc};
 use serde::Serialize;
 use tokio::sync::watch;
 use towpath_core::aggregate::Context;
-use towpath_core::decider::{Current, DecideError, Decider, Decision};
+use towpath_core::decider::{Current, DecideError, Decider, Decision, StoredEvent};
 use towpath_core::envelope::{ChangeContext, EventEnvelope};
 use towpath_core::ids::{
     AggregateKey, CausationId, CommandId, CorrelationId, EventId, InvalidId, Position, Version,
@@ -598,17 +598,17 @@ impl Bus {
                 .events_of_within(aggregate, folded, FOLD_PAGE, FOLD_BYTES)
                 .await
                 .map_err(FoldError::Store)?;
-            let events: Vec<(&str, &Payload)> = page
+            let events: Vec<StoredEvent<'_>> = page
                 .iter()
                 .map(|event| &event.envelope)
                 .filter(|event| event.aggregate_version <= up_to)
-                .map(|event| (event.event_type.as_str(), &event.payload))
+                .map(StoredEvent::from)
                 .collect();
             if events.is_empty() {
                 break;
             }
             folded += events.len() as u64;
-            let names: Vec<&str> = events.iter().map(|(name, _)| *name).collect();
+            let names: Vec<&str> = events.iter().map(|event| event.name).collect();
             state = decider.machine_state_after(state, &names);
             snapshot = Some(fold(decider, snapshot.as_ref(), &events)?);
         }
@@ -771,7 +771,7 @@ pub(crate) enum FoldError {
 fn fold(
     decider: &dyn Decider,
     state: Option<&Payload>,
-    events: &[(&str, &Payload)],
+    events: &[StoredEvent<'_>],
 ) -> Result<Payload, FoldError> {
     match catch_unwind(AssertUnwindSafe(|| decider.fold(state, events))) {
         Ok(folded) => folded.map_err(FoldError::Decide),

@@ -3,81 +3,8 @@
 //! This is the crate an application embeds. Build a [`Towpath`] from URLs, register aggregates, start it, send
 //! commands:
 //!
-//! ```
-//! use serde::{Deserialize, Serialize};
-//! use towpath::{Aggregate, Context, Machine, Refusal, Towpath};
-//!
-//! #[derive(Default, Serialize, Deserialize)]
-//! struct Order { sku: Option<String>, shipped: bool }
-//!
-//! #[derive(Serialize, Deserialize)]
-//! enum OrderCommand {
-//!     #[serde(rename = "order.place")] Place { sku: String },
-//!     #[serde(rename = "order.ship")] Ship,
-//! }
-//!
-//! #[derive(Serialize, Deserialize)]
-//! enum OrderEvent {
-//!     #[serde(rename = "order.placed")] Placed { sku: String },
-//!     #[serde(rename = "order.shipped")] Shipped,
-//! }
-//!
-//! #[derive(Debug, PartialEq, thiserror::Error)]
-//! enum OrderRefusal {
-//!     #[error("the order was placed already")] AlreadyPlaced,
-//!     #[error("there is nothing to ship")] NothingToShip,
-//! }
-//!
-//! impl Refusal for OrderRefusal {
-//!     fn code(&self) -> &'static str {
-//!         match self { Self::AlreadyPlaced => "already-placed", Self::NothingToShip => "nothing-to-ship" }
-//!     }
-//! }
-//!
-//! impl Aggregate for Order {
-//!     const KIND: &'static str = "order";
-//!     type Command = OrderCommand;
-//!     type Event = OrderEvent;
-//!     type Refusal = OrderRefusal;
-//!
-//!     fn decide(&self, command: OrderCommand, _: &Context) -> Result<Vec<OrderEvent>, OrderRefusal> {
-//!         match command {
-//!             OrderCommand::Place { .. } if self.sku.is_some() => Err(OrderRefusal::AlreadyPlaced),
-//!             OrderCommand::Place { sku } => Ok(vec![OrderEvent::Placed { sku }]),
-//!             OrderCommand::Ship if self.sku.is_none() => Err(OrderRefusal::NothingToShip),
-//!             OrderCommand::Ship => Ok(vec![OrderEvent::Shipped]),
-//!         }
-//!     }
-//!
-//!     fn evolve(self, event: &OrderEvent) -> Self {
-//!         match event {
-//!             OrderEvent::Placed { sku } => Order { sku: Some(sku.clone()), ..self },
-//!             OrderEvent::Shipped => Order { shipped: true, ..self },
-//!         }
-//!     }
-//!
-//!     fn machine() -> Option<Machine> {
-//!         Some(Machine::named("order")
-//!             .starts("order.placed", "placed")
-//!             .state("placed")
-//!             .terminal("shipped")
-//!             .transition("placed", "order.shipped", "shipped"))
-//!     }
-//! }
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # tokio::runtime::Runtime::new()?.block_on(async {
-//! # let folder = tempfile::tempdir()?;
-//! # let url = format!("sqlite://{}", folder.path().join("towpath.db").display());
-//! let app = Towpath::builder().store(&url).aggregate::<Order>().start().await?;
-//! let placed = app.send::<Order>("order-7", OrderCommand::Place { sku: "book".into() }).once("cart-7").await?;
-//! assert_eq!(placed.aggregate_version, 1);
-//!
-//! // The same command id gives the same answer and no second effect.
-//! let again = app.send::<Order>("order-7", OrderCommand::Place { sku: "book".into() }).once("cart-7").await?;
-//! assert_eq!(again.events, placed.events);
-//! # app.stop().await;
-//! # Ok(()) }) }
+//! ```no_run
+#![doc = include_str!("../../../examples/0-first-program/main.rs")]
 //! ```
 
 mod absence;
@@ -134,6 +61,9 @@ pub use tracker::{ChannelError, TrackedChannels};
 pub use tx::{Joined, Tx, WrongDatabase};
 pub use watch::{Delivering, DeliveringOutcome, Publishing, PublishingOutcome, Watch};
 
+// Crates whose types are in signatures here, or in what nearly every `upcast` and test writes.
+pub use {chrono, serde_json, uuid};
+
 #[cfg(feature = "kafka")]
 pub use towpath_broker::Kafka;
 #[cfg(feature = "rabbitmq")]
@@ -143,7 +73,7 @@ pub mod format {
     pub use towpath_broker::{FormatError, message, read};
 }
 pub use towpath_broker::{BadBrokerUrl, BrokerUrl, LocalBroker, LocalOptions};
-pub use towpath_core::aggregate::{Aggregate, Context, Reason, Refusal};
+pub use towpath_core::aggregate::{Aggregate, Context, Reason, Refusal, Refused};
 pub use towpath_core::append::{Facts, IntoAppend};
 pub use towpath_core::causes::{causes, with_causes};
 pub use towpath_core::channel;
@@ -155,6 +85,7 @@ pub use towpath_core::incoming::IncomingEvent;
 pub use towpath_core::letters;
 pub use towpath_core::lifecycle;
 pub use towpath_core::machine::{self, Deadline, Machine};
+pub use towpath_core::messages::{Command, Event};
 pub use towpath_core::name;
 pub use towpath_core::notifications;
 pub use towpath_core::payload::{InvalidPayload, Payload};
@@ -170,6 +101,16 @@ pub use towpath_store::{
 pub mod tables {
     pub use towpath_store::{
         Column, ColumnKind, Dialect, Index, OwnConnection, OwnTables, Record, SqlTransaction, Table, Value,
+    };
+}
+
+/// What nearly every application writes: `use towpath::prelude::*;`.
+pub mod prelude {
+    pub use serde::{Deserialize, Serialize};
+
+    pub use crate::{
+        Aggregate, Channel, Command, Consumer, Context, Deadline, Delivery, Event, HandlerError, Machine,
+        Next, Reason, Refusal, Refused, Towpath,
     };
 }
 

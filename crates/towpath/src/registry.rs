@@ -6,12 +6,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use towpath_core::aggregate::Aggregate;
-use towpath_core::decider::{Decider, RegistrationFlaw, TypedDecider};
+use towpath_core::decider::{Decider, RegistrationFlaw, StoredEvent, TypedDecider};
 use towpath_core::envelope::ChangeContext;
 use towpath_core::ids::{AggregateKey, AggregateKind, ChannelName};
 use towpath_core::machine::Step;
 use towpath_core::name::CommandName;
-use towpath_core::payload::Payload;
 use towpath_core::ports::store::{
     AggregateRow, Append, AppendRules, DeadlineChange, NewEvent, NewTimer, Routing, Snapshot, StateChange,
     StoreError, StoreResult,
@@ -56,6 +55,9 @@ impl Registry {
         flaws.extend(known.map(|name| twice("event", name)));
         if !flaws.is_empty() {
             return Err(flaws);
+        }
+        for warning in decider.warnings() {
+            tracing::warn!(kind, %warning, "an aggregate has a name that reads oddly");
         }
         for command in decider.commands() {
             self.by_command.insert(command.as_str().to_owned(), decider.clone());
@@ -243,8 +245,7 @@ fn folded(
             _ => return Ok(None),
         },
     };
-    let events: Vec<(&str, &Payload)> =
-        append.events.iter().map(|event| (event.event_type.as_str(), &event.payload)).collect();
+    let events: Vec<StoredEvent<'_>> = append.events.iter().map(StoredEvent::from).collect();
     let folding = catch_unwind(AssertUnwindSafe(|| decider.fold(before, &events)));
     let refused = |why: towpath_core::ports::store::BoxError| match append.events.first() {
         Some(event) => Err(forbidden(append, event, "invalid-payload", why)),

@@ -57,16 +57,18 @@ async fn topology_in_code_is_declared_beside_that_of_a_file() {
 #[derive(Debug, Default, serde::Serialize, serde::Deserialize)]
 struct Faulty;
 
-#[derive(Debug, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, serde::Serialize, serde::Deserialize, towpath::Command)]
 enum Ask {
     #[serde(rename = "faulty.open")]
+    #[command(gives = "faulty.shut")]
     Open,
 }
 
-#[derive(Debug, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, serde::Serialize, serde::Deserialize, towpath::Event)]
 enum Happened {
     #[serde(rename = "faulty.opened")]
     Opened,
+    #[serde(rename = "It")]
     It,
 }
 
@@ -85,11 +87,9 @@ impl towpath::Aggregate for Faulty {
     }
 
     fn machine() -> Option<towpath::Machine> {
-        Some(towpath::Machine::named("faulty").starts("faulty.opened", "open").state("open").state("nowhere"))
-    }
-
-    fn pairings() -> &'static [(&'static str, &'static str)] {
-        &[("faulty.open", "faulty.shut")]
+        Some(
+            towpath::Machine::named("faulty").starts(Happened::OPENED, "open").state("open").state("nowhere"),
+        )
     }
 }
 

@@ -16,7 +16,7 @@ use towpath::ids::{AggregateKey, CommandId, Version};
 use towpath::lifecycle::{CommandStatus, TaskState};
 use towpath::ports::probe::Probe;
 use towpath::ports::store::Store;
-use towpath::{Aggregate, Builder, Context, Deadline, Machine, StoreOptions, Towpath};
+use towpath::{Aggregate, Builder, Command, Context, Deadline, Event, Machine, StoreOptions, Towpath};
 use towpath_testkit::VirtualClock;
 use uuid::Uuid;
 
@@ -41,15 +41,17 @@ struct Offer {
     lapsed: u32,
 }
 
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, Command)]
 enum OfferCommand {
     #[serde(rename = "offer.make")]
+    #[command(gives = OfferEvent::MADE)]
     Make,
     #[serde(rename = "offer.accept")]
+    #[command(gives = OfferEvent::ACCEPTED)]
     Accept,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, Event)]
 enum OfferEvent {
     #[serde(rename = "offer.made")]
     Made,
@@ -82,17 +84,13 @@ impl Aggregate for Offer {
     fn machine() -> Option<Machine> {
         Some(
             Machine::named("offer")
-                .starts("offer.made", "open")
-                .waits("open", Deadline::after(HELD_FOR, "offer.lapsed"), "an answer")
+                .starts(OfferEvent::MADE, "open")
+                .waits("open", Deadline::after(HELD_FOR, OfferEvent::LAPSED), "an answer")
                 .terminal("accepted")
                 .terminal("lapsed")
-                .transition("open", "offer.accepted", "accepted")
-                .transition("open", "offer.lapsed", "lapsed"),
+                .transition("open", OfferEvent::ACCEPTED, "accepted")
+                .transition("open", OfferEvent::LAPSED, "lapsed"),
         )
-    }
-
-    fn pairings() -> &'static [(&'static str, &'static str)] {
-        &[("offer.make", "offer.made"), ("offer.accept", "offer.accepted")]
     }
 }
 
@@ -131,7 +129,7 @@ struct Booking {
     expired: u32,
 }
 
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, Command)]
 enum BookingCommand {
     #[serde(rename = "booking.make")]
     Make,
@@ -142,10 +140,11 @@ enum BookingCommand {
     #[serde(rename = "booking.reopen")]
     Reopen,
     #[serde(rename = "booking.expire")]
+    #[command(gives = BookingEvent::EXPIRED)]
     Expire,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, Event)]
 enum BookingEvent {
     #[serde(rename = "booking.made")]
     Made,
@@ -184,22 +183,18 @@ impl Aggregate for Booking {
     }
 
     fn machine() -> Option<Machine> {
-        let deadline = Deadline::after(HELD_FOR, "booking.expired").by_command("booking.expire");
+        let deadline = Deadline::after(HELD_FOR, BookingEvent::EXPIRED).by_command(BookingCommand::EXPIRE);
         Some(
             Machine::named("booking")
-                .starts("booking.made", "held")
+                .starts(BookingEvent::MADE, "held")
                 .waits("held", deadline, "the payment")
                 .state("paid")
                 .terminal("expired")
-                .transition("held", "booking.paid", "paid")
-                .transition("held", "booking.expired", "expired")
-                .transition("paid", "booking.reopened", "held")
-                .stays("booking.noted"),
+                .transition("held", BookingEvent::PAID, "paid")
+                .transition("held", BookingEvent::EXPIRED, "expired")
+                .transition("paid", BookingEvent::REOPENED, "held")
+                .stays(BookingEvent::NOTED),
         )
-    }
-
-    fn pairings() -> &'static [(&'static str, &'static str)] {
-        &[("booking.expire", "booking.expired")]
     }
 }
 

@@ -3,12 +3,13 @@
 use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use towpath::Event;
 
 use crate::gateway::{Condition, ConditionStatus, Observed, RouteTarget};
 use crate::spec::{ResourceName, ServiceSpec, SpecHash};
 
 /// A fact about a service.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Event)]
 #[allow(clippy::large_enum_variant, reason = "a few of them live at a time, on their way to and from JSON")]
 pub enum ServiceEvent {
     /// Somebody asked for a service.

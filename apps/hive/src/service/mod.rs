@@ -10,8 +10,9 @@ mod events;
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
+use towpath::name::NameRule;
 use towpath::retry::ErrorClass;
-use towpath::{Aggregate, Context, Machine, Reason, Refusal};
+use towpath::{Aggregate, Command, Context, Machine, Reason, Refusal};
 
 pub use asked::{DeleteAsked, ServiceAsked, SpecFlaw, UpdateAsked};
 pub use events::*;
@@ -82,32 +83,41 @@ pub enum ServiceStatus {
     Deleted,
 }
 
-/// What may be asked of a service. The first four are for users; the others are what hive's own parts report.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// What may be asked of a service. The first four are for users; the others are what hive's own parts report. Their reports
+/// may be of no interest any more, and then give nothing.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Command)]
 pub enum ServiceCommand {
     /// Make it.
     #[serde(rename = "Command.Hive.Service.Create")]
+    #[command(gives = ServiceEvent::CREATION_REQUESTED)]
     Create(ServiceAsked),
     /// Make it another.
     #[serde(rename = "Command.Hive.Service.Update")]
+    #[command(gives = ServiceEvent::UPDATE_REQUESTED)]
     Update(UpdateAsked),
     /// Make an end of it.
     #[serde(rename = "Command.Hive.Service.Delete")]
+    #[command(gives = ServiceEvent::DELETION_REQUESTED)]
     Delete(DeleteAsked),
     /// Say what is known, and look again.
     #[serde(rename = "Command.Hive.Service.Refresh")]
+    #[command(gives = ServiceEvent::SNAPSHOT_UPDATED)]
     Refresh {},
     /// The platform took a specification, or refused it.
     #[serde(rename = "Command.Hive.Service.Apply.Record")]
+    #[command(internal)]
     RecordApply(ApplyOutcome),
     /// The platform was looked at.
     #[serde(rename = "Command.Hive.Service.Observation.Take")]
+    #[command(internal)]
     TakeObservation(TakeObservation),
     /// What was asked for has not come about in time.
     #[serde(rename = "Command.Hive.Service.Convergence.Expire")]
+    #[command(internal)]
     ExpireConvergence(ConvergenceExpired),
     /// The platform was seen without it.
     #[serde(rename = "Command.Hive.Service.Deletion.Confirm")]
+    #[command(internal, gives = ServiceEvent::DELETED)]
     ConfirmDeletion {
         /// What was seen.
         snapshot: Snapshot,
@@ -252,6 +262,7 @@ impl Aggregate for Service {
     const KIND: &'static str = "service";
     /// A specification has the values of variables in it.
     const CONFIDENTIAL: bool = true;
+    const NAME_RULE: NameRule = NameRule::ANY.with_facts(&["ready"]);
     type Command = ServiceCommand;
     type Event = ServiceEvent;
     type Refusal = ServiceRefusal;
@@ -352,57 +363,42 @@ impl Aggregate for Service {
             .state("FAILED")
             .state("DELETING")
             .terminal("DELETED")
-            .starts("service.creation.requested", "CREATING");
+            .starts(ServiceEvent::CREATION_REQUESTED, "CREATING");
         for from in settled {
-            machine = machine.transition(from, "service.update.requested", "UPDATING");
+            machine = machine.transition(from, ServiceEvent::UPDATE_REQUESTED, "UPDATING");
         }
         for from in settled {
-            machine = machine.transition(from, "service.deletion.requested", "DELETING");
+            machine = machine.transition(from, ServiceEvent::DELETION_REQUESTED, "DELETING");
         }
         for from in converging {
-            machine = machine.transition(from, "service.ready", "READY");
+            machine = machine.transition(from, ServiceEvent::READY, "READY");
         }
         for from in converging {
-            machine = machine.transition(from, "service.failed", "FAILED");
+            machine = machine.transition(from, ServiceEvent::FAILED, "FAILED");
         }
-        machine =
-            machine.transition("DELETING", "service.deleted", "DELETED").stays("service.snapshot.updated");
+        machine = machine
+            .transition("DELETING", ServiceEvent::DELETED, "DELETED")
+            .stays(ServiceEvent::SNAPSHOT_UPDATED);
         for state in converging {
             for event in [
-                "service.spec.accepted",
-                "service.spec.apply.started",
-                "service.spec.applied",
-                "service.creation.failed",
-                "service.convergence.confirmed",
-                "service.convergence.failed",
+                ServiceEvent::SPEC_ACCEPTED,
+                ServiceEvent::SPEC_APPLY_STARTED,
+                ServiceEvent::SPEC_APPLIED,
+                ServiceEvent::CREATION_FAILED,
+                ServiceEvent::CONVERGENCE_CONFIRMED,
+                ServiceEvent::CONVERGENCE_FAILED,
             ] {
                 machine = machine.stays_in(state, event);
             }
         }
         for state in converging.into_iter().chain(settled) {
-            machine = machine.stays_in(state, "service.external.purged");
+            machine = machine.stays_in(state, ServiceEvent::EXTERNAL_PURGED);
         }
-        Some(machine.stays_in("READY", "service.updated").stays_in("DELETING", "service.deletion.marked"))
-    }
-
-    fn internal_commands() -> &'static [&'static str] {
-        &[
-            "Command.Hive.Service.Apply.Record",
-            "Command.Hive.Service.Observation.Take",
-            "Command.Hive.Service.Convergence.Expire",
-            "Command.Hive.Service.Deletion.Confirm",
-        ]
-    }
-
-    /// Those that always have a result. What hive's own parts report may be of no interest any more, and then has none.
-    fn irregular_pairings() -> &'static [(&'static str, &'static str)] {
-        &[
-            ("Command.Hive.Service.Create", "service.creation.requested"),
-            ("Command.Hive.Service.Update", "service.update.requested"),
-            ("Command.Hive.Service.Delete", "service.deletion.requested"),
-            ("Command.Hive.Service.Refresh", "service.snapshot.updated"),
-            ("Command.Hive.Service.Deletion.Confirm", "service.deleted"),
-        ]
+        Some(
+            machine
+                .stays_in("READY", ServiceEvent::UPDATED)
+                .stays_in("DELETING", ServiceEvent::DELETION_MARKED),
+        )
     }
 
     fn reason(event: &ServiceEvent) -> Option<Reason> {

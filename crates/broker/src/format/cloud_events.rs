@@ -134,6 +134,7 @@ fn event(fields: &Fields, payload: Payload) -> Result<IncomingEvent, FormatError
     };
     Ok(IncomingEvent {
         event_id: fields.required("id")?,
+        schema_version: None,
         event_type: EventName::from_stored(fields.text("type")?),
         aggregate: aggregate(fields, &source)?,
         aggregate_version: aggregate_version(fields)?,

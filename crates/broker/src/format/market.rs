@@ -67,6 +67,7 @@ pub(super) fn read(body: &[u8]) -> Result<IncomingEvent, FormatError> {
     let trace: String = fields.text("traceId")?;
     Ok(IncomingEvent {
         event_id,
+        schema_version: None,
         event_type,
         aggregate: Some(AggregateKey { kind, id }),
         aggregate_version: None,

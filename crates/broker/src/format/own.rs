@@ -45,6 +45,7 @@ pub(super) fn read(body: &[u8]) -> Result<IncomingEvent, FormatError> {
         correlation_id: Some(fields.required("correlationId")?),
         causation_id: fields.optional("causationId")?,
         trace_id: fields.optional("traceId")?,
+        schema_version: fields.optional("schemaVersion")?,
         payload: fields.payload("payload")?.ok_or_else(|| fields.missing("payload"))?,
     })
 }

@@ -28,7 +28,7 @@ pub struct Parcel {
     note: Option<String>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, towpath::Command)]
 pub enum ParcelCommand {
     #[serde(rename = "parcel.register")]
     Register {
@@ -43,7 +43,7 @@ pub enum ParcelCommand {
     Lose,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, towpath::Event)]
 pub enum ParcelEvent {
     #[serde(rename = "parcel.registered")]
     Registered {
@@ -110,12 +110,16 @@ impl Aggregate for Parcel {
         let day = Duration::from_secs(86_400);
         Some(
             Machine::named("parcel")
-                .starts("parcel.registered", "registered")
-                .waits("registered", Deadline::after(day, "parcel.lost").by_command("parcel.lose"), "the van")
+                .starts(ParcelEvent::REGISTERED, "registered")
+                .waits(
+                    "registered",
+                    Deadline::after(day, ParcelEvent::LOST).by_command(ParcelCommand::LOSE),
+                    "the van",
+                )
                 .terminal("sent")
                 .terminal("lost")
-                .transition("registered", "parcel.sent", "sent")
-                .transition("registered", "parcel.lost", "lost"),
+                .transition("registered", ParcelEvent::SENT, "sent")
+                .transition("registered", ParcelEvent::LOST, "lost"),
         )
     }
 }

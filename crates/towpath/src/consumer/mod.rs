@@ -358,8 +358,7 @@ impl Batch {
 
 /// The event of an incoming fact, as one of an aggregate's.
 pub(crate) fn read_event<A: Aggregate>(event: &IncomingEvent) -> Result<A::Event, HandlerError> {
-    towpath_core::from_variant(event.event_type.as_str(), &event.payload)
-        .map_err(HandlerError::unrecoverable_source)
+    event.read().map_err(HandlerError::unrecoverable_source)
 }
 
 /// Why a handler failed. Any error becomes one by `?`; its class decides whether it is tried again.

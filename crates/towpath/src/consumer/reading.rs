@@ -56,6 +56,7 @@ fn by_properties(id: EventId, received: &Received) -> Option<IncomingEvent> {
     let body = String::from_utf8(received.body.clone()).ok()?;
     Some(IncomingEvent {
         event_id: id,
+        schema_version: None,
         event_type: EventName::from_stored(message_type),
         aggregate: None,
         aggregate_version: None,

@@ -39,7 +39,7 @@ pub(crate) struct Parcel {
     facts: u64,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, towpath::Command)]
 pub(crate) enum ParcelCommand {
     #[serde(rename = "parcel.note")]
     Note { text: String },
@@ -51,7 +51,7 @@ pub(crate) enum ParcelCommand {
     Lose,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, towpath::Event)]
 pub(crate) enum ParcelEvent {
     #[serde(rename = "parcel.noted")]
     Noted { text: String },

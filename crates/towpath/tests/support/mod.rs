@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use towpath::retry::{ErrorClass, RetryPolicy};
-use towpath::{Aggregate, Builder, Channel, Context, Machine, Refusal, Scratch, Towpath};
+use towpath::{Aggregate, Builder, Channel, Command, Context, Event, Machine, Refusal, Scratch, Towpath};
 
 /// An order, the usual one.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -22,16 +22,19 @@ pub struct Order {
     pub notes: u32,
 }
 
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, Command)]
 pub enum OrderCommand {
     #[serde(rename = "order.place")]
+    #[command(gives = OrderEvent::PLACED)]
     Place { sku: String },
     #[serde(rename = "order.note")]
+    #[command(gives = OrderEvent::NOTED)]
     Note,
     /// Decides that nothing happens.
     #[serde(rename = "order.glance")]
     Glance,
     #[serde(rename = "order.ship")]
+    #[command(gives = OrderEvent::SHIPPED)]
     Ship,
     /// Says no for a reason that may pass.
     #[serde(rename = "order.dawdle")]
@@ -44,7 +47,7 @@ pub enum OrderCommand {
     Jump,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, Event)]
 pub enum OrderEvent {
     #[serde(rename = "order.placed")]
     Placed { sku: String },
@@ -116,17 +119,13 @@ impl Aggregate for Order {
     fn machine() -> Option<Machine> {
         Some(
             Machine::named("order")
-                .starts("order.placed", "placed")
+                .starts(OrderEvent::PLACED, "placed")
                 .state("placed")
                 .terminal("shipped")
-                .transition("placed", "order.shipped", "shipped")
-                .stays("order.noted")
-                .stays("order.cursed"),
+                .transition("placed", OrderEvent::SHIPPED, "shipped")
+                .stays(OrderEvent::NOTED)
+                .stays(OrderEvent::CURSED),
         )
-    }
-
-    fn pairings() -> &'static [(&'static str, &'static str)] {
-        &[("order.place", "order.placed"), ("order.ship", "order.shipped"), ("order.note", "order.noted")]
     }
 }
 

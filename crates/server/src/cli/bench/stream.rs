@@ -38,13 +38,13 @@ const RECEIVE_BUFFER: u32 = 4 << 10;
 #[derive(Default, Serialize, Deserialize)]
 struct Ballast {}
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, towpath::Command)]
 enum BallastCommand {
     #[serde(rename = "ballast.load")]
     Load { text: String },
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, towpath::Event)]
 enum BallastEvent {
     #[serde(rename = "ballast.loaded")]
     Loaded { text: String },

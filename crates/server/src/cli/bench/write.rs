@@ -14,7 +14,8 @@ use towpath::name::EventName;
 use towpath::ports::probe::Probe;
 use towpath::ports::store::{Append, Expected, NewEvent, Routing, Snapshot, Store};
 use towpath::{
-    Aggregate, ChangeContext, Channel, Context, Payload, Scratch, SqlStore, StoreOptions, StoreUrl, Towpath,
+    Aggregate, ChangeContext, Channel, Command, Context, Event, Payload, Scratch, SqlStore, StoreOptions,
+    StoreUrl, Towpath,
 };
 
 use super::super::{Failure, output};
@@ -64,13 +65,13 @@ pub(crate) struct Account {
     pub(crate) deposits: u64,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, Command)]
 pub(crate) enum AccountCommand {
     #[serde(rename = "account.deposit")]
     Deposit { amount: u64 },
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, Event)]
 pub(crate) enum AccountEvent {
     #[serde(rename = "account.deposited")]
     Deposited { amount: u64 },

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::task::JoinSet;
-use towpath::{Aggregate, Context, Towpath};
+use towpath::{Aggregate, Command, Context, Event, Towpath};
 
 use super::client::{Message, StreamClient};
 use super::{Feed, FeedOptions};
@@ -20,7 +20,7 @@ use crate::http::{App, Patient, connections, router};
 #[derive(Default, Serialize, Deserialize)]
 struct Note;
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, Command)]
 enum NoteCommand {
     #[serde(rename = "note.write")]
     Write { text: String },
@@ -28,7 +28,7 @@ enum NoteCommand {
     Tear,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, Event)]
 enum NoteEvent {
     #[serde(rename = "note.written")]
     Written { text: String },

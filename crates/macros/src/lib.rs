@@ -1,0 +1,40 @@
+//! The derives of Towpath. Use them through `towpath`, which has the traits of the same names.
+//!
+//! A stored name is written once, in `#[serde(rename = "...")]` on its variant. From there come the list of names, the name
+//! of a value, and a constant for each variant (`OrderEvent::PLACED`), so that machines, pairs and consumers name it by one
+//! that the compiler knows.
+
+mod derive;
+mod variants;
+
+use proc_macro::TokenStream;
+use syn::{DeriveInput, parse_macro_input};
+
+/// Makes an enum the events of an aggregate.
+///
+/// Each variant needs `#[serde(rename = "order.placed")]`. On the enum, `#[event(...)]` takes:
+///
+/// - `version = 2`: the schema version that is written into new events; 1 otherwise.
+/// - `upcast = path`: a function that brings payloads of older versions into the form of this one.
+/// - `crate = "path"`: where Towpath is; `::towpath` otherwise.
+#[proc_macro_derive(Event, attributes(event, serde))]
+pub fn event(input: TokenStream) -> TokenStream {
+    answer(derive::event(&parse_macro_input!(input as DeriveInput)))
+}
+
+/// Makes an enum the commands of an aggregate.
+///
+/// Each variant needs `#[serde(rename = "order.place")]`. On a variant, `#[command(...)]` takes:
+///
+/// - `gives = OrderEvent::PLACED`: the event that is the result of this command whenever it completes.
+/// - `internal`: only the application's own parts send it.
+///
+/// On the enum, `#[command(crate = "path")]` says where Towpath is; `::towpath` otherwise.
+#[proc_macro_derive(Command, attributes(command, serde))]
+pub fn command(input: TokenStream) -> TokenStream {
+    answer(derive::command(&parse_macro_input!(input as DeriveInput)))
+}
+
+fn answer(made: syn::Result<proc_macro2::TokenStream>) -> TokenStream {
+    made.unwrap_or_else(syn::Error::into_compile_error).into()
+}

@@ -1,0 +1,107 @@
+//! Facts outlive the form in which they were written: a later build reads them in its own.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
+
+#[macro_use]
+mod support;
+
+use std::convert::Infallible;
+
+use support::Fresh;
+use towpath::ids::AggregateKey;
+use towpath::prelude::*;
+use towpath::{InvalidPayload, Payload, serde_json};
+
+on_every_database!(a_later_build_folds_facts_of_an_older_form);
+
+#[derive(Serialize, Deserialize, Command)]
+enum TillCommand {
+    #[serde(rename = "till.pay")]
+    Pay { amount: u64 },
+}
+
+/// The first build counts whole euros.
+#[derive(Default, Serialize, Deserialize)]
+struct Till {
+    euros: u64,
+}
+
+#[derive(Serialize, Deserialize, Event)]
+enum TillEvent {
+    #[serde(rename = "till.paid")]
+    Paid { euros: u64 },
+}
+
+impl Aggregate for Till {
+    const KIND: &'static str = "till";
+    type Command = TillCommand;
+    type Event = TillEvent;
+    type Refusal = Infallible;
+
+    fn decide(
+        &self,
+        TillCommand::Pay { amount }: TillCommand,
+        _: &Context,
+    ) -> Result<Vec<TillEvent>, Infallible> {
+        Ok(vec![TillEvent::Paid { euros: amount }])
+    }
+
+    fn evolve(self, TillEvent::Paid { euros }: &TillEvent) -> Self {
+        Self { euros: self.euros + euros }
+    }
+}
+
+/// A later one counts cents.
+#[derive(Debug, PartialEq, Default, Serialize, Deserialize)]
+struct LaterTill {
+    cents: u64,
+}
+
+#[derive(Serialize, Deserialize, Event)]
+#[event(version = 2, upcast = in_cents)]
+enum LaterTillEvent {
+    #[serde(rename = "till.paid")]
+    Paid { cents: u64 },
+}
+
+fn in_cents(name: &str, _: u16, payload: Payload) -> Result<Payload, InvalidPayload> {
+    let older: Till = payload.read(name)?;
+    Payload::from_value(&serde_json::json!({ "cents": older.euros * 100 }))
+}
+
+impl Aggregate for LaterTill {
+    const KIND: &'static str = "till";
+    const SNAPSHOT_VERSION: u16 = 2;
+    type Command = TillCommand;
+    type Event = LaterTillEvent;
+    type Refusal = Infallible;
+
+    fn decide(
+        &self,
+        TillCommand::Pay { amount }: TillCommand,
+        _: &Context,
+    ) -> Result<Vec<LaterTillEvent>, Infallible> {
+        Ok(vec![LaterTillEvent::Paid { cents: amount }])
+    }
+
+    fn evolve(self, LaterTillEvent::Paid { cents }: &LaterTillEvent) -> Self {
+        Self { cents: self.cents + cents }
+    }
+}
+
+async fn a_later_build_folds_facts_of_an_older_form(fresh: &Fresh) {
+    let app = fresh.builder().aggregate::<Till>().start().await.unwrap();
+    for amount in [3, 4] {
+        app.send::<Till>("till-1", TillCommand::Pay { amount }).await.unwrap();
+    }
+    app.stop().await;
+
+    let app = fresh.builder().aggregate::<LaterTill>().start().await.unwrap();
+    assert_eq!(app.load::<LaterTill>("till-1").await.unwrap().unwrap().value, LaterTill { cents: 700 });
+    app.send::<LaterTill>("till-1", TillCommand::Pay { amount: 50 }).await.unwrap();
+    assert_eq!(app.load::<LaterTill>("till-1").await.unwrap().unwrap().value, LaterTill { cents: 750 });
+    let events = app.events_of(&AggregateKey::new("till", "till-1").unwrap(), 0, 10).await.unwrap();
+    let versions: Vec<u16> = events.iter().map(|event| event.envelope.schema_version).collect();
+    assert_eq!(versions, [1, 1, 2], "what was written stays as it was written");
+    app.stop().await;
+}
