@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use towpath::ids::{ChannelName, HandlerName, InvalidId};
 use towpath::ports::broker::{Argument, Binding, Exchange, ExchangeKind, Queue, Topology};
-use towpath::{Channel, ChannelPolicy, Format};
+use towpath::{Channel, ChannelPolicy};
 
+use crate::envelope::FORMAT_NAME;
 use crate::events::EventType;
 
 /// Where everything is published to.
@@ -105,7 +106,7 @@ pub(crate) fn channels(policy: &ChannelPolicy) -> Vec<Result<Channel, InvalidId>
         .into_iter()
         .map(|event_type| {
             let channel = Channel::named(event_type.channel(), [event_type.as_str()])?;
-            Ok(channel.to(EXCHANGE, event_type.first_key()).in_format(Format::Market).with(policy.clone()))
+            Ok(channel.to(EXCHANGE, event_type.first_key()).in_format(FORMAT_NAME).with(policy.clone()))
         })
         .collect()
 }

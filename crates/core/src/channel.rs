@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::format;
 use crate::ids::{ChannelName, InvalidId, Position};
 use crate::ports::broker::Destination;
 use crate::retry::RetryPolicy;
@@ -18,8 +19,8 @@ pub struct Channel {
     pub tracking: Option<Start>,
     /// Where to. Without a target its rows are only collected.
     pub target: Option<Target>,
-    /// How an event looks as a message.
-    pub format: Format,
+    /// How an event looks as a message: the name of a [`Format`](crate::format::Format).
+    pub format: String,
     /// The base of a CloudEvent's source, before the kind of the aggregate; without one it is `/towpath`.
     pub source: Option<String>,
     /// How.
@@ -46,19 +47,6 @@ impl Start {
             Self::At(position) => position.saturating_sub(1),
         }
     }
-}
-
-/// How an event looks as a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Format {
-    /// Towpath's own envelope: everything that is known of the event.
-    #[default]
-    Towpath,
-    /// The frozen envelope of the market's contract (O2).
-    Market,
-    /// CloudEvents 1.0, structured JSON.
-    CloudEvents,
 }
 
 /// Where a channel publishes to.
@@ -145,7 +133,7 @@ impl Channel {
             event_types: event_types.into_iter().map(Glob::new).collect(),
             tracking: None,
             target: None,
-            format: Format::default(),
+            format: format::TOWPATH.to_owned(),
             source: None,
             policy: ChannelPolicy::default(),
         })
@@ -188,9 +176,9 @@ impl Channel {
         self.event_types.iter().any(|glob| glob.matches(event_type))
     }
 
-    /// In another format.
-    pub fn in_format(mut self, format: Format) -> Self {
-        self.format = format;
+    /// In another format, by its name.
+    pub fn in_format(mut self, format: impl Into<String>) -> Self {
+        self.format = format.into();
         self
     }
 

@@ -14,6 +14,7 @@ pub mod channel;
 pub mod decider;
 pub mod envelope;
 pub mod flow;
+pub mod format;
 pub mod ids;
 pub mod incoming;
 pub mod letters;

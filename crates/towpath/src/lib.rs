@@ -116,8 +116,8 @@ pub use circumstances::Circumstances;
 pub use clock::SystemClock;
 pub use config::Channels;
 pub use consumer::{
-    Afterwards, Batch, Consumer, ConsumerOf, ConsumerPolicy, DeadTo, Delivered, Delivery, HandlerError,
-    HandlerTx, Letters, LettersError, Next, Preview, ReplayReport, WrongDatabase,
+    Afterwards, Batch, Consumer, ConsumerOf, ConsumerPolicy, DeadLetterQueue, DeadTo, Delivered, Delivery,
+    HandlerError, HandlerTx, Letters, LettersError, Next, Preview, ReplayReport, WrongDatabase,
 };
 pub use listings::{ConsumerView, Trace, arranged};
 pub use operations::{OPERATION_KIND, OPERATION_PERFORMED, Operations, Outcome, Ran};
@@ -134,15 +134,16 @@ pub use watch::{Delivering, DeliveringOutcome, Publishing, PublishingOutcome, Wa
 pub use towpath_broker::Kafka;
 #[cfg(feature = "rabbitmq")]
 pub use towpath_broker::RabbitMq;
-/// Events as messages and back, for who talks to Towpath's channels without it.
+/// Events as messages and back: for formats of an application's own, and for who talks to Towpath's channels without it.
 pub mod format {
-    pub use towpath_broker::{FormatError, message, read};
+    pub use towpath_broker::Formats;
+    pub use towpath_core::format::{CLOUD_EVENTS, Fields, Format, FormatError, TOWPATH, Written, rfc3339};
 }
 pub use towpath_broker::{BadBrokerUrl, BrokerUrl, LocalBroker, LocalOptions};
 pub use towpath_core::aggregate::{Aggregate, Context, Reason, Refusal};
 pub use towpath_core::causes::{causes, with_causes};
 pub use towpath_core::channel;
-pub use towpath_core::channel::{Channel, ChannelPolicy, Format, Start};
+pub use towpath_core::channel::{Channel, ChannelPolicy, Start};
 pub use towpath_core::envelope::{ChangeContext, EventEnvelope, RecordedEvent};
 pub use towpath_core::flow;
 pub use towpath_core::ids;
