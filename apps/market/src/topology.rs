@@ -166,7 +166,7 @@ binding   order.events.exchange  --order.dlq-->  order.dlq.queue";
     #[test]
     fn each_event_type_has_a_channel_of_its_own() {
         let channels: Vec<Channel> =
-            channels(&ChannelPolicy::market()).into_iter().map(Result::unwrap).collect();
+            channels(&ChannelPolicy::default()).into_iter().map(Result::unwrap).collect();
         let targets: Vec<String> = channels
             .iter()
             .map(|channel| channel.target.as_ref().unwrap().destination("x").to_string())

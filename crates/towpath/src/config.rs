@@ -392,7 +392,7 @@ mod tests {
         let policy = ChannelPolicy {
             batch: 100,
             scan: Duration::from_secs(5),
-            retries: RetryPolicy::market_outbox(),
+            retries: RetryPolicy::Fixed([5, 30, 120].map(Duration::from_secs).into()),
             in_order: false,
             patience: Duration::from_secs(20),
             counts_absence: false,

@@ -242,7 +242,7 @@ impl Towpath {
             preparations: Vec::new(),
             topology: Topology::default(),
             clock: None,
-            retries: RetryPolicy::genesis_command(),
+            retries: RetryPolicy::for_commands(),
             instance: None,
             lease: Duration::from_secs(15),
             scan: Duration::from_secs(1),

@@ -113,7 +113,7 @@ impl Stage {
     /// A market with the contract's own delays between attempts, on a clock that only the test moves.
     pub async fn open_at(&self, clock: &Arc<VirtualClock>) -> Shop {
         let usual = settings();
-        let outbox = ChannelPolicy { scan: usual.outbox.scan, ..ChannelPolicy::market() };
+        let outbox = ChannelPolicy { scan: usual.outbox.scan, ..Settings::default().outbox };
         let settings = Settings { outbox, clock: clock.clone(), ..usual };
         let builder = Towpath::builder().clock(clock.clone());
         self.start(builder, &self.broker_url, settings).await.expect("start")

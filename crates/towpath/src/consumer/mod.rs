@@ -141,7 +141,7 @@ impl Default for ConsumerPolicy {
             in_order: false,
             gather: Duration::from_millis(5),
             immediate_retries: 2,
-            afterwards: Afterwards::SetAside(RetryPolicy::market_outbox()),
+            afterwards: Afterwards::SetAside(RetryPolicy::for_deliveries()),
             dead: DeadTo::Store,
         }
     }
