@@ -323,10 +323,7 @@ async fn its_channels_publish_as_the_settings_say() {
     let usual = settings();
     let (first, cap) = (Duration::from_secs(2), Duration::from_secs(300));
     let retries = RetryPolicy::Exponential { first, factor: 2.0, cap, attempts: 10, jitter: 0.2 };
-    assert_eq!(
-        (usual.publishing.scan, &usual.publishing.retries),
-        (Duration::from_secs(2), &retries)
-    );
+    assert_eq!((usual.publishing.scan, &usual.publishing.retries), (Duration::from_secs(2), &retries));
     let publishing = ChannelPolicy {
         scan: Duration::from_millis(300),
         batch: 3,

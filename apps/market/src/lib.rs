@@ -20,7 +20,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Reading order: `topology` (names, queues and bindings), `envelope` and `events` (what messages say), `tables` (what is kept), `orders`
+//! Reading order: `topology` (names, queues and bindings), `envelope` and `events` (what messages say), `tables` and `views` (what is kept), `orders`
 //! (the steps of an order, each one conditional update), `market` (the handle), `consumers` and `deadlines` (what
 //! happens by itself), `alarms` and `depth` (what people are told).
 
@@ -43,6 +43,7 @@ mod settings;
 mod tables;
 pub mod texts;
 pub mod topology;
+mod views;
 mod words;
 
 pub use envelope::{FORMAT_NAME, MarketEnvelope};

@@ -1,4 +1,4 @@
-//! The market's own tables, and the views that the contract wants to read (O9).
+//! The market's own tables (O9), with the views over Towpath's.
 //!
 //! Written once: `{long}`, `{time}`, `{name}` and `{text}` become each database's own types. A version is applied as a
 //! whole, under a lock, and is recorded last. The names of tables are frozen and common ones: what somebody else has under
@@ -10,7 +10,7 @@ use towpath::ports::store::StoreError;
 
 use crate::database::{Kind, Session, values};
 use crate::products;
-use crate::topology::{channel_names, handler_names};
+use crate::views;
 
 /// One table.
 struct Table {
@@ -137,7 +137,7 @@ pub(crate) async fn migrate(store: &SqlStore) -> Result<(), StoreError> {
     }
     made?;
     transaction.finish().await?;
-    store.create_frozen_views(&channel_names(), &handler_names()).await
+    store.create_views(&views::views()).await
 }
 
 async fn lock(session: &mut Session<'_>) -> Result<(), StoreError> {
@@ -281,7 +281,7 @@ async fn refuse_foreign_views(session: &mut Session<'_>) -> Result<(), StoreErro
              AND table_type = 'BASE TABLE' AND table_name = ?"
         }
     };
-    for view in ["outbox_events", "event_consume_log"] {
+    for view in [views::OUTBOX_EVENTS, views::EVENT_CONSUME_LOG] {
         if session.row("market.look-for-table", sql, values![view]).await?.is_some() {
             let why = "the market shows its own rows in a view of that name".to_owned();
             return Err(StoreError::ForeignTable { table: view.to_owned(), why });

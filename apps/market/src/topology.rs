@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use towpath::ids::{ChannelName, HandlerName, InvalidId};
+use towpath::ids::InvalidId;
 use towpath::ports::broker::{Argument, Binding, Exchange, ExchangeKind, Queue, Topology};
 use towpath::{Channel, ChannelPolicy};
 
@@ -107,21 +107,6 @@ pub(crate) fn channels(policy: &ChannelPolicy) -> Vec<Result<Channel, InvalidId>
         .map(|event_type| {
             let channel = Channel::named(event_type.channel(), [event_type.as_str()])?;
             Ok(channel.to(EXCHANGE, event_type.first_key()).in_format(FORMAT_NAME).with(policy.clone()))
-        })
-        .collect()
-}
-
-/// What the frozen views show.
-pub(crate) fn channel_names() -> Vec<ChannelName> {
-    EventType::ALL.into_iter().map(|event_type| ChannelName::from_stored(event_type.channel())).collect()
-}
-
-/// The same, of handlers.
-pub(crate) fn handler_names() -> Vec<(HandlerName, towpath::name::EventName)> {
-    CONSUMERS
-        .into_iter()
-        .map(|(handler, _, event_type)| {
-            (HandlerName::from_stored(handler), towpath::name::EventName::from_stored(event_type.as_str()))
         })
         .collect()
 }

@@ -162,10 +162,11 @@ pub use towpath_store::{
     Backlog, COMMANDS_BYTES, FoundAs, JoinTransaction, OutboxBacklog, OutboxFilter, Scratch, SqlStore,
     StoreOptions, StoreUrl, fault, gives_way, is_unique_violation, message_key, sqlx,
 };
-/// Tables of an application's own, declared as data and used on any of the databases.
+/// Tables and views of an application's own, declared as data and used on any of the databases.
 pub mod tables {
     pub use towpath_store::{
-        Column, ColumnKind, Dialect, Index, OwnConnection, OwnTables, Record, SqlTransaction, Table, Value,
+        Column, ColumnKind, Dialect, Index, OwnConnection, OwnTables, Record, Shows, SqlTransaction, SqlView,
+        Table, Value, ViewRows, ViewType,
     };
 }
 

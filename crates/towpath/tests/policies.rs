@@ -174,10 +174,7 @@ async fn genesis_tries_an_event_again_five_times_and_raises_an_alert(fresh: &Fre
 
 /// G6, as it is when nothing is said: at most three retries, after 1, 5 and 15 seconds.
 async fn a_command_is_tried_again_after_1_5_and_15_seconds(fresh: &Fresh) {
-    assert_eq!(
-        RetryPolicy::for_commands(),
-        RetryPolicy::Fixed([1, 5, 15].map(Duration::from_secs).into())
-    );
+    assert_eq!(RetryPolicy::for_commands(), RetryPolicy::Fixed([1, 5, 15].map(Duration::from_secs).into()));
     let clock = Arc::new(VirtualClock::new());
     // Not the builder of the tests, which has retries of its own.
     let app = Towpath::builder().store(fresh.url()).aggregate::<Order>().clock(clock.clone());
