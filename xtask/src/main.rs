@@ -12,6 +12,7 @@ mod json;
 mod pipeline;
 mod services;
 mod torture;
+mod words;
 
 use std::env;
 use std::process::ExitCode;
@@ -43,7 +44,8 @@ cargo xtask TASK
   torture [--seed N] [--minutes N] [--kills N] [-- NAME ...]
                                 services up, then rounds of the fault suite for so long (an hour), each with a seed of
                                 its own and so many faults a run (200); a report in target/torture
-  arrows                        prove that dependencies between our crates only point down
+  arrows                        prove that dependencies between our crates only point down, and that the library names
+                                no application
   ci                            formatting, clippy, arrows, test: what .ci/run runs
   help                          this text
 
@@ -83,7 +85,10 @@ fn run(arguments: &[String]) -> Result<ExitCode, Failure> {
         "bench" => pipeline::bench(rest),
         "torture" => torture::run(rest),
         "ci" => refuse_arguments(task, rest).and_then(|()| pipeline::ci()),
-        "arrows" => refuse_arguments(task, rest).and_then(|()| arrows::run()).map(|()| ExitCode::SUCCESS),
+        "arrows" => refuse_arguments(task, rest)
+            .and_then(|()| arrows::run())
+            .and_then(|()| words::run())
+            .map(|()| ExitCode::SUCCESS),
         "help" | "--help" | "-h" => {
             print!("{HELP}");
             Ok(ExitCode::SUCCESS)

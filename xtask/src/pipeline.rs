@@ -6,6 +6,7 @@ use crate::arrows;
 use crate::cargo::{cargo, succeeds};
 use crate::failure::Failure;
 use crate::services;
+use crate::words;
 
 /// `cargo xtask test [--no-services | --kube | --soak] [-- ARGS]`
 pub(crate) fn test(arguments: &[String]) -> Result<ExitCode, Failure> {
@@ -206,6 +207,7 @@ pub(crate) fn ci() -> Result<ExitCode, Failure> {
         return Err(Failure::new("the library does not build with SQLite alone, see above"));
     }
     arrows::run()?;
+    words::run()?;
     run_tests(&TestOptions::parse(&[])?, true)
 }
 

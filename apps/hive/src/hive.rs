@@ -10,6 +10,7 @@ use sha2::{Digest as _, Sha256};
 use towpath::ids::{AggregateKey, Version};
 use towpath::observer::{Observer, ObserverPolicy, ObserverWake};
 use towpath::ports::store::{StateEvent, Store as _, StoreError};
+use towpath::retry::RetryPolicy;
 use towpath::tables::{OwnTables, Record, Value};
 use towpath::{Builder, Channel, ChannelPolicy, HandlerError, IncomingEvent, SendError, SqlStore, Towpath};
 
@@ -99,9 +100,21 @@ impl Default for HiveSettings {
             timeout: Duration::from_secs(10),
             wait_at_most: Duration::from_secs(20),
             channel: "hive".to_owned(),
-            publishing: ChannelPolicy::default(),
+            publishing: publishing(),
         }
     }
+}
+
+/// H12: looked at every 2 s, tried ten times in all with growing delays.
+fn publishing() -> ChannelPolicy {
+    let retries = RetryPolicy::Exponential {
+        first: Duration::from_secs(2),
+        factor: 2.0,
+        cap: Duration::from_secs(300),
+        attempts: 10,
+        jitter: 0.2,
+    };
+    ChannelPolicy { scan: Duration::from_secs(2), retries, ..ChannelPolicy::default() }
 }
 
 /// Hive, to be made part of a Towpath.

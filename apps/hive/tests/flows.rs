@@ -321,10 +321,9 @@ async fn a_failed_service_is_updated_to_ready_and_deleted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn its_channels_publish_as_the_settings_say() {
     let usual = settings();
-    assert_eq!(
-        (usual.publishing.scan, &usual.publishing.retries),
-        (Duration::from_secs(2), &RetryPolicy::hive_outbox())
-    );
+    let (first, cap) = (Duration::from_secs(2), Duration::from_secs(300));
+    let retries = RetryPolicy::Exponential { first, factor: 2.0, cap, attempts: 10, jitter: 0.2 };
+    assert_eq!((usual.publishing.scan, &usual.publishing.retries), (Duration::from_secs(2), &retries));
     let publishing = ChannelPolicy {
         scan: Duration::from_millis(300),
         batch: 3,

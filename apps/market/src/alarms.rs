@@ -2,10 +2,12 @@
 //!
 //! An alarm is a line of level ERROR with a stable `code`. It says that somebody has to look.
 
+use towpath::format::Formats;
 use towpath::ids::EventId;
 use towpath::ports::broker::Received;
 use towpath::{Delivering, DeliveringOutcome, Publishing, PublishingOutcome, Watch};
 
+use crate::envelope::{FORMAT_NAME, MarketEnvelope};
 use crate::events::EventType;
 use crate::texts;
 use crate::topology::{CONSUMERS, DEAD_LETTER_QUEUE};
@@ -18,7 +20,15 @@ const DELIVERY_GIVEN_UP: &str = "market-delivery-given-up";
 const DEAD_LETTER: &str = "market-dead-letter";
 
 /// Tells of the market's own channels, consumers and dead letters.
-pub(crate) struct Alarms;
+pub(crate) struct Alarms {
+    formats: Formats,
+}
+
+impl Default for Alarms {
+    fn default() -> Self {
+        Self { formats: Formats::default().with(MarketEnvelope) }
+    }
+}
 
 impl Watch for Alarms {
     fn published(&self, publishing: &Publishing<'_>) {
@@ -94,7 +104,7 @@ impl Watch for Alarms {
         if message.queue != DEAD_LETTER_QUEUE {
             return;
         }
-        let event = towpath::format::read(message).ok();
+        let event = self.formats.read(message, Some(FORMAT_NAME)).ok();
         let trace_id =
             event.and_then(|event| event.trace_id).map(|trace| trace.to_string()).unwrap_or_default();
         tracing::error!(

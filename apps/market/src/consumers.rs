@@ -13,6 +13,7 @@ use towpath::{Afterwards, Consumer, ConsumerPolicy, DeadTo, Delivery, HandlerErr
 use uuid::Uuid;
 
 use crate::database::{OwnTables, now, values};
+use crate::envelope::FORMAT_NAME;
 use crate::events::{AboutOrder, Created, EventType, Paid, StatusChanged, Step, Timeout, names_its_order};
 use crate::market::new_trace;
 use crate::model::{Order, OrderStatus, ProductStatus, ShipmentStatus};
@@ -36,7 +37,7 @@ pub(crate) fn consumers(settings: &Settings) -> Vec<Consumer> {
         .into_iter()
         .map(|(handler, queue, _)| {
             let settings = settings.clone();
-            let of = Consumer::from_queue(queue).with(policy.clone());
+            let of = Consumer::from_queue(queue).in_format(FORMAT_NAME).with(policy.clone());
             of.each(handler, move |delivery| handle(queue, delivery, settings.clone()))
         })
         .collect()

@@ -20,7 +20,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Reading order: `topology` (names, queues and bindings), `events` (what messages say), `tables` (what is kept), `orders`
+//! Reading order: `topology` (names, queues and bindings), `envelope` and `events` (what messages say), `tables` and `views` (what is kept), `orders`
 //! (the steps of an order, each one conditional update), `market` (the handle), `consumers` and `deadlines` (what
 //! happens by itself), `alarms` and `depth` (what people are told).
 
@@ -29,6 +29,7 @@ mod consumers;
 mod database;
 mod deadlines;
 mod depth;
+mod envelope;
 mod error;
 mod events;
 mod job;
@@ -42,8 +43,10 @@ mod settings;
 mod tables;
 pub mod texts;
 pub mod topology;
+mod views;
 mod words;
 
+pub use envelope::{FORMAT_NAME, MarketEnvelope};
 pub use error::MarketError;
 pub use events::EventType;
 pub use market::{Answers, Done, Market, Page};

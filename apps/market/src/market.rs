@@ -8,7 +8,7 @@ use towpath::ids::{CorrelationId, EventId, TraceId};
 use towpath::ports::broker::BrokerError;
 use towpath::ports::operations::OperationAnswer;
 use towpath::ports::store::StoreError;
-use towpath::{Builder, Circumstances, Towpath, Tx};
+use towpath::{Builder, Circumstances, DeadLetterQueue, Towpath, Tx};
 use uuid::Uuid;
 
 use crate::alarms::Alarms;
@@ -16,6 +16,7 @@ use crate::consumers;
 use crate::database::{OwnTables, corrupt, now, values};
 use crate::deadlines::Deadlines;
 use crate::depth::Depth;
+use crate::envelope::{FORMAT_NAME, MarketEnvelope};
 use crate::error::MarketError;
 use crate::events::{EventType, Step};
 use crate::model::{
@@ -99,8 +100,9 @@ impl Market {
             .into_iter()
             .fold(builder, Builder::consumer)
             .topology(topology::topology(settings.pending))
-            .dead_letter_queue(topology::DEAD_LETTER_QUEUE)
-            .watch(Arc::new(Alarms))
+            .format(MarketEnvelope)
+            .dead_letter_queue(DeadLetterQueue::from(topology::DEAD_LETTER_QUEUE).in_format(FORMAT_NAME))
+            .watch(Arc::new(Alarms::default()))
             .begins_flow(EventType::OrderCreated.as_str())
             .prepare(|store| async move { tables::migrate(&store).await })
     }

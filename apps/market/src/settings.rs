@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 use towpath::ports::clock::Clock;
-use towpath::retry::duration_text;
+use towpath::retry::{RetryPolicy, duration_text};
 use towpath::{ChannelPolicy, SystemClock};
 
 /// How the market works. The defaults are the contract's.
@@ -46,7 +46,7 @@ impl Default for Settings {
             scan: Duration::from_secs(60),
             scan_enabled: true,
             scan_batch: 200,
-            outbox: ChannelPolicy::market(),
+            outbox: outbox(),
             prefetch: 20,
             concurrency: 4,
             attempts: 5,
@@ -55,6 +55,18 @@ impl Default for Settings {
             actor_required: false,
             clock: Arc::new(SystemClock),
         }
+    }
+}
+
+/// O4: 200 at a time, every 5 s, again after 5 s, 30 s and 2 minutes, then given up. Each row for itself: the contract says
+/// which rows are due by their own status and time, and a failed one holds none back.
+fn outbox() -> ChannelPolicy {
+    ChannelPolicy {
+        batch: 200,
+        scan: Duration::from_secs(5),
+        retries: RetryPolicy::Fixed([5, 30, 120].map(Duration::from_secs).into()),
+        in_order: false,
+        ..ChannelPolicy::default()
     }
 }
 
@@ -237,7 +249,14 @@ mod tests {
     fn an_empty_section_is_the_contract() {
         let settings = read("").unwrap();
         assert_eq!(settings.pending, Duration::from_secs(900));
-        assert_eq!((settings.prefetch, settings.outbox), (20, ChannelPolicy::market()));
+        let outbox = settings.outbox;
+        assert_eq!((settings.prefetch, outbox.batch, outbox.scan), (20, 200, Duration::from_secs(5)));
+        assert!(!outbox.in_order, "a row is due by its own status and time");
+        let delays: Vec<_> = (1..=4).map(|failures| outbox.retries.next_delay(failures, 0.0)).collect();
+        assert_eq!(
+            delays,
+            [Some(5), Some(30), Some(120), None].map(|seconds| seconds.map(Duration::from_secs))
+        );
         assert_eq!(settings.queue_depth, 1000);
         assert!(read("outbox.counts-absence = true").unwrap().outbox.counts_absence);
         assert!(!settings.actor_required && read("order.actor-required = true").unwrap().actor_required);

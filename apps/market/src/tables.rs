@@ -1,4 +1,4 @@
-//! The market's own tables, and the views that the contract wants to read (O9).
+//! The market's own tables (O9), with the views over Towpath's.
 //!
 //! Written once: `{long}`, `{time}`, `{name}` and `{text}` become each database's own types. A version is applied as a
 //! whole, under a lock, and is recorded last. The names of tables are frozen and common ones: what somebody else has under
@@ -12,7 +12,7 @@ use towpath::tables::Dialect;
 
 use crate::database::{OwnTables, values};
 use crate::products;
-use crate::topology::{channel_names, handler_names};
+use crate::views;
 
 /// One table.
 struct Table {
@@ -139,7 +139,7 @@ pub(crate) async fn migrate(store: &SqlStore) -> Result<(), StoreError> {
     }
     made?;
     transaction.finish().await?;
-    store.create_frozen_views(&channel_names(), &handler_names()).await
+    store.create_views(&views::views()).await
 }
 
 async fn lock(session: &mut OwnTables<'_>) -> Result<(), StoreError> {
@@ -283,7 +283,7 @@ async fn refuse_foreign_views(session: &mut OwnTables<'_>) -> Result<(), StoreEr
              AND table_type = 'BASE TABLE' AND table_name = ?"
         }
     };
-    for view in ["outbox_events", "event_consume_log"] {
+    for view in [views::OUTBOX_EVENTS, views::EVENT_CONSUME_LOG] {
         if session.row("market.look-for-table", sql, values![view]).await?.is_some() {
             let why = "the market shows its own rows in a view of that name".to_owned();
             return Err(StoreError::ForeignTable { table: view.to_owned(), why });

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use towpath::ids::{ChannelName, HandlerName, InvalidId};
+use towpath::ids::InvalidId;
 use towpath::ports::broker::{Argument, Binding, Exchange, ExchangeKind, Queue, Topology};
-use towpath::{Channel, ChannelPolicy, Format};
+use towpath::{Channel, ChannelPolicy};
 
+use crate::envelope::FORMAT_NAME;
 use crate::events::EventType;
 
 /// Where everything is published to.
@@ -105,22 +106,7 @@ pub(crate) fn channels(policy: &ChannelPolicy) -> Vec<Result<Channel, InvalidId>
         .into_iter()
         .map(|event_type| {
             let channel = Channel::named(event_type.channel(), [event_type.as_str()])?;
-            Ok(channel.to(EXCHANGE, event_type.first_key()).in_format(Format::Market).with(policy.clone()))
-        })
-        .collect()
-}
-
-/// What the frozen views show.
-pub(crate) fn channel_names() -> Vec<ChannelName> {
-    EventType::ALL.into_iter().map(|event_type| ChannelName::from_stored(event_type.channel())).collect()
-}
-
-/// The same, of handlers.
-pub(crate) fn handler_names() -> Vec<(HandlerName, towpath::name::EventName)> {
-    CONSUMERS
-        .into_iter()
-        .map(|(handler, _, event_type)| {
-            (HandlerName::from_stored(handler), towpath::name::EventName::from_stored(event_type.as_str()))
+            Ok(channel.to(EXCHANGE, event_type.first_key()).in_format(FORMAT_NAME).with(policy.clone()))
         })
         .collect()
 }
@@ -165,7 +151,7 @@ binding   order.events.exchange  --order.dlq-->  order.dlq.queue";
     #[test]
     fn each_event_type_has_a_channel_of_its_own() {
         let channels: Vec<Channel> =
-            channels(&ChannelPolicy::market()).into_iter().map(Result::unwrap).collect();
+            channels(&ChannelPolicy::default()).into_iter().map(Result::unwrap).collect();
         let targets: Vec<String> = channels
             .iter()
             .map(|channel| channel.target.as_ref().unwrap().destination("x").to_string())

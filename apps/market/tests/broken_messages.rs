@@ -16,6 +16,7 @@ on_every_pair!(
     a_wrong_id_is_dead_once_and_is_replayed_after_an_edit,
     what_is_not_json_is_dead_once_and_is_replayed_after_an_edit,
     a_type_that_belongs_to_another_queue_is_not_supported,
+    what_says_nothing_of_its_format_is_read_in_the_contracts,
     a_failure_that_may_pass_comes_again_up_to_the_threshold,
     a_message_that_comes_again_is_told_in_the_frozen_words,
 );
@@ -152,6 +153,27 @@ async fn a_failure_that_may_pass_comes_again_up_to_the_threshold(stage: &Stage) 
     let letter = eventually("a dead letter", || async { shop.dead().await.pop() }).await;
     shop.app.dead_letters().replay(letter.letter_id, false).await.unwrap();
     shop.seen.until("order.fulfillment", "handled", 2).await;
+    shop.stop().await;
+}
+
+async fn what_says_nothing_of_its_format_is_read_in_the_contracts(stage: &Stage) {
+    let log = Log::of_this_process();
+    let shop = stage.open().await;
+    let order = paid_order(&shop).await;
+    let ids = [uuid::Uuid::now_v7().to_string(), uuid::Uuid::now_v7().to_string()];
+    let about = |event_id: &str, event_type: &str| {
+        body(event_id, event_type, &order.order_id.to_string(), &payload(&order))
+    };
+    let queue = "order.fulfillment.queue";
+    stage.publish_as("", queue, &ids[0], &about(&ids[0], "ORDER_PAID"), 1).await;
+    shop.seen.until("order.fulfillment", "handled", 2).await;
+    // Who reads the dead-letter queue knows its format, too.
+    stage.publish_as("", queue, &ids[1], &about(&ids[1], "ORDER_EATEN"), 1).await;
+    let letter = eventually("a dead letter", || async { shop.dead().await.pop() }).await;
+    assert_eq!(letter.letter.event_id.map(|id| id.to_string()).as_ref(), Some(&ids[1]));
+    eventually("the alarm", || async { (shop.seen.deaths() == 1).then_some(()) }).await;
+    let alarms = log.lines(Some("market-dead-letter"), &ids[1]);
+    assert_eq!(alarms[0]["traceId"], "trace-by-hand", "{alarms:?}");
     shop.stop().await;
 }
 

@@ -64,8 +64,10 @@ async fn services(action: &'static str) {
 
 /// The contract's delays between attempts: what fails on the way stays RETRY long enough to be seen.
 fn with_the_contracts_delays() -> Settings {
-    let outbox =
-        towpath::ChannelPolicy { patience: Duration::from_secs(2), ..towpath::ChannelPolicy::market() };
+    let outbox = towpath::ChannelPolicy {
+        patience: Duration::from_secs(2),
+        ..towpath_market::Settings::default().outbox
+    };
     // So short that the message about an order that nobody pays comes while the test looks.
     Settings { outbox, pending: PENDING, ..settings() }
 }

@@ -1,7 +1,7 @@
 //! Towpath's brokers. All wire formats of the product live here.
 //!
 //! - [`BrokerUrl`]: which broker a URL means, and what to write instead when it is wrong.
-//! - [`message`] and [`read`]: an event as a message, in three formats, and back.
+//! - [`Formats`]: an event as a message, in Towpath's format, CloudEvents or an application's own, and back.
 //! - [`local`]: in this process, through the store.
 //! - `rabbitmq`: RabbitMQ by AMQP 0-9-1, behind the feature `rabbitmq` (on by default).
 //! - `kafka`: Kafka, behind the feature `kafka` (off by default: it compiles a C library).
@@ -17,7 +17,7 @@ pub mod rabbitmq;
 mod said;
 mod url;
 
-pub use format::{EVENT_ID_HEADER, FormatError, message, read};
+pub use format::{EVENT_ID_HEADER, Formats};
 #[cfg(feature = "kafka")]
 pub use kafka::Kafka;
 pub use local::{LocalBroker, LocalOptions};

@@ -5,6 +5,7 @@ use uuid::Uuid;
 use crate::aggregate::Aggregate;
 use crate::envelope::ChangeContext;
 use crate::ids::{AggregateKey, EventId, Version};
+use crate::messages::Event;
 use crate::name::EventName;
 use crate::ports::store::{Append, BoxError, DeadlineChange, Expected, NewEvent, Routing, StoreError};
 use crate::variant::to_variant;
@@ -65,7 +66,7 @@ impl<A: Aggregate> IntoAppend for Facts<A> {
             Ok(NewEvent {
                 event_id: EventId(Uuid::now_v7()),
                 event_type: EventName::from_stored(name),
-                schema_version: A::EVENT_SCHEMA_VERSION,
+                schema_version: <A::Event as Event>::VERSION,
                 payload,
                 channels: Routing::ByType,
             })

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::format;
 use crate::ids::{ChannelName, InvalidId, Position};
 use crate::ports::broker::Destination;
 use crate::retry::RetryPolicy;
@@ -18,8 +19,8 @@ pub struct Channel {
     pub tracking: Option<Start>,
     /// Where to. Without a target its rows are only collected.
     pub target: Option<Target>,
-    /// How an event looks as a message.
-    pub format: Format,
+    /// How an event looks as a message: the name of a [`Format`](crate::format::Format).
+    pub format: String,
     /// The base of a CloudEvent's source, before the kind of the aggregate; without one it is `/towpath`.
     pub source: Option<String>,
     /// How.
@@ -46,19 +47,6 @@ impl Start {
             Self::At(position) => position.saturating_sub(1),
         }
     }
-}
-
-/// How an event looks as a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Format {
-    /// Towpath's own envelope: everything that is known of the event.
-    #[default]
-    Towpath,
-    /// The frozen envelope of the market's contract (O2).
-    Market,
-    /// CloudEvents 1.0, structured JSON.
-    CloudEvents,
 }
 
 /// Where a channel publishes to.
@@ -107,30 +95,12 @@ impl Default for ChannelPolicy {
         Self {
             batch: 200,
             scan: Duration::from_secs(2),
-            retries: RetryPolicy::hive_outbox(),
+            retries: RetryPolicy::for_channels(),
             in_order: true,
             patience: Duration::from_secs(10),
             counts_absence: false,
             largest_message: None,
         }
-    }
-}
-
-impl ChannelPolicy {
-    /// The market's (O4): 200 at a time, every 5 s, again after 5 s, 30 s and 2 minutes, then given up. Each row for itself:
-    /// its contract says which rows are due by their own status and time, and a failed one holds none back.
-    pub fn market() -> Self {
-        Self {
-            scan: Duration::from_secs(5),
-            retries: RetryPolicy::market_outbox(),
-            in_order: false,
-            ..Self::default()
-        }
-    }
-
-    /// Genesis' (G7): five retries, then given up.
-    pub fn genesis() -> Self {
-        Self { retries: RetryPolicy::genesis_outbox(), ..Self::default() }
     }
 }
 
@@ -145,7 +115,7 @@ impl Channel {
             event_types: event_types.into_iter().map(Glob::new).collect(),
             tracking: None,
             target: None,
-            format: Format::default(),
+            format: format::TOWPATH.to_owned(),
             source: None,
             policy: ChannelPolicy::default(),
         })
@@ -188,9 +158,9 @@ impl Channel {
         self.event_types.iter().any(|glob| glob.matches(event_type))
     }
 
-    /// In another format.
-    pub fn in_format(mut self, format: Format) -> Self {
-        self.format = format;
+    /// In another format, by its name.
+    pub fn in_format(mut self, format: impl Into<String>) -> Self {
+        self.format = format.into();
         self
     }
 
@@ -223,10 +193,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_default_policy_is_the_sources() {
+    fn the_default_policy_looks_every_two_seconds_and_tries_ten_times() {
         let policy = ChannelPolicy::default();
         assert_eq!(policy.scan, Duration::from_secs(2));
-        assert_eq!(policy.retries, RetryPolicy::hive_outbox());
+        assert_eq!(policy.retries, RetryPolicy::for_channels());
         assert!(policy.retries.next_delay(9, 0.0).is_some(), "the tenth attempt follows the ninth failure");
         assert_eq!(policy.retries.next_delay(10, 0.0), None, "and is the last");
         assert!(policy.in_order);
@@ -238,20 +208,6 @@ mod tests {
         assert_eq!(Start::Now.behind(7), 7);
         assert_eq!(Start::At(3).behind(7), 2, "the third is the first to be published");
         assert_eq!(Start::At(0).behind(7), 0);
-    }
-
-    #[test]
-    fn the_markets_and_genesis_policies_are_their_sources() {
-        let market = ChannelPolicy::market();
-        assert_eq!((market.batch, market.scan), (200, Duration::from_secs(5)));
-        assert!(!market.in_order, "a row is due by its own status and time");
-        let delays: Vec<_> = (1..=4).map(|failures| market.retries.next_delay(failures, 0.0)).collect();
-        assert_eq!(
-            delays,
-            [Some(5), Some(30), Some(120), None].map(|seconds| seconds.map(Duration::from_secs))
-        );
-        let genesis = ChannelPolicy::genesis();
-        assert!(genesis.retries.next_delay(5, 0.0).is_some() && genesis.retries.next_delay(6, 0.0).is_none());
     }
 
     #[test]

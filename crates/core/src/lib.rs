@@ -15,6 +15,7 @@ pub mod channel;
 pub mod decider;
 pub mod envelope;
 pub mod flow;
+pub mod format;
 pub mod ids;
 pub mod incoming;
 pub mod letters;

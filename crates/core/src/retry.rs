@@ -163,30 +163,13 @@ impl GiveUpReason {
 }
 
 impl RetryPolicy {
-    /// Market's outbox (O4): after 5 s, 30 s and 2 min, then give up.
-    pub fn market_outbox() -> Self {
-        Self::Fixed(vec![Duration::from_secs(5), Duration::from_secs(30), Duration::from_secs(120)])
+    /// What commands have when nothing is said: three retries after 1, 5 and 15 s.
+    pub fn for_commands() -> Self {
+        Self::Fixed([1, 5, 15].map(Duration::from_secs).into())
     }
 
-    /// Genesis's commands (G6): three retries after 1, 5 and 15 s.
-    pub fn genesis_command() -> Self {
-        Self::Fixed(vec![Duration::from_secs(1), Duration::from_secs(5), Duration::from_secs(15)])
-    }
-
-    /// Genesis's outbox (G7): five retries. The source names no delays; these keep a short broker restart
-    /// invisible and give up after about half a minute.
-    pub fn genesis_outbox() -> Self {
-        Self::Exponential {
-            first: Duration::from_secs(1),
-            factor: 2.0,
-            cap: Duration::from_secs(60),
-            attempts: 6,
-            jitter: 0.2,
-        }
-    }
-
-    /// Hive's outbox (H12): exponential, ten tries in all.
-    pub fn hive_outbox() -> Self {
+    /// What channels have when nothing is said: exponential, ten tries in all.
+    pub fn for_channels() -> Self {
         Self::Exponential {
             first: Duration::from_secs(2),
             factor: 2.0,
@@ -194,6 +177,11 @@ impl RetryPolicy {
             attempts: 10,
             jitter: 0.2,
         }
+    }
+
+    /// What deliveries have when nothing is said: after 5 s, 30 s and 2 min, then give up.
+    pub fn for_deliveries() -> Self {
+        Self::Fixed([5, 30, 120].map(Duration::from_secs).into())
     }
 
     /// Whether the numbers make sense. Policies that are read from a file have passed this.
@@ -397,16 +385,15 @@ mod tests {
     }
 
     #[test]
-    fn the_policies_of_the_sources() {
-        assert_eq!(delays(&RetryPolicy::market_outbox()), [5, 30, 120]);
-        assert_eq!(delays(&RetryPolicy::genesis_command()), [1, 5, 15]);
-        assert_eq!(delays(&RetryPolicy::genesis_outbox()), [1, 2, 4, 8, 16]);
-        assert_eq!(delays(&RetryPolicy::hive_outbox()), [2, 4, 8, 16, 32, 64, 128, 256, 300]);
+    fn the_usual_policies() {
+        assert_eq!(delays(&RetryPolicy::for_commands()), [1, 5, 15]);
+        assert_eq!(delays(&RetryPolicy::for_channels()), [2, 4, 8, 16, 32, 64, 128, 256, 300]);
+        assert_eq!(delays(&RetryPolicy::for_deliveries()), [5, 30, 120]);
     }
 
     #[test]
     fn what_no_retry_mends_is_given_up_at_once() {
-        let policy = RetryPolicy::genesis_command();
+        let policy = RetryPolicy::for_commands();
         for class in ErrorClass::ALL {
             let decision = policy.decide(class, 1, 0.5);
             match class {
@@ -430,13 +417,13 @@ mod tests {
     #[test]
     fn policies_are_written_as_people_write_them() {
         let json = |policy: &RetryPolicy| serde_json::to_string(policy).unwrap();
-        assert_eq!(json(&RetryPolicy::market_outbox()), r#"{"fixed":["5s","30s","2m"]}"#);
+        assert_eq!(json(&RetryPolicy::for_deliveries()), r#"{"fixed":["5s","30s","2m"]}"#);
         assert_eq!(
-            json(&RetryPolicy::hive_outbox()),
+            json(&RetryPolicy::for_channels()),
             r#"{"exponential":{"first":"2s","factor":2.0,"cap":"5m","attempts":10,"jitter":0.2}}"#
         );
         for policy in
-            [RetryPolicy::market_outbox(), RetryPolicy::hive_outbox(), RetryPolicy::Fixed(Vec::new())]
+            [RetryPolicy::for_deliveries(), RetryPolicy::for_channels(), RetryPolicy::Fixed(Vec::new())]
         {
             assert_eq!(serde_json::from_str::<RetryPolicy>(&json(&policy)).unwrap(), policy);
         }

@@ -2,6 +2,7 @@
 
 use crate::schema::{Column, ColumnKind, Index, Only, Table};
 use crate::sql::Value;
+use crate::views::ViewType;
 use uuid::Uuid;
 
 /// Which database.
@@ -16,38 +17,6 @@ pub enum Dialect {
     /// MySQL and MariaDB.
     #[cfg(feature = "mysql")]
     MySql,
-}
-
-/// The types that an older contract has frozen for the columns of a view.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum FrozenType {
-    /// BIGINT
-    Number,
-    /// VARCHAR(64)
-    Varchar64,
-    /// TEXT
-    Text,
-    /// DATETIME
-    Moment,
-}
-
-impl FrozenType {
-    /// An expression of this type on MySQL, NOT NULL as its declaration says. What a cast gives could be null, and columns
-    /// of ours may be wider. TEXT is at most 65535 bytes, of which a character can take four.
-    #[cfg(feature = "mysql")]
-    fn on_mysql(self, expression: &str) -> String {
-        let text = |length: u32| {
-            format!(
-                "COALESCE(CAST({expression} AS CHAR({length}) CHARACTER SET utf8mb4) COLLATE utf8mb4_bin, '')"
-            )
-        };
-        match self {
-            Self::Number => format!("COALESCE({expression}, 0)"),
-            Self::Varchar64 => text(64),
-            Self::Text => text(16_383),
-            Self::Moment => format!("COALESCE({expression}, TIMESTAMP'1970-01-01 00:00:00')"),
-        }
-    }
 }
 
 /// What stands in the SQL for each database, in the order SQLite, PostgreSQL, MySQL.
@@ -352,9 +321,8 @@ impl Dialect {
         )
     }
 
-    /// A column of a view in a frozen type. The contract is about MySQL; the others keep their own nearest types, which
-    /// PostgreSQL would not let a new version of a view change.
-    pub(crate) fn frozen(self, kind: FrozenType, expression: &str) -> String {
+    /// A column of a view in a type that its application has declared.
+    pub(crate) fn typed(self, kind: ViewType, expression: &str) -> String {
         let _ = kind;
         say!(self, expression.to_owned(), expression.to_owned(), kind.on_mysql(expression))
     }

@@ -68,4 +68,4 @@ pub use sqlx;
 pub use store::SqlStore;
 pub use transaction::{JoinTransaction, SqlTransaction};
 pub use url::StoreUrl;
-pub use views::{EVENT_CONSUME_LOG, OUTBOX_EVENTS};
+pub use views::{Shows, SqlView, ViewRows, ViewType};

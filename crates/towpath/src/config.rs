@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
-use towpath_core::channel::{Channel, ChannelPolicy, Format, RoutingKey, Start, Target};
+use towpath_core::channel::{Channel, ChannelPolicy, RoutingKey, Start, Target};
+use towpath_core::format::CLOUD_EVENTS;
 use towpath_core::ids::Position;
 use towpath_core::ports::broker::{Argument, Binding, Exchange, ExchangeKind, Queue, Topology};
 use towpath_core::retry::{RetryPolicy, duration_text};
@@ -88,8 +89,7 @@ struct WrittenChannel {
     exchange: Option<String>,
     topic: Option<String>,
     routing_key: Option<String>,
-    #[serde(default)]
-    format: Format,
+    format: Option<String>,
     source: Option<String>,
     batch: Option<u32>,
     scan: Option<WrittenDuration>,
@@ -227,8 +227,9 @@ impl TryFrom<WrittenChannel> for ChannelEntry {
         if channel.tracking.is_some() && channel.target.is_none() {
             return Err(wrong("start needs an exchange or a topic to publish to"));
         }
-        channel.format = written.format;
-        if written.source.is_some() && channel.format != Format::CloudEvents {
+        // Whether it is registered is seen at the start: applications bring formats of their own.
+        channel.format = written.format.unwrap_or(channel.format);
+        if written.source.is_some() && channel.format != CLOUD_EVENTS {
             return Err(wrong("source is for the format cloud-events"));
         }
         channel.source = written.source;
@@ -391,7 +392,7 @@ mod tests {
         let policy = ChannelPolicy {
             batch: 100,
             scan: Duration::from_secs(5),
-            retries: RetryPolicy::market_outbox(),
+            retries: RetryPolicy::Fixed([5, 30, 120].map(Duration::from_secs).into()),
             in_order: false,
             patience: Duration::from_secs(20),
             counts_absence: false,
@@ -400,7 +401,7 @@ mod tests {
         let expected = Channel::named("market", ["ORDER_CREATED", "ORDER_PAID"])
             .unwrap()
             .to("order.events.exchange", "order.created")
-            .in_format(Format::Market)
+            .in_format("market")
             .with(policy);
         assert_eq!(*market, expected);
 
@@ -415,7 +416,7 @@ mod tests {
             .unwrap()
             .to_exchange("everything")
             .tracking(Start::First)
-            .in_format(Format::CloudEvents)
+            .in_format(CLOUD_EVENTS)
             .from_source("https://shop.example")
             .with(ChannelPolicy { retries, ..ChannelPolicy::default() });
         assert_eq!(*log, expected);
@@ -463,7 +464,7 @@ mod tests {
             (channel("scan = \"0s\""), 1, "scan is 0"),
             (channel("batch = 0"), 1, "batch is 0"),
             (channel("batch = -1"), 4, "-1"),
-            (channel("format = \"xml\""), 4, "xml"),
+            (channel("format = 7"), 4, "string"),
             (channel("ordering = \"total\""), 4, "total"),
             (channel("exchange = \"e\"\ntopic = \"t\""), 1, "exchange and topic"),
             (channel("routing-key = \"k\""), 1, "routing-key"),

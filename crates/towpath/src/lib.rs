@@ -46,8 +46,8 @@ pub use circumstances::Circumstances;
 pub use clock::SystemClock;
 pub use config::Channels;
 pub use consumer::{
-    Afterwards, Batch, Consumer, ConsumerOf, ConsumerPolicy, DeadTo, Delivered, Delivery, HandlerError,
-    Letters, LettersError, Next, Preview, ReplayReport,
+    Afterwards, Batch, Consumer, ConsumerOf, ConsumerPolicy, DeadLetterQueue, DeadTo, Delivered, Delivery,
+    HandlerError, Letters, LettersError, Next, Preview, ReplayReport,
 };
 pub use listings::{ConsumerView, Trace, arranged};
 pub use operations::{OPERATION_KIND, OPERATION_PERFORMED, Operations, Outcome, Ran};
@@ -68,16 +68,17 @@ pub use {chrono, serde_json, uuid};
 pub use towpath_broker::Kafka;
 #[cfg(feature = "rabbitmq")]
 pub use towpath_broker::RabbitMq;
-/// Events as messages and back, for who talks to Towpath's channels without it.
+/// Events as messages and back: for formats of an application's own, and for who talks to Towpath's channels without it.
 pub mod format {
-    pub use towpath_broker::{FormatError, message, read};
+    pub use towpath_broker::Formats;
+    pub use towpath_core::format::{CLOUD_EVENTS, Fields, Format, FormatError, TOWPATH, Written, rfc3339};
 }
 pub use towpath_broker::{BadBrokerUrl, BrokerUrl, LocalBroker, LocalOptions};
 pub use towpath_core::aggregate::{Aggregate, Context, Reason, Refusal, Refused};
 pub use towpath_core::append::{Facts, IntoAppend};
 pub use towpath_core::causes::{causes, with_causes};
 pub use towpath_core::channel;
-pub use towpath_core::channel::{Channel, ChannelPolicy, Format, Start};
+pub use towpath_core::channel::{Channel, ChannelPolicy, Start};
 pub use towpath_core::envelope::{ChangeContext, EventEnvelope, RecordedEvent};
 pub use towpath_core::flow;
 pub use towpath_core::ids;
@@ -97,10 +98,11 @@ pub use towpath_store::{
     Backlog, COMMANDS_BYTES, FoundAs, JoinTransaction, OutboxBacklog, OutboxFilter, Scratch, SqlStore,
     StoreOptions, StoreUrl, fault, gives_way, is_unique_violation, message_key, sqlx,
 };
-/// Tables of an application's own, declared as data and used on any of the databases.
+/// Tables and views of an application's own, declared as data and used on any of the databases.
 pub mod tables {
     pub use towpath_store::{
-        Column, ColumnKind, Dialect, Index, OwnConnection, OwnTables, Record, SqlTransaction, Table, Value,
+        Column, ColumnKind, Dialect, Index, OwnConnection, OwnTables, Record, Shows, SqlTransaction, SqlView,
+        Table, Value, ViewRows, ViewType,
     };
 }
 

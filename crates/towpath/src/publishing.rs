@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use towpath_broker::EVENT_ID_HEADER;
+use towpath_broker::{EVENT_ID_HEADER, Formats};
 use towpath_core::channel::{Channel, Target};
 use towpath_core::envelope::EventEnvelope;
 use towpath_core::ids::{AggregateKey, Position};
@@ -24,6 +24,7 @@ pub(crate) struct Outgoing<'e> {
 /// the broker sees it; the others go out all the same.
 pub(crate) async fn publish(
     broker: &dyn Broker,
+    formats: &Formats,
     channel: &Channel,
     target: &Target,
     events: &[Outgoing<'_>],
@@ -47,7 +48,7 @@ pub(crate) async fn publish(
         if !span.is_disabled() {
             traced.push(span);
         }
-        match towpath_broker::message(channel.format, channel.source.as_deref(), event, destination) {
+        match formats.message(channel, event, destination) {
             Ok(mut message) => {
                 if let Some(position) = position {
                     message.message_id = position.to_string();
@@ -92,8 +93,8 @@ mod tests {
 
     use async_trait::async_trait;
     use chrono::DateTime;
-    use towpath_core::channel::Format;
     use towpath_core::envelope::ChangeContext;
+    use towpath_core::format::CLOUD_EVENTS;
     use towpath_core::ids::{CorrelationId, EventId};
     use towpath_core::name::EventName;
     use towpath_core::payload::Payload;
@@ -180,26 +181,26 @@ mod tests {
     #[tokio::test]
     async fn an_event_that_the_format_cannot_hold_is_refused_and_the_others_go_out() {
         let broker = Forgetful { confirms: 1, published: Mutex::default() };
-        let channel = Channel::named("facts", ["*"]).unwrap().to_exchange("facts").in_format(Format::Market);
+        let channel = Channel::named("facts", ["*"]).unwrap().to_exchange("facts").in_format(CLOUD_EVENTS);
         let target = channel.target.clone().unwrap();
-        let meters = ChannelMeters::of("facts");
+        let (formats, meters) = (Formats::default(), ChannelMeters::of("facts"));
         // The year 10000 has no form in RFC 3339.
         let (far, near, forgotten) = (event(253_402_300_800), event(1), event(2));
         let outgoing = |event| Outgoing { event, position: None };
         let events = [&far, &near, &forgotten].map(outgoing);
-        let answers = publish(&broker, &channel, &target, &events, &meters).await;
+        let answers = publish(&broker, &formats, &channel, &target, &events, &meters).await;
         assert!(
-            matches!(&answers[0], Published::Refused { reason } if reason.contains("occurredAt")),
+            matches!(&answers[0], Published::Refused { reason } if reason.contains("time")),
             "{answers:?}"
         );
         assert_eq!(answers[1], Published::Confirmed);
         assert!(matches!(&answers[2], Published::Unknown { .. }), "an answer that did not come is not a yes");
         let published = broker.published.lock().unwrap().clone();
         assert_eq!(published.len(), 2);
-        assert_eq!(published[0].content_type, "application/json");
+        assert_eq!(published[0].content_type, "application/cloudevents+json");
         assert_eq!(published[0].message_id, near.event_id.to_string());
         assert_eq!(
-            publish(&broker, &channel, &target, &[outgoing(&far)], &meters).await.len(),
+            publish(&broker, &formats, &channel, &target, &[outgoing(&far)], &meters).await.len(),
             1,
             "nothing to send, one answer"
         );

@@ -5,9 +5,11 @@ use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use towpath_broker::Formats;
 use towpath_core::aggregate::Aggregate;
 use towpath_core::decider::{Decider, RegistrationFlaw, StoredEvent, TypedDecider};
 use towpath_core::envelope::ChangeContext;
+use towpath_core::format::Format;
 use towpath_core::ids::{AggregateKey, AggregateKind, ChannelName};
 use towpath_core::machine::Step;
 use towpath_core::name::CommandName;
@@ -30,6 +32,7 @@ pub struct Registry {
     events: HashSet<String>,
     routes: Routes,
     carrying: Carrying,
+    formats: Formats,
 }
 
 impl Registry {
@@ -76,6 +79,24 @@ impl Registry {
     /// Adds a route.
     pub fn route(&mut self, route: Route) {
         self.routes.add(route);
+    }
+
+    /// Registers a format that channels and consumers can name.
+    ///
+    /// # Errors
+    /// Another one has the name.
+    pub fn format(&mut self, format: impl Format) -> Result<(), RegistrationFlaw> {
+        let name = format.name();
+        if self.formats.has(name) {
+            return Err(RegistrationFlaw::Twice { what: "format", name: name.to_owned() });
+        }
+        self.formats = std::mem::take(&mut self.formats).with(format);
+        Ok(())
+    }
+
+    /// The formats that are registered.
+    pub fn formats(&self) -> &Formats {
+        &self.formats
     }
 
     /// What the channels can carry.

@@ -405,7 +405,8 @@ impl Shaft {
             later.sort_by_key(|item| item.outbox_id);
             let events: Vec<Outgoing<'_>> =
                 wave.iter().map(|item| Outgoing { event: &item.event, position: None }).collect();
-            let answers = publish(around.broker.as_ref(), channel, target, &events, meters).await;
+            let formats = bus.registry.formats();
+            let answers = publish(around.broker.as_ref(), formats, channel, target, &events, meters).await;
             let answered_at = bus.clock.now();
             for (Outgoing { event, .. }, _) in
                 events.iter().zip(&answers).filter(|(_, one)| **one == Published::Confirmed)

@@ -11,12 +11,13 @@ use chrono::{DateTime, Utc};
 use serde::Serialize;
 use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
-use towpath_broker::{BadBrokerUrl, BrokerUrl, LocalBroker, LocalOptions};
+use towpath_broker::{BadBrokerUrl, BrokerUrl, Formats, LocalBroker, LocalOptions};
 use towpath_core::aggregate::Aggregate;
 use towpath_core::channel::Channel;
 use towpath_core::decider::RegistrationFlaw;
 use towpath_core::envelope::RecordedEvent;
 use towpath_core::flow::{FlowReport, validate_flow};
+use towpath_core::format::{Format, FormatError};
 use towpath_core::ids::{AggregateKey, CommandId, CorrelationId, InstanceId, InvalidId, Position, Version};
 use towpath_core::payload::Payload;
 use towpath_core::ports::broker::{Broker, BrokerError, Topology};
@@ -35,7 +36,7 @@ use crate::cleaner::{self, Keeping};
 use crate::clock::DatabaseClock;
 use crate::committed::Wakes;
 use crate::config::{BadChannels, Channels};
-use crate::consumer::{self, Consumer, Letters, Wired, wire};
+use crate::consumer::{self, Consumer, DeadLetterQueue, Letters, Wired, wire};
 use crate::declaring::Declaration;
 use crate::leases::{self, InFlight};
 use crate::listings::{ConsumerView, LARGEST_FLOW, cut, links};
@@ -112,7 +113,7 @@ pub struct Builder {
     consumers: Vec<Consumer>,
     tables: Vec<Table>,
     observers: Vec<Observer>,
-    dead_letter_queues: Vec<String>,
+    dead_letter_queues: Vec<DeadLetterQueue>,
     watchers: Watchers,
     preparations: Vec<Preparation>,
     clock: Option<Arc<dyn Clock>>,
@@ -152,6 +153,14 @@ pub enum StartError {
     /// The broker's URL is wrong.
     #[error("the broker cannot be used")]
     BrokerUrl(#[from] BadBrokerUrl),
+    /// A channel or a consumer names a format that is not there.
+    #[error("{by} has no format")]
+    Format {
+        /// Who names it.
+        by: String,
+        /// Which.
+        source: FormatError,
+    },
     /// Consumers and channels do not fit together.
     #[error("{0}")]
     Wiring(String),
@@ -170,6 +179,7 @@ impl StartError {
             Self::Channel(error) => error.code(),
             Self::Store(error) => error.code(),
             Self::BrokerUrl(error) => error.code(),
+            Self::Format { source, .. } => source.code(),
             Self::Wiring(_) => "wiring",
             Self::Broker(error) => error.code(),
         }
@@ -184,6 +194,7 @@ impl StartError {
             Self::Channel(error) => error.next_step(),
             Self::Store(error) => error.next_step(),
             Self::BrokerUrl(error) => error.next_step(),
+            Self::Format { source, .. } => source.next_step(),
             Self::Wiring(_) => "Correct the consumer or channel that the message names.",
             Self::Broker(error) => error.next_step(),
         }
@@ -229,7 +240,7 @@ impl Towpath {
             preparations: Vec::new(),
             topology: Topology::default(),
             clock: None,
-            retries: RetryPolicy::genesis_command(),
+            retries: RetryPolicy::for_commands(),
             instance: None,
             lease: Duration::from_secs(15),
             scan: Duration::from_secs(1),
@@ -504,6 +515,12 @@ impl Builder {
         self
     }
 
+    /// Registers a format that channels and consumers can name, beside Towpath's own and CloudEvents.
+    pub fn format(mut self, format: impl Format) -> Self {
+        self.flaws.extend(self.registry.format(format).err());
+        self
+    }
+
     /// Adds a channel: events that fit its patterns get an outbox row each, and with a target they are published.
     ///
     /// A channel without a target only collects its rows.
@@ -565,7 +582,7 @@ impl Builder {
 
     /// A dead-letter queue of the broker's own that is read into the dead letters ([`Towpath::dead_letters`]). It must
     /// exist, or be declared in the topology.
-    pub fn dead_letter_queue(mut self, queue: impl Into<String>) -> Self {
+    pub fn dead_letter_queue(mut self, queue: impl Into<DeadLetterQueue>) -> Self {
         self.dead_letter_queues.push(queue.into());
         self
     }
@@ -697,6 +714,8 @@ impl Builder {
             return Err(error.into());
         }
         each_once(&self.channels)?;
+        let formats = self.registry.formats();
+        check_formats(formats, &self.channels, &self.consumers, &self.dead_letter_queues)?;
         let broker_url = BrokerUrl::parse(&self.broker_url)?;
         let url = StoreUrl::parse(&self.store_url)?;
         let instance = match self.instance {
@@ -730,7 +749,8 @@ impl Builder {
         )?;
         self.registry.carry(Carrying::of(&self.channels, broker.promises()).map_err(StartError::Wiring)?);
         let queues = self.topology.queues.iter().map(|queue| &queue.name);
-        let queues = queues.chain(consumers.iter().map(|wired| &wired.queue)).chain(&self.dead_letter_queues);
+        let dead = self.dead_letter_queues.iter().map(|queue| &queue.name);
+        let queues = queues.chain(consumers.iter().map(|wired| &wired.queue)).chain(dead);
         let queues: BTreeSet<String> = queues.cloned().collect();
         let declaration = Declaration::begin(broker.clone(), self.topology).await?;
         let handlers: BTreeSet<String> = consumers.iter().map(|wired| wired.handler.to_string()).collect();
@@ -861,6 +881,23 @@ impl Builder {
             keeper: Arc::new(Mutex::new(keepers)),
         })
     }
+}
+
+/// Refuses a format that nobody has registered.
+fn check_formats(
+    formats: &Formats,
+    channels: &[Channel],
+    consumers: &[Consumer],
+    dead_letter_queues: &[DeadLetterQueue],
+) -> Result<(), StartError> {
+    let channels = channels.iter().map(|one| (format!("channel {}", one.name), Some(&one.format)));
+    let consumers = consumers.iter().map(|one| (format!("consumer {}", one.handler), one.format.as_ref()));
+    let queues = dead_letter_queues.iter().map(|one| (format!("queue {}", one.name), one.format.as_ref()));
+    for (by, format) in channels.chain(consumers).chain(queues) {
+        let named = format.map(|name| formats.named(name)).transpose();
+        named.map_err(|source| StartError::Format { by, source })?;
+    }
+    Ok(())
 }
 
 /// Refuses a name that two channels share: each would relay the rows of both.

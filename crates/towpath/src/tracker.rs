@@ -15,6 +15,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use towpath_core::channel::{Channel, Start, Target};
 use towpath_core::envelope::RecordedEvent;
+use towpath_core::format::FormatError;
 use towpath_core::ids::{
     ActorId, AggregateKey, ChannelName, EventId, InstanceId, Lane, LeaseName, Position, TraceId,
 };
@@ -65,6 +66,14 @@ pub enum ChannelError {
         /// Which channel.
         channel: ChannelName,
     },
+    /// Its format is not there.
+    #[error("channel {channel} has no format")]
+    Format {
+        /// Which channel.
+        channel: ChannelName,
+        /// Which format.
+        source: FormatError,
+    },
     /// The store says no, or nothing.
     #[error("the store did not do it")]
     Store(#[from] StoreError),
@@ -77,6 +86,7 @@ impl ChannelError {
             Self::NotTracking(_) => "channel-not-tracking",
             Self::NoTarget(_) => "channel-without-target",
             Self::BeyondHorizon { .. } => "beyond-horizon",
+            Self::Format { source, .. } => source.code(),
             Self::Store(error) => error.code(),
         }
     }
@@ -84,7 +94,9 @@ impl ChannelError {
     /// How a retry decision sees it.
     pub fn class(&self) -> ErrorClass {
         match self {
-            Self::NotTracking(_) | Self::NoTarget(_) | Self::BeyondHorizon { .. } => ErrorClass::Validation,
+            Self::NotTracking(_) | Self::NoTarget(_) | Self::BeyondHorizon { .. } | Self::Format { .. } => {
+                ErrorClass::Validation
+            }
             Self::Store(error) => error.class(),
         }
     }
@@ -97,6 +109,7 @@ impl ChannelError {
             Self::BeyondHorizon { .. } => {
                 "Make sure that no handler minds them twice, then reset it by force."
             }
+            Self::Format { source, .. } => source.next_step(),
             Self::Store(error) => error.next_step(),
         }
     }
@@ -161,6 +174,9 @@ impl Trackers {
         let start = channel.tracking.ok_or_else(|| ChannelError::NotTracking(name.clone()))?;
         if channel.target.is_none() {
             return Err(ChannelError::NoTarget(name.clone()));
+        }
+        if let Err(source) = self.bus.registry.formats().named(&channel.format) {
+            return Err(ChannelError::Format { channel: name.clone(), source });
         }
         let store = &self.bus.store;
         let position = start.behind(store.head().await?);
@@ -626,7 +642,8 @@ impl Tracker {
     ) -> Vec<Published> {
         let outgoing: Vec<Outgoing<'_>> =
             events.map(|event| Outgoing { event: &event.envelope, position: event.position }).collect();
-        let publishing = publish(self.broker.as_ref(), &self.channel, &self.target, &outgoing, &self.meters);
+        let (broker, formats) = (self.broker.as_ref(), self.bus.registry.formats());
+        let publishing = publish(broker, formats, &self.channel, &self.target, &outgoing, &self.meters);
         tokio::pin!(publishing);
         loop {
             tokio::select! {

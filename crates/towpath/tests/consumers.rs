@@ -595,9 +595,9 @@ async fn an_unreadable_letter_that_is_replayed_is_dead_again_and_one(stage: &Sta
         message_type: "order.odd".into(),
         key: "order/odd".into(),
         occurred_at: chrono::Utc::now(),
-        content_type: "application/json".into(),
+        content_type: "application/cloudevents+json".into(),
         headers: Vec::new(),
-        body: b"{\"eventId\":".to_vec(),
+        body: b"{\"id\":".to_vec(),
     };
     stage.publish(&[message]).await;
     let dead = dead_letters(&app, 1).await;
@@ -611,7 +611,7 @@ async fn an_unreadable_letter_that_is_replayed_is_dead_again_and_one(stage: &Sta
     assert_eq!(letters.list(&LetterFilter::default(), 0, 10).await.unwrap().len(), 1, "no second letter");
     // Edited into something readable, it is handled, whatever event it names now.
     let body = format!(
-        r#"{{"eventId":"{}","eventType":"ORDER_PAID","aggregateType":"Order","aggregateId":7,"occurredAt":"2026-02-04T10:30:00Z","traceId":"t","payload":{{}}}}"#,
+        r#"{{"specversion":"1.0","id":"{}","source":"/towpath/Order","type":"ORDER_PAID","subject":"7","time":"2026-02-04T10:30:00Z","traceid":"t","data":{{}}}}"#,
         uuid::Uuid::now_v7()
     );
     letters.edit(dead[0].letter_id, body.as_bytes()).await.unwrap();
@@ -644,10 +644,10 @@ async fn order_is_kept_for_senders_that_give_no_key(stage: &Stage) {
         message_type: "ORDER_PAID".into(),
         key: String::new(),
         occurred_at: chrono::Utc::now(),
-        content_type: "application/json".into(),
+        content_type: "application/cloudevents+json".into(),
         headers: Vec::new(),
         body: format!(
-            r#"{{"eventId":"{}","eventType":"ORDER_PAID","aggregateType":"Order","aggregateId":7,"occurredAt":"2026-02-04T10:30:00Z","traceId":"t","payload":{number}}}"#,
+            r#"{{"specversion":"1.0","id":"{}","source":"/towpath/Order","type":"ORDER_PAID","subject":"7","time":"2026-02-04T10:30:00Z","traceid":"t","data":{number}}}"#,
             uuid::Uuid::now_v7()
         )
         .into_bytes(),
@@ -827,7 +827,7 @@ mod broker_dead_letters {
         let event_id = uuid::Uuid::now_v7();
         let long_ago = chrono::Utc::now() - chrono::Duration::days(30);
         let body = format!(
-            r#"{{"eventId":"{event_id}","eventType":"ORDER_PAID","aggregateType":"Order","aggregateId":7,"occurredAt":"{}","traceId":"t","payload":{{}}}}"#,
+            r#"{{"specversion":"1.0","id":"{event_id}","source":"/towpath/Order","type":"ORDER_PAID","subject":"7","time":"{}","traceid":"t","data":{{}}}}"#,
             long_ago.to_rfc3339_opts(chrono::SecondsFormat::Secs, true)
         );
         let message = Message {
@@ -836,7 +836,7 @@ mod broker_dead_letters {
             message_type: "ORDER_PAID".into(),
             key: "Order/7".into(),
             occurred_at: long_ago,
-            content_type: "application/json".into(),
+            content_type: "application/cloudevents+json".into(),
             headers: Vec::new(),
             body: body.into_bytes(),
         };

@@ -14,7 +14,7 @@ fn every_error_code_has_its_section() {
     for path in [
         "crates/core/src/ports/store.rs",
         "crates/core/src/ports/broker.rs",
-        "crates/broker/src/format/mod.rs",
+        "crates/core/src/format.rs",
         "crates/core/src/decider.rs",
         "crates/towpath/src/bus.rs",
         "crates/towpath/src/consumer/letters.rs",

@@ -5,8 +5,9 @@
 mod support;
 
 use support::Fresh;
-use towpath::ports::broker::{Broker, Exchange, ExchangeKind, Queue, Subscription, Topology};
-use towpath::{Channel, StartError};
+use towpath::format::{Format, FormatError, Written};
+use towpath::ports::broker::{Broker, Exchange, ExchangeKind, Queue, Received, Subscription, Topology};
+use towpath::{Channel, Consumer, DeadLetterQueue, EventEnvelope, IncomingEvent, Start, StartError};
 
 const FACTS: &str = r#"
 [[channel]]
@@ -29,6 +30,66 @@ async fn a_channel_name_that_is_given_twice_is_refused() {
         let refused = builder.start().await.err().expect("two sets of shafts would publish each row twice");
         assert!(matches!(&refused, StartError::Wiring(message) if message.contains("facts")), "{refused}");
     }
+}
+
+#[tokio::test]
+async fn a_format_that_nobody_has_registered_is_refused() {
+    let fresh = Fresh::on("sqlite").await;
+    let in_a_file = FACTS.replace("exchange = \"facts\"\n", "exchange = \"facts\"\nformat = \"xml\"\n");
+    let consumer = Consumer::from_queue("q").in_format("xml");
+    let consumer = consumer.each("stock", |delivery| async move { Ok(delivery.handled()) });
+    for (builder, by) in [
+        (fresh.builder().channels_from_toml(&in_a_file), "channel facts"),
+        (fresh.builder().consumer(consumer), "consumer stock"),
+        (fresh.builder().dead_letter_queue(DeadLetterQueue::from("dead").in_format("xml")), "queue dead"),
+    ] {
+        let refused = builder.start().await.err().expect("nobody could write or read it");
+        assert_eq!(refused.code(), "format-not-registered");
+        let report = refused.report();
+        assert!(
+            report.contains(by) && report.contains("\"xml\"") && report.contains("cloud-events"),
+            "{report}"
+        );
+        assert!(refused.next_step().contains("builder.format"), "{}", refused.next_step());
+    }
+}
+
+#[tokio::test]
+async fn a_format_is_registered_once() {
+    struct Second(&'static str);
+
+    impl Format for Second {
+        fn name(&self) -> &'static str {
+            self.0
+        }
+
+        fn write(&self, _: &EventEnvelope, _: &Channel) -> Result<Written, FormatError> {
+            Err(FormatError::MissingField { format: self.0, field: "any" })
+        }
+
+        fn recognises(&self, _: &Received) -> bool {
+            false
+        }
+
+        fn read(&self, _: &Received) -> Result<IncomingEvent, FormatError> {
+            Err(FormatError::MissingField { format: self.0, field: "any" })
+        }
+    }
+
+    let fresh = Fresh::on("sqlite").await;
+    for builder in [
+        fresh.builder().format(Second("mine")).format(Second("mine")),
+        fresh.builder().format(Second("towpath")),
+    ] {
+        let refused = builder.start().await.err().expect("a name could mean either");
+        assert_eq!(refused.code(), "registration");
+        assert!(refused.report().contains("format"), "{}", refused.report());
+    }
+    let mine = Channel::named("facts", ["*"]).map(|channel| channel.in_format("mine"));
+    let app = fresh.builder().format(Second("mine")).channel(mine).start().await.unwrap();
+    let other = Channel::named("late", ["*"]).unwrap().published().tracking(Start::Now).in_format("xml");
+    assert_eq!(app.channels().add(other).await.unwrap_err().code(), "format-not-registered");
+    app.stop().await;
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use support::{Fresh, Order, OrderCommand, eventually, eventually_within};
+use towpath::format::Formats;
 use towpath::ids::{ActorId, ChannelName, Position};
 use towpath::ports::broker::{
     Argument, Binding, Broker, Deliveries, Exchange, ExchangeKind, Queue, Received, Settlement, Subscription,
@@ -496,8 +497,8 @@ async fn messages_of_the_log_are_told_apart_whatever_their_order_and_age(fresh: 
     for event in app.store().events_between(1, 3).await.unwrap() {
         let to =
             towpath::ports::broker::Destination { exchange: "facts".to_owned(), routing_key: String::new() };
-        let format = towpath::channel::Format::Towpath;
-        let mut message = towpath::format::message(format, None, &event.envelope, to).unwrap();
+        let channel = towpath::Channel::named("by-hand", ["*"]).unwrap();
+        let mut message = Formats::default().message(&channel, &event.envelope, to).unwrap();
         message.message_id = event.position.unwrap().to_string();
         message.headers.push(("x-event-id".to_owned(), event.envelope.event_id.to_string()));
         messages.push(message);
@@ -677,7 +678,7 @@ fn assert_tells(received: &Received, event: &EventEnvelope) {
     assert_eq!(received.occurred_at, Some(event.occurred_at));
     assert_eq!(received.content_type.as_deref(), Some("application/cloudevents+json"));
     let told = towpath::IncomingEvent { schema_version: None, ..event.clone().into() };
-    assert_eq!(towpath::format::read(received).unwrap(), told);
+    assert_eq!(Formats::default().read(received, None).unwrap(), told);
 }
 
 async fn a_removed_channel_is_left_by_those_who_followed_it(fresh: &Fresh) {

@@ -113,7 +113,7 @@ impl Stage {
     /// A market with the contract's own delays between attempts, on a clock that only the test moves.
     pub async fn open_at(&self, clock: &Arc<VirtualClock>) -> Shop {
         let usual = settings();
-        let outbox = ChannelPolicy { scan: usual.outbox.scan, ..ChannelPolicy::market() };
+        let outbox = ChannelPolicy { scan: usual.outbox.scan, ..Settings::default().outbox };
         let settings = Settings { outbox, clock: clock.clone(), ..usual };
         let builder = Towpath::builder().clock(clock.clone());
         self.start(builder, &self.broker_url, settings).await.expect("start")
@@ -175,13 +175,25 @@ impl Stage {
 
     /// The same, so many times.
     pub async fn publish_often(&self, queue: &str, message_id: &str, body: &str, count: usize) {
+        self.publish_as("application/json", queue, message_id, body, count).await;
+    }
+
+    /// The same, under another content type.
+    pub async fn publish_as(
+        &self,
+        content_type: &str,
+        queue: &str,
+        message_id: &str,
+        body: &str,
+        count: usize,
+    ) {
         let message = Message {
             destination: Destination { exchange: String::new(), routing_key: queue.to_owned() },
             message_id: message_id.to_owned(),
             message_type: String::new(),
             key: String::new(),
             occurred_at: chrono::Utc::now(),
-            content_type: "application/json".to_owned(),
+            content_type: content_type.to_owned(),
             headers: Vec::new(),
             body: body.as_bytes().to_vec(),
         };

@@ -5,17 +5,16 @@ use std::collections::BTreeMap;
 use chrono::SecondsFormat;
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
+use towpath_core::channel::Channel;
 use towpath_core::envelope::EventEnvelope;
+use towpath_core::format::{CLOUD_EVENTS, Fields, Format, FormatError, Written, rfc3339};
 use towpath_core::ids::{AggregateKey, CorrelationId, EventId, TraceId, Version};
 use towpath_core::incoming::IncomingEvent;
 use towpath_core::name::EventName;
 use towpath_core::payload::Payload;
+use towpath_core::ports::broker::Received;
 
-use super::FormatError;
-use super::fields::{Fields, written};
-use super::market::rfc3339;
-
-pub(super) const CONTENT_TYPE: &str = "application/cloudevents+json";
+const CONTENT_TYPE: &str = "application/cloudevents+json";
 
 const FORMAT: &str = "CloudEvents";
 
@@ -26,6 +25,35 @@ const DEFAULT_SOURCE: &str = "/towpath";
 
 /// How headers of binary mode begin: by HTTP and Kafka, by Kafka, and the two spellings of AMQP.
 const PREFIXES: [&str; 4] = ["ce-", "ce_", "cloudevents:", "cloudevents_"];
+
+/// CloudEvents 1.0.
+pub(super) struct CloudEvents;
+
+impl Format for CloudEvents {
+    fn name(&self) -> &'static str {
+        CLOUD_EVENTS
+    }
+
+    fn write(&self, event: &EventEnvelope, channel: &Channel) -> Result<Written, FormatError> {
+        write(event, channel.source.as_deref())
+    }
+
+    fn recognises(&self, received: &Received) -> bool {
+        is_structured(received) || is_binary(&received.headers)
+    }
+
+    fn read(&self, received: &Received) -> Result<IncomingEvent, FormatError> {
+        if is_structured(received) {
+            read(&received.body)
+        } else {
+            read_binary(&received.headers, &received.body)
+        }
+    }
+}
+
+fn is_structured(received: &Received) -> bool {
+    received.media_type() == CONTENT_TYPE
+}
 
 #[derive(Serialize)]
 struct CloudEvent<'e> {
@@ -57,7 +85,7 @@ enum NumberOrText {
     Text(String),
 }
 
-pub(super) fn write(event: &EventEnvelope, source: Option<&str>) -> Result<Vec<u8>, FormatError> {
+fn write(event: &EventEnvelope, source: Option<&str>) -> Result<Written, FormatError> {
     let kind = event.aggregate.kind.as_str();
     let base = source.unwrap_or(DEFAULT_SOURCE).trim_end_matches('/');
     let trace = event.trace_id.as_ref().map(TraceId::as_str);
@@ -79,11 +107,11 @@ pub(super) fn write(event: &EventEnvelope, source: Option<&str>) -> Result<Vec<u
         traceid: trace.filter(|trace| !is_trace_parent(trace)),
         data: &event.payload,
     };
-    written(FORMAT, &body)
+    Written::json(FORMAT, CONTENT_TYPE, &body)
 }
 
 /// Structured mode: the body is the event.
-pub(super) fn read(body: &[u8]) -> Result<IncomingEvent, FormatError> {
+fn read(body: &[u8]) -> Result<IncomingEvent, FormatError> {
     let fields = Fields::of_body(FORMAT, body)?;
     if fields.has("data_base64") {
         return Err(fields.bad("data_base64", "binary data has no place in a JSON payload"));
@@ -97,12 +125,12 @@ pub(super) fn read(body: &[u8]) -> Result<IncomingEvent, FormatError> {
 }
 
 /// Whether headers are those of an event in binary mode.
-pub(super) fn is_binary(headers: &[(String, String)]) -> bool {
+fn is_binary(headers: &[(String, String)]) -> bool {
     headers.iter().any(|(name, _)| attribute(name).as_deref() == Some("specversion"))
 }
 
 /// Binary mode: attributes are headers, the body is the data.
-pub(super) fn read_binary(headers: &[(String, String)], body: &[u8]) -> Result<IncomingEvent, FormatError> {
+fn read_binary(headers: &[(String, String)], body: &[u8]) -> Result<IncomingEvent, FormatError> {
     let mut values: BTreeMap<String, Box<RawValue>> = BTreeMap::new();
     for (name, value) in headers {
         if let Some(attribute) = attribute(name) {

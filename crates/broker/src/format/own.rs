@@ -1,18 +1,39 @@
 //! Towpath's own envelope: everything that is known of the event, as one JSON object in camelCase.
 
+use towpath_core::channel::Channel;
 use towpath_core::envelope::EventEnvelope;
+use towpath_core::format::{Fields, Format, FormatError, TOWPATH, Written};
 use towpath_core::incoming::IncomingEvent;
 use towpath_core::name::EventName;
+use towpath_core::ports::broker::Received;
 
-use super::FormatError;
-use super::fields::{Fields, written};
-
-pub(super) const CONTENT_TYPE: &str = "application/vnd.towpath.event+json";
+const CONTENT_TYPE: &str = "application/vnd.towpath.event+json";
 
 const FORMAT: &str = "Towpath's envelope";
 
+/// Towpath's own format.
+pub(super) struct Own;
+
+impl Format for Own {
+    fn name(&self) -> &'static str {
+        TOWPATH
+    }
+
+    fn write(&self, event: &EventEnvelope, _: &Channel) -> Result<Written, FormatError> {
+        Ok(Written { headers: headers(event), ..Written::json(FORMAT, CONTENT_TYPE, event)? })
+    }
+
+    fn recognises(&self, received: &Received) -> bool {
+        received.media_type() == CONTENT_TYPE
+    }
+
+    fn read(&self, received: &Received) -> Result<IncomingEvent, FormatError> {
+        read(&received.body)
+    }
+}
+
 /// What a receiver may want to know before it reads the body.
-pub(super) fn headers(event: &EventEnvelope) -> Vec<(String, String)> {
+fn headers(event: &EventEnvelope) -> Vec<(String, String)> {
     let headers = [
         ("towpath-aggregate-kind", Some(event.aggregate.kind.to_string())),
         ("towpath-aggregate-id", Some(event.aggregate.id.to_string())),
@@ -25,11 +46,7 @@ pub(super) fn headers(event: &EventEnvelope) -> Vec<(String, String)> {
     headers.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }
 
-pub(super) fn write(event: &EventEnvelope) -> Result<Vec<u8>, FormatError> {
-    written(FORMAT, event)
-}
-
-pub(super) fn read(body: &[u8]) -> Result<IncomingEvent, FormatError> {
+fn read(body: &[u8]) -> Result<IncomingEvent, FormatError> {
     // What Towpath wrote is read in one go. All else, and what is wrong, is read field by field: that tells which one.
     match serde_json::from_slice::<EventEnvelope>(body) {
         Ok(event) if !event.event_type.as_str().is_empty() => return Ok(event.into()),

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use proptest::prelude::*;
+use towpath_core::format::{CLOUD_EVENTS, TOWPATH};
 use towpath_core::ids::{ActorId, AggregateKey, CausationId, CorrelationId, EventId, TenantId, TraceId};
 use towpath_core::name::EventName;
 use towpath_core::payload::Payload;
 use towpath_core::ports::broker::DeliveryTag;
+use towpath_core::retry::ErrorClass;
 
 use super::*;
 
@@ -46,9 +48,21 @@ fn arrived(message: Message) -> Received {
     }
 }
 
-fn written_as(format: Format, event: &EventEnvelope) -> Message {
+fn channel(format: &str) -> Channel {
+    Channel::named("facts", ["*"]).unwrap().in_format(format)
+}
+
+fn written_on(channel: &Channel, event: &EventEnvelope) -> Result<Message, FormatError> {
     let destination = Destination { exchange: "facts".into(), routing_key: "k".into() };
-    message(format, None, event, destination).unwrap()
+    Formats::default().message(channel, event, destination)
+}
+
+fn written_as(format: &str, event: &EventEnvelope) -> Message {
+    written_on(&channel(format), event).unwrap()
+}
+
+fn read(received: &Received) -> Result<IncomingEvent, FormatError> {
+    Formats::default().read(received, None)
 }
 
 fn text(message: &Message) -> &str {
@@ -56,7 +70,7 @@ fn text(message: &Message) -> &str {
 }
 
 fn json(content_type: &str, body: &str) -> Received {
-    let mut received = arrived(written_as(Format::Towpath, &order_created()));
+    let mut received = arrived(written_as(TOWPATH, &order_created()));
     received.content_type = Some(content_type.into());
     Arc::make_mut(&mut received.headers).clear();
     received.body = body.as_bytes().to_vec();
@@ -83,7 +97,7 @@ fn flaw(content_type: &str, body: &str) -> (&'static str, &'static str) {
 #[test]
 fn towpaths_envelope_tells_everything_and_the_payload_stays_as_it_was() {
     let event = order_created();
-    let message = written_as(Format::Towpath, &event);
+    let message = written_as(TOWPATH, &event);
     assert!(
         text(&message).contains(r#""payload":{ "orderId":900001, "totalAmount":88.50 }"#),
         "{}",
@@ -96,67 +110,9 @@ fn towpaths_envelope_tells_everything_and_the_payload_stays_as_it_was() {
 }
 
 #[test]
-fn the_markets_envelope_is_the_contract_to_the_letter() {
-    let message = written_as(Format::Market, &order_created());
-    let expected = concat!(
-        r#"{"eventId":"0197c0de-0000-7000-8000-000000000001","eventType":"ORDER_CREATED","aggregateType":"Order","#,
-        r#""aggregateId":900001,"occurredAt":"2026-02-04T10:30:00Z","traceId":"trace-xxx","#,
-        r#""payload":{ "orderId":900001, "totalAmount":88.50 }}"#
-    );
-    assert_eq!(text(&message), expected);
-    assert_eq!(message.content_type, "application/json");
-    let read = read(&arrived(message)).unwrap();
-    assert_eq!(read.aggregate, Some(AggregateKey::new("Order", "900001").unwrap()));
-    assert_eq!(read.payload, order_created().payload);
-    assert_eq!(read.occurred_at, Some("2026-02-04T10:30:00Z".parse().unwrap()));
-    assert_eq!(read.trace_id, order_created().trace_id);
-}
-
-#[test]
-fn only_an_id_that_is_the_same_as_a_number_becomes_one() {
-    for (id, written) in [
-        ("0", "0"),
-        ("9223372036854775807", "9223372036854775807"),
-        ("9223372036854775808", "\"9223372036854775808\""),
-        ("007", "\"007\""),
-        ("-5", "\"-5\""),
-        ("+5", "\"+5\""),
-        ("order-7", "\"order-7\""),
-    ] {
-        let event = EventEnvelope { aggregate: AggregateKey::new("Order", id).unwrap(), ..order_created() };
-        let message = written_as(Format::Market, &event);
-        assert!(text(&message).contains(&format!(r#""aggregateId":{written},"#)), "{}", text(&message));
-        assert_eq!(read(&arrived(message)).unwrap().aggregate, Some(event.aggregate));
-    }
-}
-
-#[test]
-fn the_market_names_each_field_that_is_missing_or_wrong() {
-    let whole = text(&written_as(Format::Market, &order_created())).to_owned();
-    let fields = ["eventId", "eventType", "aggregateType", "aggregateId", "occurredAt", "traceId", "payload"];
-    for field in fields {
-        let renamed = whole.replace(&format!("\"{field}\""), "\"other\"");
-        assert_eq!(flaw("application/json", &renamed), ("format-missing-field", field));
-    }
-    for (right, wrong, field) in [
-        ("0197c0de-0000-7000-8000-000000000001", "order-7", "eventId"),
-        ("\"ORDER_CREATED\"", "\"\"", "eventType"),
-        ("\"Order\"", "\" Order\"", "aggregateType"),
-        ("900001,\"occ", "9.5,\"occ", "aggregateId"),
-        ("2026-02-04T10:30:00Z", "yesterday", "occurredAt"),
-        ("\"trace-xxx\"", "7", "traceId"),
-    ] {
-        assert_eq!(flaw("application/json", &whole.replace(right, wrong)), ("format-bad-field", field));
-    }
-    for body in ["", "[]", "7", "{", "\u{0}"] {
-        assert_eq!(flaw("application/json", body).0, "format-not-an-object");
-    }
-}
-
-#[test]
 fn a_cloud_event_is_what_the_specification_says() {
     let event = EventEnvelope { trace_id: Some(TraceId::new(TRACE_PARENT).unwrap()), ..order_created() };
-    let message = written_as(Format::CloudEvents, &event);
+    let message = written_as(CLOUD_EVENTS, &event);
     let expected = concat!(
         r#"{"specversion":"1.0","id":"0197c0de-0000-7000-8000-000000000001","source":"/towpath/Order","#,
         r#""type":"ORDER_CREATED","subject":"900001","time":"2026-02-04T10:30:00.123456Z","#,
@@ -174,8 +130,7 @@ fn a_cloud_event_is_what_the_specification_says() {
 fn a_channels_own_source_is_used_and_the_aggregate_is_still_found() {
     let event =
         EventEnvelope { aggregate: AggregateKey::new("späte Order", "7/8").unwrap(), ..order_created() };
-    let destination = Destination { exchange: "facts".into(), routing_key: "k".into() };
-    let message = message(Format::CloudEvents, Some("https://shop.example/"), &event, destination).unwrap();
+    let message = written_on(&channel(CLOUD_EVENTS).from_source("https://shop.example/"), &event).unwrap();
     assert!(
         text(&message).contains(r#""source":"https://shop.example/sp%C3%A4te%20Order""#),
         "{}",
@@ -215,7 +170,7 @@ fn cloud_events_of_others_are_read_in_both_modes() {
 
 #[test]
 fn a_cloud_event_that_cannot_be_used_names_the_attribute() {
-    let whole = text(&written_as(Format::CloudEvents, &order_created())).to_owned();
+    let whole = text(&written_as(CLOUD_EVENTS, &order_created())).to_owned();
     let content_type = "application/cloudevents+json";
     for field in ["specversion", "id", "source", "type"] {
         let renamed = whole.replace(&format!("\"{field}\""), "\"other\"");
@@ -235,9 +190,67 @@ fn a_cloud_event_that_cannot_be_used_names_the_attribute() {
 fn what_no_format_claims_is_told() {
     assert_eq!(flaw("text/plain", "{}").0, "format-unknown");
     assert_eq!(flaw("application/vnd.towpath.event+json", "{}"), ("format-missing-field", "eventId"));
-    let mut nameless = json("", text(&written_as(Format::Market, &order_created())));
-    nameless.content_type = None;
-    assert!(read(&nameless).is_ok(), "without a content type the body decides");
+    assert_eq!(flaw("", "{}").0, "format-unknown");
+}
+
+/// Somebody's own format: the body is the event's type.
+struct Typed;
+
+impl Format for Typed {
+    fn name(&self) -> &'static str {
+        "typed"
+    }
+
+    fn write(&self, event: &EventEnvelope, _: &Channel) -> Result<Written, FormatError> {
+        let body = event.event_type.as_str().as_bytes().to_vec();
+        Ok(Written { content_type: "text/x-typed", headers: Vec::new(), body })
+    }
+
+    fn recognises(&self, received: &Received) -> bool {
+        received.media_type() == "text/x-typed"
+    }
+
+    fn read(&self, received: &Received) -> Result<IncomingEvent, FormatError> {
+        let event_type = EventName::from_stored(String::from_utf8_lossy(&received.body));
+        Ok(IncomingEvent { event_type, ..IncomingEvent::from(order_created()) })
+    }
+}
+
+#[test]
+fn a_format_of_ones_own_is_named_by_channels_and_recognised_in_messages() {
+    let formats = Formats::default().with(Typed);
+    let destination = Destination { exchange: "facts".into(), routing_key: "k".into() };
+    let message = formats.message(&channel("typed"), &order_created(), destination).unwrap();
+    assert_eq!((text(&message), message.content_type.as_str()), ("ORDER_CREATED", "text/x-typed"));
+    assert_eq!(message.message_id, order_created().event_id.to_string());
+    let mut received = arrived(message);
+    received.content_type = Some("Text/X-Typed; charset=utf-8".into());
+    assert_eq!(formats.read(&received, None).unwrap().event_type.as_str(), "ORDER_CREATED");
+    assert_eq!(read(&received).unwrap_err().code(), "format-unknown", "elsewhere nobody knows it");
+}
+
+#[test]
+fn only_a_message_without_a_content_type_is_read_in_the_format_that_its_consumer_names() {
+    let formats = Formats::default().with(Typed);
+    let mut received = json("", "ORDER_PAID");
+    for content_type in [None, Some(String::new())] {
+        received.content_type = content_type;
+        assert_eq!(formats.read(&received, None).unwrap_err().code(), "format-unknown");
+        assert_eq!(formats.read(&received, Some("typed")).unwrap().event_type.as_str(), "ORDER_PAID");
+        assert_eq!(formats.read(&received, Some("typo")).unwrap_err().code(), "format-not-registered");
+    }
+    received.content_type = Some("text/plain".into());
+    assert_eq!(formats.read(&received, Some("typed")).unwrap_err().code(), "format-unknown");
+    let own = arrived(written_as(TOWPATH, &order_created()));
+    let event = formats.read(&own, Some("typed")).unwrap();
+    assert_eq!(event, IncomingEvent::from(order_created()), "what says its format is read in that");
+}
+
+#[test]
+fn a_name_that_nobody_has_registered_is_told_with_those_there_are() {
+    let error = written_on(&channel("typed"), &order_created()).unwrap_err();
+    assert_eq!(error.code(), "format-not-registered");
+    assert_eq!(error.to_string(), "no format is called \"typed\" here; there are towpath, cloud-events");
 }
 
 #[test]
@@ -246,12 +259,8 @@ fn a_year_of_five_digits_cannot_be_written_where_rfc_3339_is_wanted() {
         occurred_at: DateTime::from_timestamp(253_402_300_800, 0).unwrap(),
         ..order_created()
     };
-    for format in [Format::Market, Format::CloudEvents] {
-        let destination = Destination { exchange: "facts".into(), routing_key: "k".into() };
-        let error = message(format, None, &event, destination).unwrap_err();
-        assert_eq!(error.code(), "format-unwritable");
-    }
-    let own = written_as(Format::Towpath, &event);
+    assert_eq!(written_on(&channel(CLOUD_EVENTS), &event).unwrap_err().code(), "format-unwritable");
+    let own = written_as(TOWPATH, &event);
     assert_eq!(read(&arrived(own)).unwrap(), IncomingEvent::from(event));
 }
 
@@ -318,21 +327,11 @@ prop_compose! {
 proptest! {
     #[test]
     fn towpath_and_cloud_events_give_back_what_they_were_given(event in events()) {
-        let own = written_as(Format::Towpath, &event);
+        let own = written_as(TOWPATH, &event);
         prop_assert_eq!(&serde_json::from_slice::<EventEnvelope>(&own.body).unwrap(), &event);
         prop_assert_eq!(read(&arrived(own)).unwrap(), IncomingEvent::from(event.clone()));
-        let cloud = written_as(Format::CloudEvents, &event);
+        let cloud = written_as(CLOUD_EVENTS, &event);
         prop_assert_eq!(read(&arrived(cloud)).unwrap(), without_version(event));
-    }
-
-    #[test]
-    fn the_market_gives_back_all_it_can_hold(event in events()) {
-        let back = read(&arrived(written_as(Format::Market, &event))).unwrap();
-        prop_assert_eq!(back.event_id, event.event_id);
-        prop_assert_eq!(back.event_type, event.event_type);
-        prop_assert_eq!(back.aggregate, Some(event.aggregate));
-        prop_assert_eq!(back.payload, event.payload);
-        prop_assert_eq!(back.occurred_at.map(|at| at.timestamp()), Some(event.occurred_at.timestamp()));
     }
 
     #[test]

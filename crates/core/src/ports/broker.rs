@@ -339,6 +339,15 @@ pub struct Received {
     pub body: Vec<u8>,
 }
 
+impl Received {
+    /// What the body is said to be, in lower case and without parameters; empty if nothing is said. `; charset=utf-8` does
+    /// not change what it is: JSON is always UTF-8.
+    pub fn media_type(&self) -> String {
+        let content_type = self.content_type.as_deref().unwrap_or_default();
+        content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
+    }
+}
+
 /// Settles one received message, on the subscription it came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeliveryTag(pub u64);

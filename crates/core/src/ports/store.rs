@@ -318,7 +318,7 @@ impl StoreError {
                 "Configure the size the log has, or leave it out: pages that others have kept would change."
             }
             Self::ForeignTable { .. } => {
-                "Give Towpath a schema or database of its own, or rename the other table; names of the market are frozen."
+                "Give Towpath a schema or database of its own, or rename the other table."
             }
             Self::Unavailable(_) => {
                 "Check that the database runs and the URL is right; commands may be sent again with the same id."

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use towpath::{BrokerUrl, Builder, StoreUrl, Towpath};
-use towpath_market::Market;
+use towpath_market::{Market, MarketEnvelope};
 
 use super::config::{Config, LogSettings, ServeFlags};
 use super::migrate::failure;
@@ -53,9 +53,11 @@ pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Bui
     if let Some(hive) = &hive {
         builder = hive.install(builder);
     }
-    if let Some(settings) = &market {
-        builder = Market::install(builder, settings);
-    }
+    builder = match &market {
+        Some(settings) => Market::install(builder, settings),
+        // Channels of the configuration may be in its format without it.
+        None => builder.format(MarketEnvelope),
+    };
     let app = extend(builder).start().await.map_err(|error| {
         Failure::unreachable(format!("{} [{}]\n{}", error.report(), error.code(), error.next_step()))
     })?;

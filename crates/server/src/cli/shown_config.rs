@@ -94,8 +94,7 @@ fn of_channel(channel: &Channel) -> Vec<(&'static str, String)> {
             shown.push(("routing-key", text(key)));
         }
     }
-    let format = toml::Value::try_from(channel.format).map(|format| format.to_string());
-    shown.extend(format.ok().map(|format| ("format", format)));
+    shown.push(("format", text(&channel.format)));
     shown.extend(channel.source.as_deref().map(|source| ("source", text(source))));
     let policy = &channel.policy;
     shown.push(("batch", policy.batch.to_string()));

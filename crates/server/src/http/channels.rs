@@ -7,10 +7,11 @@ use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use towpath::channel::{RoutingKey, Target};
+use towpath::format::TOWPATH;
 use towpath::ids::{ActorId, ChannelName, HandlerName};
 use towpath::lifecycle::LetterStatus;
 use towpath::ports::store::{ChannelRow, Disabled, Store as _};
-use towpath::{Backlog, Channel, ConsumerView, Format, OutboxBacklog, Start, Towpath};
+use towpath::{Backlog, Channel, ConsumerView, OutboxBacklog, Start, Towpath};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, Schema, Type};
 use utoipa_axum::router::OpenApiRouter;
@@ -73,13 +74,17 @@ struct Asked {
     /// Under this key; under the event's type if nothing is said.
     routing_key: Option<String>,
     /// How an event looks as a message.
-    #[serde(default)]
-    #[schema(schema_with = format)]
-    format: Format,
+    #[serde(default = "usual_format")]
+    #[schema(required = false, schema_with = format)]
+    format: String,
     /// Where it begins; with what comes from now on, if nothing is said. Only admins may begin elsewhere: it publishes facts
     /// that may have been published before.
     #[schema(required = false, schema_with = begin_or_nothing)]
     start: Option<Begin>,
+}
+
+fn usual_format() -> String {
+    TOWPATH.to_owned()
 }
 
 fn format() -> utoipa::openapi::schema::Object {

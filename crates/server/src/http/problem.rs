@@ -174,6 +174,7 @@ impl From<ChannelError> for Problem {
     fn from(error: ChannelError) -> Self {
         let status = match error {
             ChannelError::Store(error) => return error.into(),
+            ChannelError::Format { .. } => return Self::malformed(with_causes(&error), error.next_step()),
             ChannelError::NotTracking(_) | ChannelError::NoTarget(_) => StatusCode::UNPROCESSABLE_ENTITY,
             ChannelError::BeyondHorizon { .. } => StatusCode::CONFLICT,
         };

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use futures_util::FutureExt as _;
+use towpath_core::format::FormatError;
 use towpath_core::ids::{AggregateKey, EventId, HandlerName, Lane};
 use towpath_core::incoming::IncomingEvent;
 use towpath_core::letters::Letter;
@@ -55,6 +56,17 @@ pub(crate) struct Running {
     pub(crate) process: Arc<str>,
     /// Held while something runs that may have ended a process.
     pub(crate) alone: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Running {
+    /// The event in a message. `named` is the format of messages that do not say theirs.
+    pub(super) fn event_in(
+        &self,
+        received: &Received,
+        named: Option<&str>,
+    ) -> Result<IncomingEvent, FormatError> {
+        self.bus.registry.formats().read(received, named)
+    }
 }
 
 /// A consumer whose names are checked.
@@ -126,7 +138,7 @@ pub(super) struct Ready {
 }
 
 impl Ready {
-    fn take_event(&mut self, job: &Job) -> Result<IncomingEvent, towpath_broker::FormatError> {
+    fn take_event(&mut self, job: &Job) -> Result<IncomingEvent, FormatError> {
         self.event.take().map_or_else(|| Ok(job.read(&self.arrived.received)?.event), Ok)
     }
 }
@@ -307,8 +319,14 @@ impl Job {
         }
     }
 
-    pub(super) fn read(&self, received: &Received) -> Result<Readable, towpath_broker::FormatError> {
-        reading::read(self.consumer.identity, &self.consumer.source, received)
+    pub(super) fn read(&self, received: &Received) -> Result<Readable, FormatError> {
+        let Consumer { identity, source, .. } = &self.consumer;
+        reading::readable(*identity, source, received, self.event_in(received))
+    }
+
+    /// The event in a message, whatever the consumer tells messages by.
+    pub(super) fn event_in(&self, received: &Received) -> Result<IncomingEvent, FormatError> {
+        self.running.event_in(received, self.consumer.format.as_deref())
     }
 
     fn wants(&self, event: &IncomingEvent) -> bool {

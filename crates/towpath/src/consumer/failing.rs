@@ -216,7 +216,7 @@ impl Job {
     pub(super) async fn unreadable(
         &self,
         arrived: &Arrived,
-        error: &towpath_broker::FormatError,
+        error: &towpath_core::format::FormatError,
         stopping: &mut Stopping,
     ) {
         let received = &arrived.received;

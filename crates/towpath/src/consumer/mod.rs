@@ -34,6 +34,7 @@ use crate::tx::{Tx, WrongDatabase};
 
 pub(crate) use engine::{Running, start};
 pub use letters::{Letters, LettersError, Preview, ReplayReport};
+pub use reader::DeadLetterQueue;
 pub(crate) use reader::start as start_reader;
 pub(crate) use reading::Identity;
 pub(crate) use wiring::{Wired, wire};
@@ -61,6 +62,8 @@ pub struct Consumer {
     pub(crate) event_types: Vec<Glob>,
     pub(crate) policy: ConsumerPolicy,
     pub(crate) identity: Identity,
+    /// The format of messages that do not say theirs.
+    pub(crate) format: Option<String>,
     pub(crate) batch: usize,
     pub(crate) run: Run,
 }
@@ -71,6 +74,7 @@ pub struct ConsumerOf {
     event_types: Vec<Glob>,
     policy: ConsumerPolicy,
     identity: Identity,
+    format: Option<String>,
 }
 
 /// Where deliveries come from.
@@ -136,7 +140,7 @@ impl Default for ConsumerPolicy {
             in_order: false,
             gather: Duration::from_millis(5),
             immediate_retries: 2,
-            afterwards: Afterwards::SetAside(RetryPolicy::market_outbox()),
+            afterwards: Afterwards::SetAside(RetryPolicy::for_deliveries()),
             dead: DeadTo::Store,
         }
     }
@@ -158,7 +162,7 @@ impl Consumer {
 impl ConsumerOf {
     fn from(source: Source) -> Self {
         let identity = Identity::Event;
-        Self { source, event_types: Vec::new(), policy: ConsumerPolicy::default(), identity }
+        Self { source, event_types: Vec::new(), policy: ConsumerPolicy::default(), identity, format: None }
     }
 
     /// Only events that fit any of the patterns; others are acknowledged and left alone.
@@ -183,6 +187,13 @@ impl ConsumerOf {
     /// this for a handler that has handled some makes it handle them again if they come again.
     pub fn by_message_id(mut self) -> Self {
         self.identity = Identity::Message;
+        self
+    }
+
+    /// Names the format of messages without a content type: people who publish by hand forget it. A message that has one
+    /// says by itself which format it is in.
+    pub fn in_format(mut self, format: impl Into<String>) -> Self {
+        self.format = Some(format.into());
         self
     }
 
@@ -229,6 +240,7 @@ impl ConsumerOf {
             event_types: self.event_types,
             policy: self.policy,
             identity: self.identity,
+            format: self.format,
             batch: most.max(1),
             run: Arc::new(move |batch| Box::pin(run(batch))),
         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 use towpath_core::ids::{AggregateKey, EventId};
+use towpath_core::incoming::IncomingEvent;
 use towpath_core::letters::NewLetter;
 use towpath_core::ports::broker::{BrokerResult, Deliveries, Received, Settlement, Subscription};
 use towpath_core::ports::store::StoreError;
@@ -23,12 +24,34 @@ const ASIDE: Duration = Duration::from_secs(30);
 /// The headers that say why a message was given up; the last time, or the first.
 const DEATH_REASONS: [&str; 2] = ["x-last-death-reason", "x-first-death-reason"];
 
+/// A dead-letter queue of the broker's own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeadLetterQueue {
+    pub(crate) name: String,
+    /// The format of messages that do not say theirs.
+    pub(crate) format: Option<String>,
+}
+
+impl DeadLetterQueue {
+    /// Names the format of messages without a content type, as the consumers do that gave them up.
+    pub fn in_format(mut self, format: impl Into<String>) -> Self {
+        self.format = Some(format.into());
+        self
+    }
+}
+
+impl<N: Into<String>> From<N> for DeadLetterQueue {
+    fn from(name: N) -> Self {
+        Self { name: name.into(), format: None }
+    }
+}
+
 /// Reads a dead-letter queue of the broker's into the dead letters.
-pub(crate) fn start(running: Running, queue: String) -> Service {
+pub(crate) fn start(running: Running, queue: DeadLetterQueue) -> Service {
     Service::keep_running("dead-letter-reader", move |stopping| run(running.clone(), queue.clone(), stopping))
 }
 
-async fn run(running: Running, queue: String, mut stopping: Stopping) {
+async fn run(running: Running, queue: DeadLetterQueue, mut stopping: Stopping) {
     let mut backoff = Backoff::default();
     running.declaration.done(&mut stopping).await;
     while !stopping.is_asked() {
@@ -37,7 +60,11 @@ async fn run(running: Running, queue: String, mut stopping: Stopping) {
             read = read_all(&running, &queue, &mut backoff) => read,
         };
         if let Err(error) = read {
-            tracing::warn!(queue, cause = with_causes(&error), "reading dead letters was interrupted");
+            tracing::warn!(
+                queue = queue.name,
+                cause = with_causes(&error),
+                "reading dead letters was interrupted"
+            );
         }
         let pause = backoff.next(running.patience.max(Duration::from_millis(100)));
         tokio::select! {
@@ -47,11 +74,12 @@ async fn run(running: Running, queue: String, mut stopping: Stopping) {
     }
 }
 
-async fn read_all(running: &Running, queue: &str, backoff: &mut Backoff) -> BrokerResult<()> {
+async fn read_all(running: &Running, queue: &DeadLetterQueue, backoff: &mut Backoff) -> BrokerResult<()> {
     let group = "towpath-dead-letters".to_owned();
-    let subscription = Subscription { queue: queue.to_owned(), group, prefetch: PREFETCH };
+    let subscription = Subscription { queue: queue.name.clone(), group, prefetch: PREFETCH };
     let deliveries = running.broker.subscribe(&subscription).await?;
-    read(deliveries.as_ref(), running, backoff).await
+    let format = queue.format.as_deref();
+    read(deliveries.as_ref(), &Taking { running, format }, backoff).await
 }
 
 /// Who takes letters in.
@@ -65,13 +93,19 @@ trait TakesIn: Sync {
     fn aside_for(&self) -> Duration;
 }
 
-impl TakesIn for Running {
+/// Takes letters in whose events are in a format, if they do not say theirs.
+struct Taking<'a> {
+    running: &'a Running,
+    format: Option<&'a str>,
+}
+
+impl TakesIn for Taking<'_> {
     fn take_in(&self, received: &Received) -> impl Future<Output = Result<(), StoreError>> + Send {
-        take_in(self, received)
+        take_in(self.running, received, self.running.event_in(received, self.format).ok())
     }
 
     fn patience(&self) -> Duration {
-        self.patience
+        self.running.patience
     }
 
     fn aside_for(&self) -> Duration {
@@ -116,9 +150,12 @@ async fn read(
     }
 }
 
-async fn take_in(running: &Running, received: &Received) -> Result<(), StoreError> {
+async fn take_in(
+    running: &Running,
+    received: &Received,
+    event: Option<IncomingEvent>,
+) -> Result<(), StoreError> {
     let now = running.bus.clock.now();
-    let event = towpath_broker::read(received).ok();
     let lane = match &event {
         Some(event) => lane_of(received, event),
         None => {

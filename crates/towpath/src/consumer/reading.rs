@@ -1,6 +1,6 @@
 //! What a message says, and by which id the inbox knows its delivery.
 
-use towpath_broker::FormatError;
+use towpath_core::format::FormatError;
 use towpath_core::ids::EventId;
 use towpath_core::incoming::IncomingEvent;
 use towpath_core::name::EventName;
@@ -25,15 +25,16 @@ pub(super) struct Readable {
     pub(super) event: IncomingEvent,
 }
 
-/// Reads a message for a consumer of a source.
-pub(super) fn read(
+/// Makes of a message, and of the event that a format has found in it, what a consumer of a source can handle.
+pub(super) fn readable(
     identity: Identity,
     source: &Source,
     received: &Received,
+    event: Result<IncomingEvent, FormatError>,
 ) -> Result<Readable, FormatError> {
     match identity {
         Identity::Event => {
-            let event = towpath_broker::read(received)?;
+            let event = event?;
             Ok(Readable { id: event.event_id, event })
         }
         Identity::Message => {
@@ -43,8 +44,7 @@ pub(super) fn read(
                 message_id.ok_or(FormatError::MissingField { format: FORMAT, field: "message id" })?;
             let (Source::Channel(from) | Source::Queue(from)) = source;
             let id = towpath_store::message_key(from, message_id);
-            let event =
-                towpath_broker::read(received).or_else(|error| by_properties(id, received).ok_or(error))?;
+            let event = event.or_else(|error| by_properties(id, received).ok_or(error))?;
             Ok(Readable { id, event })
         }
     }
@@ -70,6 +70,7 @@ fn by_properties(id: EventId, received: &Received) -> Option<IncomingEvent> {
 
 #[cfg(test)]
 mod tests {
+    use towpath_broker::Formats;
     use towpath_core::ports::broker::{DeliveryTag, Destination};
 
     use super::*;
@@ -91,7 +92,7 @@ mod tests {
     }
 
     fn by_message(source: &Source, received: &Received) -> Result<Readable, FormatError> {
-        read(Identity::Message, source, received)
+        readable(Identity::Message, source, received, Formats::default().read(received, None))
     }
 
     #[test]

@@ -175,7 +175,7 @@ async fn hand_out(
         backoff.reset();
         job.meters.received.increment(many.len() as u64);
         for received in many {
-            let place = if job.consumer.policy.in_order { place_of(&received, queues.len()) } else { 0 };
+            let place = if job.consumer.policy.in_order { place_of(job, &received, queues.len()) } else { 0 };
             let arrived = Arrived { received, from: Arc::clone(deliveries), doubtful: Arc::clone(doubtful) };
             let Some(queue) = queues.get(place) else { return "there are no workers".to_owned() };
             if queue.send(arrived).await.is_err() {
@@ -186,12 +186,13 @@ async fn hand_out(
 }
 
 /// Which worker a message belongs to: messages of one key have one.
-fn place_of(received: &Received, workers: usize) -> usize {
+fn place_of(job: &Job, received: &Received, workers: usize) -> usize {
     // A sender that gives no key still sends events of aggregates.
     let lane = match &received.key {
         Some(_) => lane_of_key(received),
-        None => towpath_broker::read(received)
-            .map_or_else(|_| lane_of_key(received), |event| lane_of(received, &event)),
+        None => {
+            job.event_in(received).map_or_else(|_| lane_of_key(received), |event| lane_of(received, &event))
+        }
     };
     // The remainder is smaller than the number of workers.
     usize::try_from(lane.0 % workers.max(1) as u64).unwrap_or(0)

@@ -8,7 +8,7 @@ use towpath_core::ports::broker::{
     Argument, Binding, BrokerPromises, Exchange, ExchangeKind, Queue, Topology,
 };
 
-use super::{Afterwards, Consumer, DeadTo, Source};
+use super::{Afterwards, Consumer, DeadLetterQueue, DeadTo, Source};
 use crate::towpath::StartError;
 
 const DEAD_LETTER_EXCHANGE: &str = "x-dead-letter-exchange";
@@ -35,7 +35,7 @@ pub(crate) struct Wired {
 pub(crate) fn wire(
     channels: &mut [Channel],
     topology: &mut Topology,
-    dead_letter_queues: &mut Vec<String>,
+    dead_letter_queues: &mut Vec<DeadLetterQueue>,
     consumers: Vec<Consumer>,
     promises: BrokerPromises,
 ) -> Result<Vec<Wired>, StartError> {
@@ -51,7 +51,12 @@ pub(crate) fn wire(
             Source::Channel(name) => {
                 let channel = channels.iter_mut().find(|channel| channel.name.as_str() == name);
                 let target = channel.map(|channel| channel.publish_by_default().clone());
-                let own = OwnQueue { handler: &handler, in_order: consumer.policy.in_order, promises };
+                let own = OwnQueue {
+                    handler: &handler,
+                    in_order: consumer.policy.in_order,
+                    format: consumer.format.as_ref(),
+                    promises,
+                };
                 own.declare(topology, dead_letter_queues, name, target.as_ref())?
             }
         };
@@ -110,6 +115,7 @@ fn check(
 struct OwnQueue<'a> {
     handler: &'a HandlerName,
     in_order: bool,
+    format: Option<&'a String>,
     promises: BrokerPromises,
 }
 
@@ -118,7 +124,7 @@ impl OwnQueue<'_> {
     fn declare(
         &self,
         topology: &mut Topology,
-        dead_letter_queues: &mut Vec<String>,
+        dead_letter_queues: &mut Vec<DeadLetterQueue>,
         channel: &str,
         target: Option<&Target>,
     ) -> Result<String, StartError> {
@@ -170,7 +176,7 @@ impl OwnQueue<'_> {
                 // Nothing stands behind it: what it gave up would be lost.
                 let of_dead = [quorum()].into_iter().chain(self.no_delivery_limit()).collect();
                 topology.queues.push(Queue { name: dead.clone(), arguments: of_dead });
-                dead_letter_queues.push(dead);
+                dead_letter_queues.push(DeadLetterQueue { name: dead, format: self.format.cloned() });
             }
             topology.queues.push(Queue { name: queue.clone(), arguments });
         }

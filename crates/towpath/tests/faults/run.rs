@@ -369,7 +369,7 @@ impl Run {
             let Ok(received) = next else { return published };
             let received = received.unwrap();
             deliveries.settle(received.tag, Settlement::Acknowledge).await.unwrap();
-            let event = towpath_broker::read(&received).unwrap();
+            let event = towpath_broker::Formats::default().read(&received, None).unwrap();
             published.push(Fact {
                 aggregate: event.aggregate.unwrap().id.to_string(),
                 version: event.aggregate_version.unwrap(),

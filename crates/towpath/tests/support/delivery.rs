@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use towpath::format::Formats;
 use towpath::ports::broker::{
     Argument, Binding, Exchange, ExchangeKind, Message, Published, Queue, Topology,
 };
@@ -308,6 +309,7 @@ impl Stage {
             (events.len() as u64 == head && head >= 20).then_some(events)
         })
         .await;
+        let (formats, channel) = (Formats::default(), Channel::named(&self.channel, ["*"]).unwrap());
         let messages: Vec<Message> = events
             .iter()
             .map(|event| {
@@ -315,7 +317,7 @@ impl Stage {
                     exchange: self.channel.clone(),
                     routing_key: event.envelope.event_type.to_string(),
                 };
-                towpath_broker::message(towpath::Format::Towpath, None, &event.envelope, destination).unwrap()
+                formats.message(&channel, &event.envelope, destination).unwrap()
             })
             .collect();
         self.publish(&messages).await;

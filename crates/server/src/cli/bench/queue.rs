@@ -6,10 +6,11 @@ use lapin::options::{BasicConsumeOptions, BasicQosOptions};
 use lapin::types::FieldTable;
 use lapin::{Connection, ConnectionProperties};
 
+use towpath::format::Formats;
 use towpath::ids::{AggregateKey, CorrelationId, EventId};
 use towpath::name::EventName;
 use towpath::ports::broker::{Argument, Broker, Destination, Message, Published, Queue, Topology};
-use towpath::{BrokerUrl, EventEnvelope, Format, Payload, RabbitMq};
+use towpath::{BrokerUrl, Channel, EventEnvelope, Payload, RabbitMq};
 
 use super::super::Failure;
 
@@ -85,7 +86,8 @@ fn deposit(queue: &str, number: u64) -> Result<Message, Failure> {
         payload: Payload::from_text(payload).map_err(|error| wrong(&error))?,
     };
     let destination = Destination { exchange: String::new(), routing_key: queue.to_owned() };
-    towpath::format::message(Format::Towpath, None, &event, destination).map_err(|error| wrong(&error))
+    let channel = Channel::named("bench", ["*"]).map_err(|error| wrong(&error))?;
+    Formats::default().message(&channel, &event, destination).map_err(|error| wrong(&error))
 }
 
 /// Ends a connection after its turn. What was measured has been measured: that a channel of it closes by itself at the

@@ -1,19 +1,41 @@
-//! The frozen envelope of the market's contract (O2): seven fields, names and types to the letter.
+//! The frozen envelope of messages (O2): seven fields, names and types to the letter.
 
-use chrono::{DateTime, Datelike, SecondsFormat, Utc};
+use chrono::SecondsFormat;
 use serde::{Deserialize, Serialize};
-use towpath_core::envelope::EventEnvelope;
-use towpath_core::ids::{AggregateId, AggregateKey, EventId, TraceId};
-use towpath_core::incoming::IncomingEvent;
-use towpath_core::name::EventName;
-use towpath_core::payload::Payload;
+use towpath::format::{Fields, Format, FormatError, Written, rfc3339};
+use towpath::ids::{AggregateId, AggregateKey, EventId, TraceId};
+use towpath::name::EventName;
+use towpath::ports::broker::Received;
+use towpath::{Channel, EventEnvelope, IncomingEvent, Payload};
 
-use super::FormatError;
-use super::fields::{Fields, written};
+/// By which channels, consumers and configuration files name the format.
+pub const FORMAT_NAME: &str = "market";
 
-pub(super) const CONTENT_TYPE: &str = "application/json";
+const CONTENT_TYPE: &str = "application/json";
 
 const FORMAT: &str = "the market's envelope";
+
+/// The contract's format of messages.
+#[derive(Debug, Clone, Copy)]
+pub struct MarketEnvelope;
+
+impl Format for MarketEnvelope {
+    fn name(&self) -> &'static str {
+        FORMAT_NAME
+    }
+
+    fn write(&self, event: &EventEnvelope, _: &Channel) -> Result<Written, FormatError> {
+        write(event)
+    }
+
+    fn recognises(&self, received: &Received) -> bool {
+        received.media_type() == CONTENT_TYPE
+    }
+
+    fn read(&self, received: &Received) -> Result<IncomingEvent, FormatError> {
+        read(&received.body)
+    }
+}
 
 /// The fields in the order of the contract.
 #[derive(Serialize)]
@@ -35,7 +57,7 @@ enum NumberOrText<'e> {
     Text(&'e str),
 }
 
-pub(super) fn write(event: &EventEnvelope) -> Result<Vec<u8>, FormatError> {
+fn write(event: &EventEnvelope) -> Result<Written, FormatError> {
     let body = MarketEvent {
         event_id: event.event_id,
         event_type: event.event_type.as_str(),
@@ -45,10 +67,10 @@ pub(super) fn write(event: &EventEnvelope) -> Result<Vec<u8>, FormatError> {
         trace_id: &trace_id(event),
         payload: &event.payload,
     };
-    written(FORMAT, &body)
+    Written::json(FORMAT, CONTENT_TYPE, &body)
 }
 
-pub(super) fn read(body: &[u8]) -> Result<IncomingEvent, FormatError> {
+fn read(body: &[u8]) -> Result<IncomingEvent, FormatError> {
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Id {
@@ -99,17 +121,5 @@ fn number_or_text(id: &AggregateId) -> NumberOrText<'_> {
     }
 }
 
-/// A moment as RFC 3339 in UTC. Years of more than four digits have no such form.
-pub(super) fn rfc3339(
-    format: &'static str,
-    field: &'static str,
-    moment: DateTime<Utc>,
-    precision: SecondsFormat,
-) -> Result<String, FormatError> {
-    let text = moment.to_rfc3339_opts(precision, true);
-    if (0..=9999).contains(&moment.year()) {
-        Ok(text)
-    } else {
-        Err(FormatError::Unwritable { format, field, value: text })
-    }
-}
+#[cfg(test)]
+mod tests;
