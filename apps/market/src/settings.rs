@@ -7,7 +7,9 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 use towpath::ports::clock::Clock;
 use towpath::retry::duration_text;
-use towpath::{ChannelPolicy, SystemClock};
+use towpath::{Application, Builder, ChannelPolicy, SystemClock};
+
+use crate::Market;
 
 /// How the market works. The defaults are the contract's.
 #[derive(Clone)]
@@ -55,6 +57,15 @@ impl Default for Settings {
             actor_required: false,
             clock: Arc::new(SystemClock),
         }
+    }
+}
+
+/// Until Towpath runs, the market is how it is to work.
+impl Application for Settings {
+    const NAME: &'static str = "market";
+
+    fn install(&self, builder: Builder) -> Builder {
+        Market::install(builder, self)
     }
 }
 

@@ -81,6 +81,7 @@
 //! ```
 
 mod absence;
+mod application;
 mod bus;
 mod carrying;
 mod circumstances;
@@ -111,6 +112,7 @@ mod towpath;
 mod tracker;
 mod watch;
 
+pub use application::Application;
 pub use bus::{Receipt, SendError};
 pub use circumstances::Circumstances;
 pub use clock::SystemClock;

@@ -5,14 +5,17 @@ use towpath::ports::store::{Store, StoreError};
 
 use super::config::ServeFlags;
 use super::{Failure, output};
+use crate::plugin::erased::Applications;
 
 /// Migrates and says what was done.
-pub(crate) async fn migrate(flags: ServeFlags) -> Result<(), Failure> {
-    let config = flags.config()?;
+pub(crate) async fn migrate(flags: ServeFlags, applications: &Applications) -> Result<(), Failure> {
+    let config = flags.config(applications)?;
     let migrated = async {
         let store = SqlStore::connect(&config.store).await?;
         let applied = store.migrate().await?;
-        store.create_tables(&towpath_hive::tables::TABLES).await?;
+        for application in applications {
+            application.migrate(&store).await?;
+        }
         store.close().await;
         Ok(applied)
     };

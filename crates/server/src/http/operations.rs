@@ -308,7 +308,7 @@ fn again(answer: OperationAnswer) -> Response {
 }
 
 /// An answer as it was recorded.
-pub(super) fn of_answer(answer: OperationAnswer) -> Response {
+pub(crate) fn of_answer(answer: OperationAnswer) -> Response {
     let mut response = Response::new(Body::from(answer.body));
     *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     for (name, value) in answer.headers {

@@ -1,8 +1,5 @@
 //! Hive over HTTP: services that are asked for, and what has become of them.
 
-mod kept;
-mod shown;
-
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
@@ -27,20 +24,21 @@ use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::App;
-use super::access::Caller;
-use super::command_ids::{idempotency_key, send_under_key, sent_under_key};
-use super::conditional;
-use super::extract::SoughtText;
-use super::facts::History;
-use super::memory::{Memory, PAGE_BYTES};
-use super::problem::{AfterDone as _, Problem};
-use super::wire::{StateChange, one_of};
-use kept::full;
-use shown::{Shown, env_asked};
+use super::Serving;
+use super::kept::{self, full};
+use super::shown::{Shown, env_asked};
+use crate::http::command_ids::{idempotency_key, send_under_key, sent_under_key};
+use crate::http::conditional;
+use crate::http::extract::SoughtText;
+use crate::http::facts::History;
+use crate::http::memory::{Memory, PAGE_BYTES};
+use crate::http::problem::AfterDone as _;
+use crate::http::range;
+use crate::http::wire::{StateChange, one_of};
+use crate::{Caller, Problem};
 
 /// The paths of this part.
-pub(super) fn routes() -> OpenApiRouter<App> {
+pub(super) fn routes() -> OpenApiRouter<Serving> {
     OpenApiRouter::new()
         .routes(routes!(create, list))
         .routes(routes!(show, update, delete))
@@ -48,7 +46,6 @@ pub(super) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(revisions))
         .routes(routes!(routes_of))
         .routes(routes!(history))
-        .routes(routes!(events))
         .routes(routes!(observer))
         .routes(routes!(alerts))
         .routes(routes!(kept::specs))
@@ -57,19 +54,24 @@ pub(super) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(kept::outbox))
 }
 
+/// What is known without a hive that runs.
+pub(super) fn routes_always() -> OpenApiRouter {
+    OpenApiRouter::new().routes(routes!(events))
+}
+
 /// The largest page of a listing.
 const LARGEST_PAGE: u32 = 500;
 
 /// Reads how many are asked for.
-fn page_limit<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
-    super::range::limit_up_to(deserializer, LARGEST_PAGE)
+pub(super) fn page_limit<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    range::limit_up_to(deserializer, LARGEST_PAGE)
 }
 
 /// How many alerts are shown.
 const MOST_ALERTS: u32 = 100;
 
 type Body = Result<Bytes, BytesRejection>;
-type Id = Result<Path<String>, PathRejection>;
+pub(super) type Id = Result<Path<String>, PathRejection>;
 
 /// A service to be made.
 #[derive(Deserialize, ToSchema)]
@@ -153,7 +155,7 @@ struct Listing {
     #[param(schema_with = service_status)]
     status: Option<ServiceStatus>,
     /// At most so many.
-    #[serde(default = "super::range::usually", deserialize_with = "page_limit")]
+    #[serde(default = "range::usually", deserialize_with = "page_limit")]
     #[param(required = false, minimum = 1, maximum = 500)]
     limit: u32,
 }
@@ -161,28 +163,28 @@ struct Listing {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Behind {
+pub(super) struct Behind {
     /// The version behind which to begin.
-    #[serde(default, deserialize_with = "super::range::number")]
+    #[serde(default, deserialize_with = "range::number")]
     #[param(required = false, minimum = 0, maximum = 9007199254740991_i64)]
-    after: u64,
+    pub(super) after: u64,
     /// At most so many.
-    #[serde(default = "super::range::usually", deserialize_with = "page_limit")]
+    #[serde(default = "range::usually", deserialize_with = "page_limit")]
     #[param(required = false, minimum = 1, maximum = 500)]
-    limit: u32,
+    pub(super) limit: u32,
 }
 
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct ByName {
+pub(super) struct ByName {
     /// The last one of the page before.
     #[param(value_type = Option<String>)]
-    after: Option<SoughtText>,
+    pub(super) after: Option<SoughtText>,
     /// At most so many.
-    #[serde(default = "super::range::usually", deserialize_with = "page_limit")]
+    #[serde(default = "range::usually", deserialize_with = "page_limit")]
     #[param(required = false, minimum = 1, maximum = 500)]
-    limit: u32,
+    pub(super) limit: u32,
 }
 
 #[derive(IntoParams)]
@@ -214,12 +216,12 @@ fn service_status() -> utoipa::openapi::schema::Object {
     )
 )]
 async fn create(
-    State(app): State<App>,
+    State(app): State<Serving>,
     caller: Caller,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Problem> {
-    let (hive, towpath) = (hive_of(&app)?, &app.towpath);
+    let Serving { hive, towpath } = &app;
     let asked: ServiceAsked = read(body)?;
     asked.resource().and_then(|_| asked.spec()).map_err(cannot_be)?;
     let key = idempotency_key(&headers)?;
@@ -247,17 +249,16 @@ async fn create(
     responses((status = 200, description = "A page.", body = Services))
 )]
 async fn list(
-    State(app): State<App>,
+    State(app): State<Serving>,
     memory: Memory,
     caller: Caller,
     listing: Result<Query<Listing>, QueryRejection>,
 ) -> Result<Response, Problem> {
-    let hive = hive_of(&app)?;
     let Query(listing) = listing
         .map_err(|error| Problem::malformed(error.body_text(), "Write ?after=ID&status=S&limit=N."))?;
     let Listing { after, status, limit } = listing;
     let room = memory.room(2 * PAGE_BYTES).await?;
-    let services = hive.services(app.towpath.store(), &after, status, limit, PAGE_BYTES);
+    let services = app.hive.services(app.towpath.store(), &after, status, limit, PAGE_BYTES);
     let (rows, may_go_on) = services.await.map_err(broken)?;
     let next = rows.last().filter(|_| may_go_on).map(|row| row.service_id.clone());
     // A row is let go when it is shown: there is room for a page twice, and it is yet to be written.
@@ -274,7 +275,7 @@ async fn list(
     params(("id" = String, Path, description = "The service's id.")),
     responses((status = 200, description = "As it is now.", body = Shown), (status = 404, description = "There is none."))
 )]
-async fn show(State(app): State<App>, caller: Caller, id: Id) -> Result<Response, Problem> {
+async fn show(State(app): State<Serving>, caller: Caller, id: Id) -> Result<Response, Problem> {
     answer(&app, &caller, &path(id)?, StatusCode::OK, false, None).await
 }
 
@@ -298,13 +299,13 @@ async fn show(State(app): State<App>, caller: Caller, id: Id) -> Result<Response
     )
 )]
 async fn update(
-    State(app): State<App>,
+    State(app): State<Serving>,
     caller: Caller,
     id: Id,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Problem> {
-    let (hive, towpath, id) = (hive_of(&app)?, &app.towpath, path(id)?);
+    let (Serving { hive, towpath }, id) = (&app, path(id)?);
     let mut asked: UpdateAsked = read(body)?;
     asked.spec().map_err(cannot_be)?;
     if let Some(version) = spec_version_of(hive, towpath, &id, &headers).await? {
@@ -332,13 +333,13 @@ async fn update(
     )
 )]
 async fn delete(
-    State(app): State<App>,
+    State(app): State<Serving>,
     caller: Caller,
     id: Id,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
     let id = path(id)?;
-    let if_spec_version = spec_version_of(hive_of(&app)?, &app.towpath, &id, &headers).await?;
+    let if_spec_version = spec_version_of(&app.hive, &app.towpath, &id, &headers).await?;
     plain(&app, &caller, id, &headers, || ServiceCommand::Delete(DeleteAsked { if_spec_version })).await
 }
 
@@ -355,7 +356,7 @@ async fn delete(
     )
 )]
 async fn refresh(
-    State(app): State<App>,
+    State(app): State<Serving>,
     caller: Caller,
     id: Id,
     headers: HeaderMap,
@@ -391,13 +392,13 @@ struct Revisions {
     responses((status = 200, description = "Those that were seen, oldest first.", body = Revisions), (status = 404, description = "There is no such service."))
 )]
 async fn revisions(
-    State(app): State<App>,
+    State(app): State<Serving>,
     id: Id,
     asked: Result<Query<ByName>, QueryRejection>,
 ) -> Result<Response, Problem> {
     let Query(ByName { after, limit }) =
         asked.map_err(|error| Problem::malformed(error.body_text(), "Write ?after=NAME&limit=N."))?;
-    let (hive, id) = (hive_of(&app)?, path(id)?);
+    let (hive, id) = (&app.hive, path(id)?);
     exists(hive, &app.towpath, &id).await?;
     let mut revisions = Vec::new();
     let after = after.map(String::from).unwrap_or_default();
@@ -438,8 +439,8 @@ struct Routes {
     params(("id" = String, Path, description = "The service's id.")),
     responses((status = 200, description = "Where its requests go; none before it was ready, and none when it is gone.", body = Routes), (status = 404, description = "There is no such service."))
 )]
-async fn routes_of(State(app): State<App>, id: Id) -> Result<Response, Problem> {
-    let (hive, id) = (hive_of(&app)?, path(id)?);
+async fn routes_of(State(app): State<Serving>, id: Id) -> Result<Response, Problem> {
+    let (hive, id) = (&app.hive, path(id)?);
     exists(hive, &app.towpath, &id).await?;
     let mut routes = Vec::new();
     if let Some(record) = hive.route(app.towpath.store(), &id).await? {
@@ -460,13 +461,13 @@ async fn routes_of(State(app): State<App>, id: Id) -> Result<Response, Problem> 
     responses((status = 200, description = "Each change with its reason.", body = History), (status = 404, description = "There is no such service."))
 )]
 async fn history(
-    State(app): State<App>,
+    State(app): State<Serving>,
     id: Id,
     behind: Result<Query<Behind>, QueryRejection>,
 ) -> Result<Response, Problem> {
     let Query(behind) =
         behind.map_err(|error| Problem::malformed(error.body_text(), "Write ?after=N&limit=N."))?;
-    let (hive, id) = (hive_of(&app)?, path(id)?);
+    let (hive, id) = (&app.hive, path(id)?);
     exists(hive, &app.towpath, &id).await?;
     let history = hive.history(&app.towpath, &id, behind.after, behind.limit).await?;
     Ok(Json(History { history: history.iter().map(StateChange::from).collect() }).into_response())
@@ -566,8 +567,7 @@ impl From<ObserverStanding> for ObserverShown {
     get, path = "/api/hive/observer", tag = "hive", operation_id = "hiveObserver",
     responses((status = 200, description = "Where it is.", body = Option<ObserverShown>))
 )]
-async fn observer(State(app): State<App>) -> Result<Response, Problem> {
-    hive_of(&app)?;
+async fn observer(State(app): State<Serving>) -> Result<Response, Problem> {
     let standing = app.towpath.observers().into_iter().find(|standing| standing.name == OBSERVER);
     Ok(Json(standing.map(ObserverShown::from)).into_response())
 }
@@ -605,8 +605,8 @@ struct Alerts {
     get, path = "/api/hive/alerts", tag = "hive", operation_id = "hiveAlerts",
     responses((status = 200, description = "The last 100.", body = Alerts))
 )]
-async fn alerts(State(app): State<App>) -> Result<Response, Problem> {
-    let alerts = hive_of(&app)?.alerts(app.towpath.store(), MOST_ALERTS).await?;
+async fn alerts(State(app): State<Serving>) -> Result<Response, Problem> {
+    let alerts = app.hive.alerts(app.towpath.store(), MOST_ALERTS).await?;
     let alerts = alerts.into_iter().map(|alert| {
         let Alert { alert, service_id, code, message, raised_at, cleared_at } = alert;
         ShownAlert { alert, service_id, code, message, raised_at, cleared_at }
@@ -616,13 +616,12 @@ async fn alerts(State(app): State<App>) -> Result<Response, Problem> {
 
 /// A command without a body.
 async fn plain(
-    app: &App,
+    app: &Serving,
     caller: &Caller,
     id: String,
     headers: &HeaderMap,
     command: impl Fn() -> ServiceCommand,
 ) -> Result<Response, Problem> {
-    hive_of(app)?;
     let (towpath, key) = (&app.towpath, idempotency_key(headers)?);
     let command = || towpath.send::<Service>(&id, command());
     let receipt = send_under_key(towpath, &caller.name, key, command).await.map_err(refused)?;
@@ -680,14 +679,14 @@ fn other_spec(title: String) -> Problem {
 
 /// What is now, or what is when the service has settled.
 async fn answer(
-    app: &App,
+    app: &Serving,
     caller: &Caller,
     id: &str,
     status: StatusCode,
     wait: bool,
     done: Option<(&Receipt, Option<&str>)>,
 ) -> Result<Response, Problem> {
-    let (hive, towpath) = (hive_of(app)?, &app.towpath);
+    let Serving { hive, towpath } = app;
     let view = if wait { hive.settled(towpath, id).await } else { hive.service(towpath, id).await };
     let view = match done {
         // Who has no key cannot ask again. With one, asking again tells.
@@ -706,18 +705,14 @@ async fn answer(
     Ok((status, [(header::ETAG, tag)], Json(shown)).into_response())
 }
 
-async fn exists(hive: &Hive, towpath: &Towpath, id: &str) -> Result<(), Problem> {
+pub(super) async fn exists(hive: &Hive, towpath: &Towpath, id: &str) -> Result<(), Problem> {
     match hive.service(towpath, id).await? {
         Some(_) => Ok(()),
         None => Err(Problem::not_found(format!("there is no service {id}"))),
     }
 }
 
-fn hive_of(app: &App) -> Result<&Hive, Problem> {
-    app.hive.as_ref().ok_or_else(|| Problem::not_found("hive does not run on this server"))
-}
-
-fn path(id: Id) -> Result<String, Problem> {
+pub(super) fn path(id: Id) -> Result<String, Problem> {
     let Path(id) =
         id.map_err(|error| Problem::malformed(error.body_text(), "Write /api/hive/services/ID."))?;
     Ok(id)
@@ -754,7 +749,7 @@ fn cannot_be(flaw: towpath_hive::service::SpecFlaw) -> Problem {
     )
 }
 
-fn broken(error: HandlerError) -> Problem {
+pub(super) fn broken(error: HandlerError) -> Problem {
     if error.class() == ErrorClass::Transient {
         tracing::warn!(code = error.code(), cause = error.message(), "a read model cannot be read now");
         let (title, detail) = ("a read model cannot be read now", "Ask again in a moment.");

@@ -1,7 +1,5 @@
 //! The market over HTTP: products and orders. Amounts are JSON numbers with two decimals, and exact.
 
-mod wire;
-
 use std::collections::BTreeMap;
 
 use axum::Json;
@@ -17,17 +15,16 @@ use towpath_market::{Done, Market, MarketError, Order, OrderFilter, Page, Produc
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use self::wire::{
+use super::wire::{
     Actor, Cancellation, Changed, Offered, Payment, Placed, ShownCredit, ShownNotification,
     ShownNotifications, ShownOrder, ShownOrders, ShownProduct, ShownProducts, ShownShipment,
     WhichNotifications, WhichOrders, WhichProducts,
 };
-use super::App;
-use super::operations::of_answer;
-use super::problem::Problem;
+use crate::Problem;
+use crate::http::operations::of_answer;
 
 /// The paths of this part.
-pub(super) fn routes() -> OpenApiRouter<App> {
+pub(super) fn routes() -> OpenApiRouter<Market> {
     OpenApiRouter::new()
         .routes(routes!(offer, list_products))
         .routes(routes!(show_product, change_product))
@@ -54,9 +51,8 @@ type Id = Result<Path<i64>, PathRejection>;
         (status = 201, description = "It is on sale.", body = ShownProduct),
         (status = 422, description = "A field cannot be used."),
     ))]
-async fn offer(State(market): State<Option<Market>>, body: Body) -> Result<Response, Problem> {
+async fn offer(State(market): State<Market>, body: Body) -> Result<Response, Problem> {
     let offered: Offered = read(body)?;
-    let market = open_for_change(market)?;
     let product = market.offer(offered.seller_id, &offered.title, offered.price).await?;
     answered(&market, Done::Offered(&product))
 }
@@ -71,7 +67,7 @@ async fn offer(State(market): State<Option<Market>>, body: Body) -> Result<Respo
         (status = 422, description = "The text has no words, or too many."),
     ))]
 async fn list_products(
-    State(market): State<Option<Market>>,
+    State(market): State<Market>,
     which: Result<Query<WhichProducts>, QueryRejection>,
 ) -> Result<Json<ShownProducts>, Problem> {
     let which = query(which)?;
@@ -83,7 +79,7 @@ async fn list_products(
         min_price: which.min_price,
         max_price: which.max_price,
     };
-    let products = open(market)?.products(&filter, page).await?;
+    let products = market.products(&filter, page).await?;
     let next = next(products.last().map(|product| product.product_id), products.len(), page);
     let products = products.into_iter().map(|product| ShownProduct::of(product, None)).collect();
     Ok(Json(ShownProducts { products, next }))
@@ -95,8 +91,8 @@ async fn list_products(
         (status = 200, description = "The product.", body = ShownProduct),
         (status = 404, description = "There is none."),
     ))]
-async fn show_product(State(market): State<Option<Market>>, id: Id) -> Result<Json<ShownProduct>, Problem> {
-    let (market, id) = (open(market)?, number(id)?);
+async fn show_product(State(market): State<Market>, id: Id) -> Result<Json<ShownProduct>, Problem> {
+    let id = number(id)?;
     let product = market.product(id).await?;
     Ok(Json(ShownProduct::of(product, market.inventory(id).await?)))
 }
@@ -112,13 +108,9 @@ async fn show_product(State(market): State<Option<Market>>, id: Id) -> Result<Js
         (status = 409, description = "It is not on sale."),
         (status = 422, description = "A field cannot be used, or there is none."),
     ))]
-async fn change_product(
-    State(market): State<Option<Market>>,
-    id: Id,
-    body: Body,
-) -> Result<Response, Problem> {
+async fn change_product(State(market): State<Market>, id: Id, body: Body) -> Result<Response, Problem> {
     let changed: Changed = read(body)?;
-    let market = open_for_change(market)?.acting(changed.actor_id);
+    let market = market.acting(changed.actor_id);
     let product = market.change(number(id)?, changed.title.as_deref(), changed.price).await?;
     answered(&market, Done::Changed(&product))
 }
@@ -133,8 +125,8 @@ async fn change_product(
         (status = 409, description = "It is sold."),
         (status = 422, description = "A field cannot be used."),
     ))]
-async fn withdraw(State(market): State<Option<Market>>, id: Id, body: Body) -> Result<Response, Problem> {
-    let market = acting(market, body)?;
+async fn withdraw(State(market): State<Market>, id: Id, body: Body) -> Result<Response, Problem> {
+    let market = acting(&market, body)?;
     let product = market.withdraw(number(id)?).await?;
     answered(&market, Done::Changed(&product))
 }
@@ -149,9 +141,8 @@ async fn withdraw(State(market): State<Option<Market>>, id: Id, body: Body) -> R
         (status = 409, description = "The product is not on sale, or costs something else by now."),
         (status = 422, description = "A field cannot be used, or the product is the buyer's own."),
     ))]
-async fn place(State(market): State<Option<Market>>, body: Body) -> Result<Response, Problem> {
+async fn place(State(market): State<Market>, body: Body) -> Result<Response, Problem> {
     let placed: Placed = read(body)?;
-    let market = open_for_change(market)?;
     let order = market.place_for(placed.product_id, placed.buyer_id, placed.price).await?;
     answered(&market, Done::Placed(&order))
 }
@@ -160,13 +151,12 @@ async fn place(State(market): State<Option<Market>>, body: Body) -> Result<Respo
 #[utoipa::path(get, path = "/api/market/orders", tag = "market", operation_id = "listOrders",
     params(WhichOrders), responses((status = 200, description = "The orders.", body = ShownOrders)))]
 async fn list_orders(
-    State(market): State<Option<Market>>,
+    State(market): State<Market>,
     which: Result<Query<WhichOrders>, QueryRejection>,
 ) -> Result<Json<ShownOrders>, Problem> {
     let which = query(which)?;
     let page = page(which.after, which.limit)?;
     let filter = OrderFilter { status: which.status, buyer_id: which.buyer_id, seller_id: which.seller_id };
-    let market = open(market)?;
     let orders = market.orders(&filter, page).await?;
     let next = next(orders.last().map(|order| order.order_id), orders.len(), page);
     let orders = orders.into_iter().map(|order| ShownOrder::of(order, market.settings())).collect();
@@ -179,8 +169,8 @@ async fn list_orders(
         (status = 200, description = "The order.", body = ShownOrder),
         (status = 404, description = "There is none."),
     ))]
-async fn show_order(State(market): State<Option<Market>>, id: Id) -> Result<Json<ShownOrder>, Problem> {
-    let (market, id) = (open(market)?, number(id)?);
+async fn show_order(State(market): State<Market>, id: Id) -> Result<Json<ShownOrder>, Problem> {
+    let id = number(id)?;
     let mut shown = ShownOrder::of(market.order(id).await?, market.settings());
     shown.shipment = market.shipment(id).await?.map(ShownShipment::of);
     let told = market.notifications(id).await?;
@@ -198,9 +188,9 @@ async fn show_order(State(market): State<Option<Market>>, id: Id) -> Result<Json
         (status = 409, description = "It is not pending."),
         (status = 422, description = "The amount is not the order's, or a field cannot be used."),
     ))]
-async fn pay(State(market): State<Option<Market>>, id: Id, body: Body) -> Result<Response, Problem> {
+async fn pay(State(market): State<Market>, id: Id, body: Body) -> Result<Response, Problem> {
     let payment: Payment = read_if_any(body)?;
-    let market = open_for_change(market)?.acting(payment.actor_id);
+    let market = market.acting(payment.actor_id);
     let order = market.pay(number(id)?, payment.amount).await?;
     answered(&market, Done::Moved(&order))
 }
@@ -215,8 +205,8 @@ async fn pay(State(market): State<Option<Market>>, id: Id, body: Body) -> Result
         (status = 409, description = "It is not paid, or has left already."),
         (status = 422, description = "A field cannot be used."),
     ))]
-async fn ship(State(market): State<Option<Market>>, id: Id, body: Body) -> Result<Response, Problem> {
-    let market = acting(market, body)?;
+async fn ship(State(market): State<Market>, id: Id, body: Body) -> Result<Response, Problem> {
+    let market = acting(&market, body)?;
     let order = market.ship(number(id)?).await?;
     answered(&market, Done::Moved(&order))
 }
@@ -231,8 +221,8 @@ async fn ship(State(market): State<Option<Market>>, id: Id, body: Body) -> Resul
         (status = 409, description = "It is not shipped, or has arrived already."),
         (status = 422, description = "A field cannot be used."),
     ))]
-async fn complete(State(market): State<Option<Market>>, id: Id, body: Body) -> Result<Response, Problem> {
-    let market = acting(market, body)?;
+async fn complete(State(market): State<Market>, id: Id, body: Body) -> Result<Response, Problem> {
+    let market = acting(&market, body)?;
     let order = market.complete(number(id)?).await?;
     answered(&market, Done::Moved(&order))
 }
@@ -249,9 +239,9 @@ async fn complete(State(market): State<Option<Market>>, id: Id, body: Body) -> R
         (status = 409, description = "It is not pending."),
         (status = 422, description = "A field cannot be used."),
     ))]
-async fn cancel(State(market): State<Option<Market>>, id: Id, body: Body) -> Result<Response, Problem> {
+async fn cancel(State(market): State<Market>, id: Id, body: Body) -> Result<Response, Problem> {
     let cancellation: Cancellation = read_if_any(body)?;
-    let market = open_for_change(market)?.acting(cancellation.actor_id);
+    let market = market.acting(cancellation.actor_id);
     let order = market.cancel(number(id)?, cancellation.reason.as_deref()).await?;
     answered(&market, Done::Moved(&order))
 }
@@ -262,9 +252,9 @@ async fn cancel(State(market): State<Option<Market>>, id: Id, body: Body) -> Res
         (status = 200, description = "The counts.", body = ShownCredit),
         (status = 404, description = "No order of this buyer has ended."),
     ))]
-async fn show_credit(State(market): State<Option<Market>>, id: Id) -> Result<Json<ShownCredit>, Problem> {
+async fn show_credit(State(market): State<Market>, id: Id) -> Result<Json<ShownCredit>, Problem> {
     let id = number(id)?;
-    let credit = open(market)?.credit(id).await?;
+    let credit = market.credit(id).await?;
     let credit = credit.ok_or_else(|| Problem::not_found(format!("no order of buyer {id} has ended")))?;
     Ok(Json(ShownCredit {
         buyer_id: credit.buyer_id,
@@ -282,12 +272,12 @@ async fn show_credit(State(market): State<Option<Market>>, id: Id) -> Result<Jso
     params(WhichNotifications),
     responses((status = 200, description = "What they were told.", body = ShownNotifications)))]
 async fn list_notifications(
-    State(market): State<Option<Market>>,
+    State(market): State<Market>,
     which: Result<Query<WhichNotifications>, QueryRejection>,
 ) -> Result<Json<ShownNotifications>, Problem> {
     let which = query(which)?;
     let page = page(None, which.limit)?;
-    let told = open(market)?.notifications_of(which.recipient_id, which.after, page.limit).await?;
+    let told = market.notifications_of(which.recipient_id, which.after, page.limit).await?;
     let next = next(told.last().map(|told| told.event_id.clone()), told.len(), page);
     let notifications = told.into_iter().map(ShownNotification::of).collect();
     Ok(Json(ShownNotifications { notifications, next }))
@@ -311,7 +301,7 @@ impl From<MarketError> for Problem {
 
 /// What a change is answered with. The market writes it in the change's own transaction, so that there is no moment at
 /// which the one is done and the other not known.
-fn answer(done: Done<'_>, settings: &Settings) -> Result<OperationAnswer, serde_json::Error> {
+pub(super) fn answer(done: Done<'_>, settings: &Settings) -> Result<OperationAnswer, serde_json::Error> {
     let order = |order: &Order| serde_json::to_vec(&ShownOrder::of(order.clone(), settings));
     let product = |product: &Product| serde_json::to_vec(&ShownProduct::of(product.clone(), None));
     let (status, body) = match done {
@@ -328,26 +318,10 @@ fn answered(market: &Market, done: Done<'_>) -> Result<Response, Problem> {
     answer(done, market.settings()).map(of_answer).map_err(|error| Problem::internal(&error))
 }
 
-fn open_for_change(market: Option<Market>) -> Result<Market, Problem> {
-    Ok(open(market)?.answering(answer))
-}
-
-/// The same, for what the one does whom the body names, if it names anybody.
-fn acting(market: Option<Market>, body: Body) -> Result<Market, Problem> {
+/// The market for what the one does whom the body names, if it names anybody.
+fn acting(market: &Market, body: Body) -> Result<Market, Problem> {
     let Actor { actor_id } = read_if_any(body)?;
-    Ok(open_for_change(market)?.acting(actor_id))
-}
-
-fn open(market: Option<Market>) -> Result<Market, Problem> {
-    market.ok_or_else(|| {
-        let detail = "Set market.enabled in the configuration; on Kafka it cannot run.";
-        Problem::new(
-            StatusCode::NOT_FOUND,
-            "market-disabled",
-            "the market does not run on this server",
-            detail,
-        )
-    })
+    Ok(market.acting(actor_id))
 }
 
 fn read<T: DeserializeOwned>(body: Body) -> Result<T, Problem> {
