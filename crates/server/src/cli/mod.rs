@@ -151,3 +151,16 @@ fn ended(result: Result<(), Failure>) -> ExitCode {
         }
     }
 }
+
+#[cfg(all(test, feature = "market"))]
+mod tests {
+    use super::*;
+    use crate::apps::Market;
+
+    #[test]
+    fn two_applications_of_one_name_are_refused() {
+        assert!(command_line(&Server::new().with::<Market>().applications).is_ok());
+        let twice = Server::new().with::<Market>().with::<Market>();
+        assert!(command_line(&twice.applications).err().unwrap().message.contains("market"));
+    }
+}

@@ -123,8 +123,7 @@ impl<P: Plugin> AnyPlugin for Listed<P> {
     }
 
     fn command(&self) -> Option<Command> {
-        let command = Command::new(P::App::NAME).about(P::ABOUT);
-        let command = P::Command::augment_subcommands(command);
+        let command = P::Command::augment_subcommands(Command::new(P::App::NAME)).about(P::ABOUT);
         command.has_subcommands().then(|| command.subcommand_required(true).arg_required_else_help(true))
     }
 
