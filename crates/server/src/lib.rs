@@ -24,7 +24,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 pub use cli::{Answer, Client, Connection, Failure, ServeFlags, output};
-pub use http::{Caller, JsonBody, OptionalJsonBody, Path, Problem, Query, Role};
+pub use http::{Caller, JsonBody, OptionalJsonBody, Path, Problem, Query, RawBody, Role};
 pub use plugin::{CommandLine, Configured, NoCommand, Plugin, ServerContext};
 pub use server::Server;
 pub use {axum, clap, utoipa, utoipa_axum};

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -146,25 +146,7 @@ impl ServeFlags {
     pub(crate) fn config(mut self, applications: &Applications) -> Result<Config, Failure> {
         // The short name, which is kept for who is used to it.
         self.settings.or_variable("log.filter", "TOWPATH_LOG");
-        let Read { mut file, written, topology } = match &self.config {
-            None => Read::of("", applications),
-            Some(path) => {
-                let at = path.display();
-                let text = std::fs::read_to_string(path).map_err(|error| {
-                    Failure::usage(format!("the configuration file {at} cannot be read: {error}"))
-                })?;
-                Read::of(&text, applications).map_err(|Wrong { message, at: place }| {
-                    let line = place.and_then(|start| text.get(..start)).map_or(String::new(), |before| {
-                        format!(" in line {}", before.matches('\n').count() + 1)
-                    });
-                    Wrong {
-                        message: format!("the configuration file {at} is wrong{line}: {message}"),
-                        at: None,
-                    }
-                })
-            }
-        }
-        .map_err(|wrong| Failure::usage(wrong.message))?;
+        let Read { mut file, written, topology } = Read::file(self.config.as_deref(), applications)?;
         let written_keys: Option<Vec<KeyEntry>> = match file.access.remove("key") {
             None => None,
             Some(keys) => Some(keys.try_into().map_err(|error: toml::de::Error| {
@@ -261,6 +243,23 @@ impl From<toml::de::Error> for Wrong {
 }
 
 impl Read {
+    /// Without a file, as of one that is empty.
+    fn file(path: Option<&Path>, applications: &Applications) -> Result<Self, Failure> {
+        let Some(path) = path else {
+            return Self::of("", applications).map_err(|wrong| Failure::usage(wrong.message));
+        };
+        let shown = path.display();
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            Failure::usage(format!("the configuration file {shown} cannot be read: {error}"))
+        })?;
+        Self::of(&text, applications).map_err(|Wrong { message, at }| {
+            let line = at
+                .and_then(|start| text.get(..start))
+                .map_or(String::new(), |before| format!(" in line {}", before.matches('\n').count() + 1));
+            Failure::usage(format!("the configuration file {shown} is wrong{line}: {message}"))
+        })
+    }
+
     fn of(text: &str, applications: &Applications) -> Result<Self, Wrong> {
         let whole = DeTable::parse(text)?;
         let (span, mut table) = (whole.span(), whole.into_inner());

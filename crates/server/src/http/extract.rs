@@ -1,32 +1,70 @@
 //! What a request brings, read in one way: whatever cannot be read is a problem with a code.
 
+use std::collections::BTreeMap;
+
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 
 use super::problem::Problem;
 
-/// The body, read as JSON. That it is said to be JSON was seen when it was read.
+/// The body as it came, for who has words of their own for what is wrong with it. That it is said to be JSON was seen when
+/// it was read.
+pub struct RawBody(pub Bytes);
+
+impl<S: Send + Sync> FromRequest<S> for RawBody {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        Bytes::from_request(request, state).await.map(Self).map_err(|rejection| match rejection.status() {
+            StatusCode::PAYLOAD_TOO_LARGE => Problem::too_large(),
+            _ => Problem::malformed("the request cannot be read", rejection.body_text()),
+        })
+    }
+}
+
+impl RawBody {
+    /// Reads it as JSON.
+    pub fn json<T: DeserializeOwned>(
+        &self,
+        wrong: impl FnOnce(serde_json::Error) -> Problem,
+    ) -> Result<T, Problem> {
+        serde_json::from_slice(&self.0).map_err(wrong)
+    }
+
+    /// Reads it as a JSON object. By itself, a list would be read as the fields in their order, without their names.
+    pub fn object<T: DeserializeOwned>(
+        &self,
+        wrong: impl FnOnce(serde_json::Error) -> Problem,
+    ) -> Result<T, Problem> {
+        let object = serde_json::from_slice::<BTreeMap<String, IgnoredAny>>(&self.0);
+        object.and_then(|_| serde_json::from_slice(&self.0)).map_err(wrong)
+    }
+
+    /// Whether there is nothing in it.
+    pub fn is_blank(&self) -> bool {
+        self.0.iter().all(u8::is_ascii_whitespace)
+    }
+}
+
+/// The body, read as JSON.
 pub struct JsonBody<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
-        let body =
-            Bytes::from_request(request, state).await.map_err(|rejection| match rejection.status() {
-                StatusCode::PAYLOAD_TOO_LARGE => Problem::too_large(),
-                _ => Problem::malformed("the request cannot be read", rejection.body_text()),
-            })?;
-        serde_json::from_slice(&body).map(Self).map_err(|error| {
+        let body = RawBody::from_request(request, state).await?;
+        body.json(|error| {
             Problem::malformed(
                 format!("the body does not fit: {error}"),
                 "GET /docs shows what is expected here.",
             )
         })
+        .map(Self)
     }
 }
 

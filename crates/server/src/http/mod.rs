@@ -47,7 +47,7 @@ use utoipa_axum::routes;
 use crate::plugin::erased::Paths;
 
 pub use access::{Caller, Role};
-pub use extract::{JsonBody, OptionalJsonBody, Path, Query};
+pub use extract::{JsonBody, OptionalJsonBody, Path, Query, RawBody};
 pub(crate) use patience::{PATIENCE, Patient};
 pub use problem::Problem;
 pub(crate) use stream::{Feed, FeedOptions};

@@ -16,13 +16,13 @@ use towpath_hive::spec::EnvValue;
 use utoipa::{IntoParams, ToSchema};
 
 use super::Serving;
-use super::routes::{Behind, ByName, Id, broken, exists, page_limit, path};
+use super::routes::{Behind, ByName, broken, exists};
 use super::shown::{env_for, env_shown};
 use crate::http::extract::SoughtText;
 use crate::http::memory::{Memory, PAGE_BYTES};
-use crate::http::range::{number, usually};
+use crate::http::range::{next, number, page_limit, usually};
 use crate::http::wire::one_of;
-use crate::{Caller, Problem, Query};
+use crate::{Caller, Path, Problem, Query};
 
 /// A specification that a service has had.
 #[derive(Serialize, ToSchema)]
@@ -64,10 +64,10 @@ pub(super) async fn specs(
     State(app): State<Serving>,
     memory: Memory,
     caller: Caller,
-    id: Id,
+    Path(id): Path<String>,
     Query(behind): Query<Behind>,
 ) -> Result<Response, Problem> {
-    let (hive, id) = (&app.hive, path(id)?);
+    let hive = &app.hive;
     exists(hive, &app.towpath, &id).await?;
     let room = memory.room(2 * PAGE_BYTES).await?;
     let listed = hive.specs(app.towpath.store(), &id, behind.after, behind.limit, PAGE_BYTES).await;
@@ -156,7 +156,7 @@ pub(super) async fn audit(
             requested_at: record.time("requested_at")?,
         });
     }
-    let next = full(&audit, limit).map(|last| last.event_id.clone());
+    let next = next(&audit, limit, |last| last.event_id.clone());
     Ok(Json(Audit { audit, next }).into_response())
 }
 
@@ -202,7 +202,7 @@ pub(super) async fn namespaces(
             validated_at: record.time("validated_at")?,
         });
     }
-    let next = full(&namespaces, limit).map(|last| last.namespace.clone());
+    let next = next(&namespaces, limit, |last| last.namespace.clone());
     Ok(Json(Namespaces { namespaces, next }).into_response())
 }
 
@@ -302,7 +302,7 @@ pub(super) async fn outbox(
     found.sort_by_key(|row| row.row.outbox_id);
     found.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
     let rows: Vec<OutboxRowShown> = found.into_iter().map(OutboxRowShown::from).collect();
-    let next = full(&rows, limit).map(|last| last.outbox_id);
+    let next = next(&rows, limit, |last| last.outbox_id);
     Ok(Json(OutboxRows { rows, next }).into_response())
 }
 
@@ -323,9 +323,4 @@ impl From<FailedRow> for OutboxRowShown {
             about: event.aggregate.id.to_string(),
         }
     }
-}
-
-/// The last of a page behind which there may be more.
-pub(super) fn full<T>(page: &[T], limit: u32) -> Option<&T> {
-    page.last().filter(|_| u32::try_from(page.len()).is_ok_and(|rows| rows >= limit))
 }

@@ -1,9 +1,7 @@
 //! Hive over HTTP: services that are asked for, and what has become of them.
 
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
@@ -25,7 +23,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Serving;
-use super::kept::{self, full};
+use super::kept;
 use super::shown::{Shown, env_asked};
 use crate::http::command_ids::{idempotency_key, send_under_key, sent_under_key};
 use crate::http::conditional;
@@ -33,9 +31,9 @@ use crate::http::extract::SoughtText;
 use crate::http::facts::History;
 use crate::http::memory::{Memory, PAGE_BYTES};
 use crate::http::problem::AfterDone as _;
-use crate::http::range;
+use crate::http::range::{next, page_limit};
 use crate::http::wire::{StateChange, one_of};
-use crate::{Caller, Problem};
+use crate::{Caller, Path, Problem, Query, RawBody};
 
 /// The paths of this part.
 pub(super) fn routes() -> OpenApiRouter<Serving> {
@@ -59,19 +57,8 @@ pub(super) fn routes_always() -> OpenApiRouter {
     OpenApiRouter::new().routes(routes!(events))
 }
 
-/// The largest page of a listing.
-const LARGEST_PAGE: u32 = 500;
-
-/// Reads how many are asked for.
-pub(super) fn page_limit<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
-    range::limit_up_to(deserializer, LARGEST_PAGE)
-}
-
 /// How many alerts are shown.
 const MOST_ALERTS: u32 = 100;
-
-type Body = Result<Bytes, BytesRejection>;
-pub(super) type Id = Result<Path<String>, PathRejection>;
 
 /// A service to be made.
 #[derive(Deserialize, ToSchema)]
@@ -155,7 +142,7 @@ struct Listing {
     #[param(schema_with = service_status)]
     status: Option<ServiceStatus>,
     /// At most so many.
-    #[serde(default = "range::usually", deserialize_with = "page_limit")]
+    #[serde(default = "crate::http::range::usually", deserialize_with = "page_limit")]
     #[param(required = false, minimum = 1, maximum = 500)]
     limit: u32,
 }
@@ -165,11 +152,11 @@ struct Listing {
 #[into_params(parameter_in = Query)]
 pub(super) struct Behind {
     /// The version behind which to begin.
-    #[serde(default, deserialize_with = "range::number")]
+    #[serde(default, deserialize_with = "crate::http::range::number")]
     #[param(required = false, minimum = 0, maximum = 9007199254740991_i64)]
     pub(super) after: u64,
     /// At most so many.
-    #[serde(default = "range::usually", deserialize_with = "page_limit")]
+    #[serde(default = "crate::http::range::usually", deserialize_with = "page_limit")]
     #[param(required = false, minimum = 1, maximum = 500)]
     pub(super) limit: u32,
 }
@@ -182,7 +169,7 @@ pub(super) struct ByName {
     #[param(value_type = Option<String>)]
     pub(super) after: Option<SoughtText>,
     /// At most so many.
-    #[serde(default = "range::usually", deserialize_with = "page_limit")]
+    #[serde(default = "crate::http::range::usually", deserialize_with = "page_limit")]
     #[param(required = false, minimum = 1, maximum = 500)]
     pub(super) limit: u32,
 }
@@ -219,10 +206,10 @@ async fn create(
     State(app): State<Serving>,
     caller: Caller,
     headers: HeaderMap,
-    body: Body,
+    body: RawBody,
 ) -> Result<Response, Problem> {
     let Serving { hive, towpath } = &app;
-    let asked: ServiceAsked = read(body)?;
+    let asked: ServiceAsked = read(&body)?;
     asked.resource().and_then(|_| asked.spec()).map_err(cannot_be)?;
     let key = idempotency_key(&headers)?;
     let earlier = match key {
@@ -252,10 +239,8 @@ async fn list(
     State(app): State<Serving>,
     memory: Memory,
     caller: Caller,
-    listing: Result<Query<Listing>, QueryRejection>,
+    Query(listing): Query<Listing>,
 ) -> Result<Response, Problem> {
-    let Query(listing) = listing
-        .map_err(|error| Problem::malformed(error.body_text(), "Write ?after=ID&status=S&limit=N."))?;
     let Listing { after, status, limit } = listing;
     let room = memory.room(2 * PAGE_BYTES).await?;
     let services = app.hive.services(app.towpath.store(), &after, status, limit, PAGE_BYTES);
@@ -275,8 +260,12 @@ async fn list(
     params(("id" = String, Path, description = "The service's id.")),
     responses((status = 200, description = "As it is now.", body = Shown), (status = 404, description = "There is none."))
 )]
-async fn show(State(app): State<Serving>, caller: Caller, id: Id) -> Result<Response, Problem> {
-    answer(&app, &caller, &path(id)?, StatusCode::OK, false, None).await
+async fn show(
+    State(app): State<Serving>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<Response, Problem> {
+    answer(&app, &caller, &id, StatusCode::OK, false, None).await
 }
 
 /// Updates a service
@@ -301,12 +290,12 @@ async fn show(State(app): State<Serving>, caller: Caller, id: Id) -> Result<Resp
 async fn update(
     State(app): State<Serving>,
     caller: Caller,
-    id: Id,
+    Path(id): Path<String>,
     headers: HeaderMap,
-    body: Body,
+    body: RawBody,
 ) -> Result<Response, Problem> {
-    let (Serving { hive, towpath }, id) = (&app, path(id)?);
-    let mut asked: UpdateAsked = read(body)?;
+    let Serving { hive, towpath } = &app;
+    let mut asked: UpdateAsked = read(&body)?;
     asked.spec().map_err(cannot_be)?;
     if let Some(version) = spec_version_of(hive, towpath, &id, &headers).await? {
         asked.if_spec_version = Some(version);
@@ -335,10 +324,9 @@ async fn update(
 async fn delete(
     State(app): State<Serving>,
     caller: Caller,
-    id: Id,
+    Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    let id = path(id)?;
     let if_spec_version = spec_version_of(&app.hive, &app.towpath, &id, &headers).await?;
     plain(&app, &caller, id, &headers, || ServiceCommand::Delete(DeleteAsked { if_spec_version })).await
 }
@@ -358,10 +346,10 @@ async fn delete(
 async fn refresh(
     State(app): State<Serving>,
     caller: Caller,
-    id: Id,
+    Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    plain(&app, &caller, path(id)?, &headers, || ServiceCommand::Refresh {}).await
+    plain(&app, &caller, id, &headers, || ServiceCommand::Refresh {}).await
 }
 
 /// A revision that was seen.
@@ -393,12 +381,10 @@ struct Revisions {
 )]
 async fn revisions(
     State(app): State<Serving>,
-    id: Id,
-    asked: Result<Query<ByName>, QueryRejection>,
+    Path(id): Path<String>,
+    Query(ByName { after, limit }): Query<ByName>,
 ) -> Result<Response, Problem> {
-    let Query(ByName { after, limit }) =
-        asked.map_err(|error| Problem::malformed(error.body_text(), "Write ?after=NAME&limit=N."))?;
-    let (hive, id) = (&app.hive, path(id)?);
+    let hive = &app.hive;
     exists(hive, &app.towpath, &id).await?;
     let mut revisions = Vec::new();
     let after = after.map(String::from).unwrap_or_default();
@@ -411,7 +397,7 @@ async fn revisions(
             seen_at: record.time("seen_at")?,
         });
     }
-    let next = full(&revisions, limit).map(|last| last.revision.clone());
+    let next = next(&revisions, limit, |last| last.revision.clone());
     Ok(Json(Revisions { revisions, next }).into_response())
 }
 
@@ -439,8 +425,8 @@ struct Routes {
     params(("id" = String, Path, description = "The service's id.")),
     responses((status = 200, description = "Where its requests go; none before it was ready, and none when it is gone.", body = Routes), (status = 404, description = "There is no such service."))
 )]
-async fn routes_of(State(app): State<Serving>, id: Id) -> Result<Response, Problem> {
-    let (hive, id) = (&app.hive, path(id)?);
+async fn routes_of(State(app): State<Serving>, Path(id): Path<String>) -> Result<Response, Problem> {
+    let hive = &app.hive;
     exists(hive, &app.towpath, &id).await?;
     let mut routes = Vec::new();
     if let Some(record) = hive.route(app.towpath.store(), &id).await? {
@@ -462,12 +448,10 @@ async fn routes_of(State(app): State<Serving>, id: Id) -> Result<Response, Probl
 )]
 async fn history(
     State(app): State<Serving>,
-    id: Id,
-    behind: Result<Query<Behind>, QueryRejection>,
+    Path(id): Path<String>,
+    Query(behind): Query<Behind>,
 ) -> Result<Response, Problem> {
-    let Query(behind) =
-        behind.map_err(|error| Problem::malformed(error.body_text(), "Write ?after=N&limit=N."))?;
-    let (hive, id) = (&app.hive, path(id)?);
+    let hive = &app.hive;
     exists(hive, &app.towpath, &id).await?;
     let history = hive.history(&app.towpath, &id, behind.after, behind.limit).await?;
     Ok(Json(History { history: history.iter().map(StateChange::from).collect() }).into_response())
@@ -712,23 +696,8 @@ pub(super) async fn exists(hive: &Hive, towpath: &Towpath, id: &str) -> Result<(
     }
 }
 
-pub(super) fn path(id: Id) -> Result<String, Problem> {
-    let Path(id) =
-        id.map_err(|error| Problem::malformed(error.body_text(), "Write /api/hive/services/ID."))?;
-    Ok(id)
-}
-
-fn read<T: DeserializeOwned>(body: Body) -> Result<T, Problem> {
-    let body = body.map_err(|rejection| match rejection.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => Problem::new(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "too-large",
-            "the request is too large",
-            "Send at most 4 MiB.",
-        ),
-        _ => Problem::malformed("the request cannot be read", rejection.body_text()),
-    })?;
-    serde_json::from_slice(&body).map_err(|error| {
+fn read<T: DeserializeOwned>(body: &RawBody) -> Result<T, Problem> {
+    body.json(|error| {
         let detail = "Send {\"name\": …, \"namespace\": …, \"image\": …} as JSON.";
         // What is JSON and no service is told apart from what is no JSON.
         if error.is_data() {
