@@ -29,6 +29,13 @@ pub use plugin::{CommandLine, Configured, NoCommand, Plugin, ServerContext};
 pub use server::Server;
 pub use {axum, clap, utoipa, utoipa_axum};
 
+/// What handlers share beside: which part of a listing is asked for, commands under an Idempotency-Key, the tags of `If-Match`.
+pub mod kit {
+    pub use crate::http::command_ids::{idempotency_key, send_under_key, sent_under_key};
+    pub use crate::http::conditional::{Tags, strong_tags};
+    pub use crate::http::range::{next, number, page_limit, usually};
+}
+
 /// Runs a command line of a server with our applications. What is served has, beside all else, what `extend` adds.
 pub fn run(
     arguments: impl IntoIterator<Item = OsString>,

@@ -20,13 +20,13 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use towpath::ports::store::StoreError;
 
 use crate::Server;
 use crate::plugin::erased::Applications;
 
 pub use client::{Answer, Client, Connection};
 pub use config::ServeFlags;
-pub(crate) use migrate::failure;
 
 /// A backbone on which every state change becomes a fact, and every fact arrives.
 #[derive(Parser)]
@@ -84,6 +84,21 @@ impl Failure {
     /// A server or database could not be reached, or refuses to work.
     pub fn unreachable(message: impl Into<String>) -> Self {
         Self { code: ExitCode::from(3), message: message.into() }
+    }
+}
+
+/// What, why, and what to do.
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        let mut message = format!("{error} [{}]", error.code());
+        for cause in towpath::causes(&error) {
+            message.push_str(&format!("\n  because: {cause}"));
+        }
+        message.push_str(&format!("\n{}", error.next_step()));
+        match error {
+            StoreError::BadUrl(_) => Self::usage(message),
+            _ => Self::unreachable(message),
+        }
     }
 }
 

@@ -6,7 +6,6 @@ use std::time::Instant;
 use towpath::{BrokerUrl, StoreUrl, Towpath};
 
 use super::config::{Config, LogSettings, ServeFlags};
-use super::migrate::failure;
 use super::signals::told_to_stop;
 use super::{Failure, output};
 use crate::Server;
@@ -25,7 +24,7 @@ pub(crate) async fn serve(flags: ServeFlags, server: Server) -> Result<(), Failu
     let limits = Arc::new(Limits::new(config.limits.clone()));
     // What is written wrong is told before anything is touched.
     let tls = config.tls.clone().map(Tls::read).transpose().map_err(Failure::usage)?;
-    let store = StoreUrl::parse(&config.store).map_err(|error| failure(&error))?;
+    let store = StoreUrl::parse(&config.store)?;
     let broker = BrokerUrl::parse(&config.broker)
         .map_err(|error| Failure::usage(format!("{error} [{}]\n{}", error.code(), error.next_step())))?;
     #[cfg(feature = "otel")]

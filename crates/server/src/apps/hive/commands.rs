@@ -5,7 +5,6 @@ use towpath::SqlStore;
 
 use super::settings::HiveSection;
 use crate::cli::client::{show_page, shown};
-use crate::cli::failure;
 use crate::plugin::CommandLine;
 use crate::{Client, Connection, Failure, ServeFlags, output};
 
@@ -109,7 +108,7 @@ impl HiveCommand {
 async fn rebuild(flags: ServeFlags, line: &CommandLine<'_, HiveSection>) -> Result<(), Failure> {
     let configured = line.configured(flags)?;
     let stale = configured.settings.service.observation.ready_stale_duration;
-    let store = SqlStore::connect(&configured.store).await.map_err(|error| failure(&error))?;
+    let store = SqlStore::connect(&configured.store).await?;
     let rebuilt = towpath_hive::rebuild(&store, stale).await;
     store.close().await;
     let rebuilt = rebuilt.map_err(|error| {

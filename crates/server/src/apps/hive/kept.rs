@@ -20,8 +20,8 @@ use super::routes::{Behind, ByName, broken, exists};
 use super::shown::{env_for, env_shown};
 use crate::http::extract::SoughtText;
 use crate::http::memory::{Memory, PAGE_BYTES};
-use crate::http::range::{next, number, page_limit, usually};
 use crate::http::wire::one_of;
+use crate::kit::{next, number, page_limit, usually};
 use crate::{Caller, Path, Problem, Query};
 
 /// A specification that a service has had.

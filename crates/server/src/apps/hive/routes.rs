@@ -25,14 +25,14 @@ use utoipa_axum::routes;
 use super::Serving;
 use super::kept;
 use super::shown::{Shown, env_asked};
-use crate::http::command_ids::{idempotency_key, send_under_key, sent_under_key};
-use crate::http::conditional;
 use crate::http::extract::SoughtText;
 use crate::http::facts::History;
 use crate::http::memory::{Memory, PAGE_BYTES};
 use crate::http::problem::AfterDone as _;
-use crate::http::range::{next, page_limit};
 use crate::http::wire::{StateChange, one_of};
+use crate::kit::{
+    Tags, idempotency_key, next, number, page_limit, send_under_key, sent_under_key, strong_tags, usually,
+};
 use crate::{Caller, Path, Problem, Query, RawBody};
 
 /// The paths of this part.
@@ -142,7 +142,7 @@ struct Listing {
     #[param(schema_with = service_status)]
     status: Option<ServiceStatus>,
     /// At most so many.
-    #[serde(default = "crate::http::range::usually", deserialize_with = "page_limit")]
+    #[serde(default = "usually", deserialize_with = "page_limit")]
     #[param(required = false, minimum = 1, maximum = 500)]
     limit: u32,
 }
@@ -152,11 +152,11 @@ struct Listing {
 #[into_params(parameter_in = Query)]
 pub(super) struct Behind {
     /// The version behind which to begin.
-    #[serde(default, deserialize_with = "crate::http::range::number")]
+    #[serde(default, deserialize_with = "number")]
     #[param(required = false, minimum = 0, maximum = 9007199254740991_i64)]
     pub(super) after: u64,
     /// At most so many.
-    #[serde(default = "crate::http::range::usually", deserialize_with = "page_limit")]
+    #[serde(default = "usually", deserialize_with = "page_limit")]
     #[param(required = false, minimum = 1, maximum = 500)]
     pub(super) limit: u32,
 }
@@ -169,7 +169,7 @@ pub(super) struct ByName {
     #[param(value_type = Option<String>)]
     pub(super) after: Option<SoughtText>,
     /// At most so many.
-    #[serde(default = "crate::http::range::usually", deserialize_with = "page_limit")]
+    #[serde(default = "usually", deserialize_with = "page_limit")]
     #[param(required = false, minimum = 1, maximum = 500)]
     pub(super) limit: u32,
 }
@@ -622,15 +622,13 @@ async fn spec_version_of(
 ) -> Result<Option<u64>, Problem> {
     let mut versions = Vec::new();
     for list in headers.get_all(header::IF_MATCH) {
-        let tags = list.to_str().ok().and_then(conditional::strong_tags);
+        let tags = list.to_str().ok().and_then(strong_tags);
         let tags = tags.ok_or_else(|| {
             Problem::malformed("If-Match is no list of tags", "Send the ETag of the service as it was shown.")
         })?;
         match tags {
-            conditional::Tags::Any => return Ok(None),
-            conditional::Tags::These(tags) => {
-                versions.extend(tags.into_iter().map(|tag| tag.parse::<u64>().ok()))
-            }
+            Tags::Any => return Ok(None),
+            Tags::These(tags) => versions.extend(tags.into_iter().map(|tag| tag.parse::<u64>().ok())),
         }
     }
     if versions.is_empty() {

@@ -17,7 +17,7 @@ use super::wire::{
     WhichNotifications, WhichOrders, WhichProducts,
 };
 use crate::http::operations::of_answer;
-use crate::http::range::next;
+use crate::kit::next;
 use crate::{Path, Problem, Query, RawBody};
 
 /// The paths of this part.

@@ -10,8 +10,8 @@ use utoipa::openapi::schema::{Array, ArrayBuilder, Object};
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
-use crate::http::range::{page_limit, usually};
 use crate::http::wire::one_of;
+use crate::kit::{page_limit, usually};
 
 fn product_status() -> Object {
     one_of(ProductStatus::ALL.iter().map(|status| status.as_str()))
