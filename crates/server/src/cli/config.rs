@@ -437,13 +437,13 @@ mod tests {
     }
 
     #[test]
-    fn the_sources_name_of_the_publishers_delay_is_understood() {
+    fn a_part_of_a_section_may_stand_without_its_name() {
         let table = |text: &str| text.parse::<toml::Table>().unwrap();
-        let with_outbox = |hive, outbox: &str| whole("hive", &["outbox"], vec![hive, table(outbox)]);
-        let hive = with_outbox(table("enabled = true"), "publisher.fixedDelayMs = 500").ok().unwrap();
-        assert_eq!(hive, table("enabled = true\noutbox.publisher.fixedDelayMs = 500"));
-        let twice = with_outbox(hive, "publisher.fixedDelayMs = 500").err().unwrap();
-        assert!(twice.message.contains("[hive.outbox]"), "{}", twice.message);
+        let with_part = |shop, part: &str| whole("shop", &["outbox"], vec![shop, table(part)]);
+        let shop = with_part(table("enabled = true"), "publisher.delay = 500").ok().unwrap();
+        assert_eq!(shop, table("enabled = true\noutbox.publisher.delay = 500"));
+        let twice = with_part(shop, "publisher.delay = 500").err().unwrap();
+        assert!(twice.message.contains("[shop.outbox]"), "{}", twice.message);
     }
 
     #[test]

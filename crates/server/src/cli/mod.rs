@@ -5,7 +5,7 @@
 
 mod bench;
 pub(crate) mod client;
-mod config;
+pub(crate) mod config;
 #[cfg(feature = "follow")]
 mod follow;
 mod keys;
@@ -13,7 +13,7 @@ mod migrate;
 pub mod output;
 mod serve;
 mod settings;
-mod shown_config;
+pub(crate) mod shown_config;
 mod signals;
 
 use std::ffi::OsString;
@@ -121,7 +121,7 @@ pub(crate) fn main(server: Server, arguments: impl IntoIterator<Item = OsString>
 }
 
 /// Our own commands, and one of each application.
-fn command_line(applications: &Applications) -> Result<clap::Command, Failure> {
+pub(crate) fn command_line(applications: &Applications) -> Result<clap::Command, Failure> {
     let mut line = Arguments::command();
     for application in applications {
         let name = application.name();
@@ -164,18 +164,5 @@ fn ended(result: Result<(), Failure>) -> ExitCode {
             output::error(&failure.message);
             failure.code
         }
-    }
-}
-
-#[cfg(all(test, feature = "market"))]
-mod tests {
-    use super::*;
-    use crate::apps::Market;
-
-    #[test]
-    fn two_applications_of_one_name_are_refused() {
-        assert!(command_line(&Server::new().with::<Market>().applications).is_ok());
-        let twice = Server::new().with::<Market>().with::<Market>();
-        assert!(command_line(&twice.applications).err().unwrap().message.contains("market"));
     }
 }

@@ -15,7 +15,7 @@ pub(crate) fn show(flags: ServeFlags, applications: &Applications) -> Result<(),
     Ok(())
 }
 
-fn shown(config: &Config) -> Result<String, Failure> {
+pub(crate) fn shown(config: &Config) -> Result<String, Failure> {
     let sources = config.sources;
     let mut text = String::new();
     let mut line = |key: &str, value: &str, source: &dyn std::fmt::Display| {
@@ -178,46 +178,5 @@ mod tests {
         let read: toml::Table = toml::from_str(&text).unwrap();
         assert_eq!(read["access"]["key"][0]["name"].as_str(), Some("ci"));
         assert_eq!(read["limits"]["headers"].as_integer(), Some(7));
-    }
-
-    #[test]
-    #[cfg(all(feature = "hive", feature = "market"))]
-    fn every_section_is_shown_as_it_holds_and_can_be_read_again() {
-        let written = "[hive]\nenabled = false\n[hive.simulated]\nseed = 7\n[market.order.timeout]\npending-minutes = 3\n\
-            [[channel]]\nname = \"a\"\nevents = [\"*\"]\nexchange = \"e\"\nretries = [\"1s\"]\n\
-            [topology]\nexchanges = [{ name = \"e\", kind = \"topic\" }]\n";
-        let ours = crate::Server::new().with_all(crate::apps::OURS).applications;
-        let file = |text: &str| {
-            let file = tempfile::NamedTempFile::new().unwrap();
-            std::fs::write(file.path(), text).unwrap();
-            file
-        };
-        let config = |file: &tempfile::NamedTempFile| {
-            let path = file.path().to_str().unwrap();
-            Line::parse_from(["towpath", "--config", path]).flags.config(&ours).ok().unwrap()
-        };
-        let first = file(written);
-        let text = shown(&config(&first)).ok().unwrap();
-        for expected in [
-            "enabled = false # file",
-            "gateway = \"simulated\" # default",
-            "seed = 7 # file",
-            "interval-ms = 60000 # default",
-            "[market.order.timeout]\npending-minutes = \"3m\" # file",
-            "scan-batch = 200 # default",
-            "[market.consumer]",
-            "prefetch = 20 # default",
-            "name = \"a\"",
-            "patience = \"10s\"",
-        ] {
-            assert!(text.contains(expected), "{expected} is not in {text}");
-        }
-        // What is shown means the same as what was written.
-        let again = config(&file(&text));
-        assert_eq!(again.channels, config(&first).channels);
-        let sections = |config: &Config| {
-            config.sections.iter().map(|section| section.settings.shown().unwrap()).collect::<Vec<_>>()
-        };
-        assert_eq!(sections(&again), sections(&config(&first)));
     }
 }
