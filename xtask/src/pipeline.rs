@@ -206,6 +206,12 @@ pub(crate) fn ci() -> Result<ExitCode, Failure> {
     if !succeeds(cargo(&["check", "-p", "towpath", "--no-default-features", "--features", "sqlite"]))? {
         return Err(Failure::new("the library does not build with SQLite alone, see above"));
     }
+    // Nothing outside of an application's own folder may need it. The benchmarks need all databases.
+    const FEATURES: &str = "sqlite,postgres,mysql,follow";
+    let alone = ["check", "-p", "towpath-server", "--no-default-features", "--features", FEATURES];
+    if !succeeds(cargo(&alone))? {
+        return Err(Failure::new("the server does not build without applications, see above"));
+    }
     arrows::run()?;
     words::run()?;
     run_tests(&TestOptions::parse(&[])?, true)

@@ -12,7 +12,9 @@ use towpath::observer::{Observer, ObserverPolicy, ObserverWake};
 use towpath::ports::store::{StateEvent, Store as _, StoreError};
 use towpath::retry::RetryPolicy;
 use towpath::tables::{OwnTables, Record, Value};
-use towpath::{Builder, Channel, ChannelPolicy, HandlerError, IncomingEvent, SendError, SqlStore, Towpath};
+use towpath::{
+    Application, Builder, Channel, ChannelPolicy, HandlerError, IncomingEvent, SendError, SqlStore, Towpath,
+};
 
 use crate::alerts::{self, Alert};
 use crate::consumers;
@@ -147,6 +149,14 @@ pub struct SpecRow {
     pub spec: ServiceSpec,
     /// When it was kept.
     pub persisted_at: DateTime<Utc>,
+}
+
+impl Application for Hive {
+    const NAME: &'static str = "hive";
+
+    fn install(&self, builder: Builder) -> Builder {
+        Hive::install(self, builder)
+    }
 }
 
 impl Hive {

@@ -7,7 +7,9 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 use towpath::ports::clock::Clock;
 use towpath::retry::{RetryPolicy, duration_text};
-use towpath::{ChannelPolicy, SystemClock};
+use towpath::{Application, Builder, ChannelPolicy, SystemClock};
+
+use crate::Market;
 
 /// How the market works. The defaults are the contract's.
 #[derive(Clone)]
@@ -67,6 +69,15 @@ fn outbox() -> ChannelPolicy {
         retries: RetryPolicy::Fixed([5, 30, 120].map(Duration::from_secs).into()),
         in_order: false,
         ..ChannelPolicy::default()
+    }
+}
+
+/// Until Towpath runs, the market is how it is to work.
+impl Application for Settings {
+    const NAME: &'static str = "market";
+
+    fn install(&self, builder: Builder) -> Builder {
+        Market::install(builder, self)
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use towpath_server::{Server, apps};
+
 fn main() -> ExitCode {
-    towpath_server::run(std::env::args_os(), |builder| builder)
+    Server::new().with_all(apps::OURS).run()
 }

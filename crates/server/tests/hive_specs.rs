@@ -6,6 +6,7 @@ mod driver;
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
+use std::sync::Arc;
 
 use driver::{Answer, Key, Server, connect, eventually, new_key, towpath};
 use serde_json::{Value, json};
@@ -129,7 +130,8 @@ fn an_update_can_name_the_specification_that_it_replaces() {
 #[test]
 fn secrets_are_referred_to_and_values_are_hidden_from_viewers() {
     let (ann, vic): (Key, Key) = (new_key("ann", "operator"), new_key("vic", "viewer"));
-    let server = Server::start(&[], &format!("{}\n{}\n{AT_ONCE}", ann.toml, vic.toml));
+    let keys = format!("{}\n{}\n", ann.toml, vic.toml);
+    let server = Server::start(&[], &format!("{keys}{AT_ONCE}"));
     let secret = json!({ "valueFrom": { "secret": "cart-tokens", "key": "api.token" } });
     let env = json!({ "COLOUR": "the-hidden-blue", "TOKEN": secret });
     let ann = [("X-Api-Key", ann.key.as_str())];
@@ -213,6 +215,12 @@ fn secrets_are_referred_to_and_values_are_hidden_from_viewers() {
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && said.contains("payload-withheld"), "{said}");
     assert!(follow(ann[0].1).status.success(), "what was refused has left nothing behind");
+    // Where its facts are and hive does not run, they are as confidential.
+    let mut command = towpath();
+    command.args(["--listen", "127.0.0.1:0"]);
+    let elsewhere = Server::spawn(command, Arc::new(mirror), &format!("{keys}[hive]\nenabled = false\n"));
+    let [seen, whole] = [vic, ann].map(|by| elsewhere.get("/api/events?limit=1000", &by).body);
+    assert!(whole.contains("the-hidden-blue") && !seen.contains("the-hidden-blue"), "{seen}");
     // What is no reference is refused.
     for (name, wrong) in [
         ("a number", json!(7)),

@@ -8,6 +8,7 @@
 //! ```
 
 mod absence;
+mod application;
 mod bus;
 mod carrying;
 mod circumstances;
@@ -41,6 +42,7 @@ mod transact;
 mod tx;
 mod watch;
 
+pub use application::Application;
 pub use bus::{Receipt, SendError};
 pub use circumstances::Circumstances;
 pub use clock::SystemClock;

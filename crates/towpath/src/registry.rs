@@ -30,6 +30,8 @@ pub struct Registry {
     /// By the events that deadlines append.
     by_deadline: HashMap<String, Arc<dyn Decider>>,
     events: HashSet<String>,
+    /// Kinds that are confidential although nobody decides them here.
+    confidential: HashSet<String>,
     routes: Routes,
     carrying: Carrying,
     formats: Formats,
@@ -97,6 +99,19 @@ impl Registry {
     /// The formats that are registered.
     pub fn formats(&self) -> &Formats {
         &self.formats
+    }
+
+    /// Takes a kind for confidential, whether or not it is registered here.
+    pub(crate) fn withhold(&mut self, kind: &str) {
+        self.confidential.insert(kind.to_owned());
+    }
+
+    /// Whether the payloads of a kind are withheld from viewers: as its aggregate declares it, or else as
+    /// [`Builder::confidential`](crate::Builder::confidential) does.
+    pub fn is_confidential(&self, kind: &str) -> bool {
+        self.by_kind
+            .get(kind)
+            .map_or_else(|| self.confidential.contains(kind), |decider| decider.is_confidential())
     }
 
     /// What the channels can carry.

@@ -521,6 +521,13 @@ impl Builder {
         self
     }
 
+    /// Takes a kind for confidential although no aggregate of it is registered: its facts may be here from before, from
+    /// another instance, or as the mirror of another log.
+    pub fn confidential(mut self, kind: &str) -> Self {
+        self.registry.withhold(kind);
+        self
+    }
+
     /// Adds a channel: events that fit its patterns get an outbox row each, and with a target they are published.
     ///
     /// A channel without a target only collects its rows.

@@ -2,22 +2,23 @@
 
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
 use serde::Deserialize;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
 use towpath::config::{ChannelEntry, TopologyEntry};
 use towpath::notifications::LARGEST_PAGE_SIZE;
 use towpath::{Channels, StoreOptions};
 
 use super::Failure;
-use super::hive::HiveConfig;
-use super::market::MarketConfig;
 use super::settings::{SettingFlags, Settings, Source};
 use crate::http::access::{ASYMMETRIC, ApiKey, JwtSettings, Role};
 use crate::http::limits::LimitSettings;
 use crate::http::tls::TlsFiles;
+use crate::plugin::erased::{AnySettings, Applications};
 
 const DEFAULT_LISTEN: &str = "127.0.0.1:7400";
 const DEFAULT_STORE: &str = "sqlite://data/towpath.db";
@@ -28,7 +29,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 
 /// The flags of `towpath serve`.
 #[derive(Args, Clone, Default)]
-pub(crate) struct ServeFlags {
+pub struct ServeFlags {
     /// Where to listen [default: 127.0.0.1:7400]
     #[arg(long, env = "TOWPATH_LISTEN", value_name = "ADDR")]
     listen: Option<String>,
@@ -50,16 +51,13 @@ pub(crate) struct ServeFlags {
 }
 
 /// What the server runs with.
-#[derive(Clone)]
 pub(crate) struct Config {
     pub(crate) listen: SocketAddr,
     pub(crate) store: String,
     pub(crate) broker: String,
     pub(crate) database: StoreOptions,
     pub(crate) channels: Channels,
-    pub(crate) hive: HiveConfig,
     pub(crate) log_page_size: Option<NonZeroU64>,
-    pub(crate) market: MarketConfig,
     pub(crate) keys: Vec<ApiKey>,
     pub(crate) jwt: Option<JwtSettings>,
     pub(crate) limits: LimitSettings,
@@ -74,16 +72,18 @@ pub(crate) struct Config {
     pub(crate) settings: Settings,
     /// Where the plain values came from.
     pub(crate) sources: Sources,
-    /// For `towpath config`.
-    pub(crate) written: Written,
+    /// Of each application.
+    pub(crate) sections: Vec<Section>,
+    /// As the file has it, for `towpath config`.
+    pub(crate) written_topology: toml::Table,
 }
 
-/// Sections as the file has them: what is not there has its default.
-#[derive(Clone)]
-pub(crate) struct Written {
-    pub(crate) hive: toml::Table,
-    pub(crate) market: toml::Table,
-    pub(crate) topology: toml::Table,
+/// The section of an application.
+pub(crate) struct Section {
+    pub(crate) name: &'static str,
+    pub(crate) settings: Box<dyn AnySettings>,
+    /// As the file has it: what is not there has its default.
+    pub(crate) written: toml::Table,
 }
 
 /// What is logged, and how.
@@ -102,19 +102,18 @@ pub(crate) struct Sources {
     pub(crate) keys: Source,
 }
 
-#[derive(Debug, Default, Deserialize)]
+/// What a file may have beside the sections of applications.
+pub(crate) const NAMES: [&str; 11] = [
+    "listen", "store", "broker", "access", "database", "limits", "log", "server", "tls", "channel",
+    "topology",
+];
+
+#[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
     listen: Option<String>,
     store: Option<String>,
     broker: Option<String>,
-    #[serde(default)]
-    hive: toml::Table,
-    /// As the source names it: hive's own `[hive.outbox]`.
-    #[serde(default)]
-    outbox: toml::Table,
-    #[serde(default)]
-    market: toml::Table,
     #[serde(default)]
     access: toml::Table,
     #[serde(default)]
@@ -142,48 +141,12 @@ struct KeyEntry {
     hash: String,
 }
 
-/// Hive's settings with those that the source names without `hive.` (`outbox.publisher.fixedDelayMs`).
-fn with_outbox(mut hive: toml::Table, outbox: toml::Table) -> Result<toml::Table, Failure> {
-    if outbox.is_empty() {
-        return Ok(hive);
-    }
-    match hive.insert("outbox".to_owned(), toml::Value::Table(outbox)) {
-        None => Ok(hive),
-        Some(_) => Err(Failure::usage("[outbox] and [hive.outbox] are the same thing; write one of them")),
-    }
-}
-
 impl ServeFlags {
     /// Puts flags, environment, file and defaults together.
-    pub(crate) fn config(mut self) -> Result<Config, Failure> {
+    pub(crate) fn config(mut self, applications: &Applications) -> Result<Config, Failure> {
         // The short name, which is kept for who is used to it.
         self.settings.or_variable("log.filter", "TOWPATH_LOG");
-        let mut written_topology = toml::Table::new();
-        let mut file = match &self.config {
-            None => File::default(),
-            Some(path) => {
-                let text = std::fs::read_to_string(path).map_err(|error| {
-                    Failure::usage(format!(
-                        "the configuration file {} cannot be read: {error}",
-                        path.display()
-                    ))
-                })?;
-                if let Ok(toml::Value::Table(topology)) = toml::from_str(&text)
-                    .map(|mut whole: toml::Table| whole.remove("topology").unwrap_or(false.into()))
-                {
-                    written_topology = topology;
-                }
-                toml::from_str(&text).map_err(|error: toml::de::Error| {
-                    // Not as the error shows itself: it repeats the line, which may hold a password.
-                    let (at, message) = (path.display(), error.message());
-                    let line = error.span().and_then(|span| text.get(..span.start));
-                    let line = line.map_or(String::new(), |before| {
-                        format!(" in line {}", before.matches('\n').count() + 1)
-                    });
-                    Failure::usage(format!("the configuration file {at} is wrong{line}: {message}"))
-                })?
-            }
-        };
+        let Read { mut file, written, topology } = Read::file(self.config.as_deref(), applications)?;
         let written_keys: Option<Vec<KeyEntry>> = match file.access.remove("key") {
             None => None,
             Some(keys) => Some(keys.try_into().map_err(|error: toml::de::Error| {
@@ -225,13 +188,17 @@ impl ServeFlags {
                 "{listen:?} is not an address to listen on; write one such as {DEFAULT_LISTEN}"
             ))
         })?;
-        let hive = with_outbox(file.hive, file.outbox)?;
+        let mut sections = Vec::with_capacity(applications.len());
+        for (application, written) in applications.iter().zip(written) {
+            let section = whole(application.name(), application.short_sections(), written)?;
+            let settings = application.configured(section.clone(), limits.request_timeout)?;
+            sections.push(Section { name: application.name(), settings, written: section });
+        }
         Ok(Config {
             log_page_size: page_size(&settings)?,
             channels,
-            hive: HiveConfig::read(hive.clone(), limits.request_timeout)?,
-            market: MarketConfig::read(file.market.clone())?,
-            written: Written { hive, market: file.market, topology: written_topology },
+            sections,
+            written_topology: topology,
             listen,
             store: self.store.or(file.store).unwrap_or_else(|| DEFAULT_STORE.to_owned()),
             broker: self.broker.or(file.broker).unwrap_or_else(|| DEFAULT_BROKER.to_owned()),
@@ -253,6 +220,87 @@ impl ServeFlags {
             sources,
         })
     }
+}
+
+/// A file that was read.
+struct Read {
+    file: File,
+    /// Of each application: its section, and then its short ones.
+    written: Vec<Vec<toml::Table>>,
+    topology: toml::Table,
+}
+
+/// What is wrong with a file, and where. Not as the error shows itself: it repeats the line, which may hold a password.
+struct Wrong {
+    message: String,
+    at: Option<usize>,
+}
+
+impl From<toml::de::Error> for Wrong {
+    fn from(error: toml::de::Error) -> Self {
+        Self { message: error.message().to_owned(), at: error.span().map(|span| span.start) }
+    }
+}
+
+impl Read {
+    /// Without a file, as of one that is empty.
+    fn file(path: Option<&Path>, applications: &Applications) -> Result<Self, Failure> {
+        let Some(path) = path else {
+            return Self::of("", applications).map_err(|wrong| Failure::usage(wrong.message));
+        };
+        let shown = path.display();
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            Failure::usage(format!("the configuration file {shown} cannot be read: {error}"))
+        })?;
+        Self::of(&text, applications).map_err(|Wrong { message, at }| {
+            let line = at
+                .and_then(|start| text.get(..start))
+                .map_or(String::new(), |before| format!(" in line {}", before.matches('\n').count() + 1));
+            Failure::usage(format!("the configuration file {shown} is wrong{line}: {message}"))
+        })
+    }
+
+    fn of(text: &str, applications: &Applications) -> Result<Self, Wrong> {
+        let whole = DeTable::parse(text)?;
+        let (span, mut table) = (whole.span(), whole.into_inner());
+        let mut written = Vec::with_capacity(applications.len());
+        let [first, last] = [&NAMES[..3], &NAMES[3..]];
+        let mut names = first.to_vec();
+        for application in applications {
+            let sections = [&[application.name()], application.short_sections()].concat();
+            let tables = sections.iter().map(|name| table_of(table.remove(*name)));
+            written.push(tables.collect::<Result<_, _>>()?);
+            names.extend(sections);
+        }
+        names.extend(last);
+        if let Some(unknown) = table.keys().find(|key| !names.contains(&key.get_ref().as_ref())) {
+            let names = names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+            let message = format!("unknown field `{}`, expected one of {names}", unknown.get_ref());
+            return Err(Wrong { message, at: Some(unknown.span().start) });
+        }
+        let topology = table_of(table.get("topology").cloned()).unwrap_or_default();
+        let file = File::deserialize(toml::de::Deserializer::from(Spanned::new(span, table)))?;
+        Ok(Self { file, written, topology })
+    }
+}
+
+fn table_of(value: Option<Spanned<DeValue<'_>>>) -> Result<toml::Table, toml::de::Error> {
+    value.map_or(Ok(toml::Table::new()), |value| {
+        toml::Table::deserialize(toml::de::ValueDeserializer::from(value))
+    })
+}
+
+/// A section with those parts of it that were written without its name.
+fn whole(name: &str, short: &[&str], written: Vec<toml::Table>) -> Result<toml::Table, Failure> {
+    let mut written = written.into_iter();
+    let mut section = written.next().unwrap_or_default();
+    for (part, table) in short.iter().zip(written).filter(|(_, table)| !table.is_empty()) {
+        if section.insert((*part).to_owned(), toml::Value::Table(table)).is_some() {
+            let message = format!("[{part}] and [{name}.{part}] are the same thing; write one of them");
+            return Err(Failure::usage(message));
+        }
+    }
+    Ok(section)
 }
 
 fn page_size(settings: &Settings) -> Result<Option<NonZeroU64>, Failure> {
@@ -389,17 +437,18 @@ mod tests {
     }
 
     #[test]
-    fn the_sources_name_of_the_publishers_delay_is_understood() {
+    fn a_part_of_a_section_may_stand_without_its_name() {
         let table = |text: &str| text.parse::<toml::Table>().unwrap();
-        let hive = with_outbox(table("enabled = true"), table("publisher.fixedDelayMs = 500")).ok().unwrap();
-        assert_eq!(hive, table("enabled = true\noutbox.publisher.fixedDelayMs = 500"));
-        let twice = with_outbox(hive, table("publisher.fixedDelayMs = 500")).err().unwrap();
-        assert!(twice.message.contains("[hive.outbox]"), "{}", twice.message);
+        let with_part = |shop, part: &str| whole("shop", &["outbox"], vec![shop, table(part)]);
+        let shop = with_part(table("enabled = true"), "publisher.delay = 500").ok().unwrap();
+        assert_eq!(shop, table("enabled = true\noutbox.publisher.delay = 500"));
+        let twice = with_part(shop, "publisher.delay = 500").err().unwrap();
+        assert!(twice.message.contains("[shop.outbox]"), "{}", twice.message);
     }
 
     #[test]
     fn the_default_is_embedded_and_on_loopback() {
-        let config = ServeFlags::default().config().ok().unwrap();
+        let config = ServeFlags::default().config(&[]).ok().unwrap();
         assert!(config.listen.ip().is_loopback());
         assert_eq!(
             (config.listen.port(), config.store.as_str(), config.broker.as_str()),
@@ -415,7 +464,7 @@ mod tests {
             ("\n\nstore = [\"postgres://me:s3cret@db/app\"]\n", "line 3"),
         ] {
             let (flags, _file) = flags(None, Some(text));
-            let said = flags.config().err().unwrap().message;
+            let said = flags.config(&[]).err().unwrap().message;
             assert!(said.contains(line) && !said.contains("s3cret"), "{said}");
         }
     }
@@ -424,7 +473,7 @@ mod tests {
     fn flags_win_over_the_file_and_the_file_over_defaults() {
         let text = "listen = \"127.0.0.1:1\"\nstore = \"sqlite://other.db\"\n";
         let (flags, _file) = flags(Some("127.0.0.1:2"), Some(text));
-        let config = flags.config().ok().unwrap();
+        let config = flags.config(&[]).ok().unwrap();
         assert_eq!((config.listen.port(), config.store.as_str()), (2, "sqlite://other.db"));
     }
 
@@ -432,11 +481,11 @@ mod tests {
     fn the_page_size_of_the_log_is_within_bounds() {
         let size = |written: &str| {
             let (flags, _file) = flags(None, Some(&format!("[log]\npage-size = {written}\n")));
-            flags.config().map(|config| config.log_page_size.map(NonZeroU64::get))
+            flags.config(&[]).map(|config| config.log_page_size.map(NonZeroU64::get))
         };
         assert_eq!(size("50").ok(), Some(Some(50)));
         assert_eq!(size("1000").ok(), Some(Some(1000)));
-        assert_eq!(ServeFlags::default().config().ok().unwrap().log_page_size, None);
+        assert_eq!(ServeFlags::default().config(&[]).ok().unwrap().log_page_size, None);
         for wrong in ["0", "1001", "-1", "\"many\""] {
             assert!(size(wrong).err().unwrap().message.contains("1 to 1000"), "{wrong}");
         }
@@ -447,18 +496,18 @@ mod tests {
         let text = "store = \"sqlite://other.db\"\n[[channel]]\nname = \"a\"\nevents = [\"*\"]\nexchange = \"e\"\n\
             [topology]\nexchanges = [{ name = \"e\", kind = \"topic\" }]\n";
         let (flags_of_one, _file) = flags(None, Some(text));
-        let config = flags_of_one.config().ok().unwrap();
+        let config = flags_of_one.config(&[]).ok().unwrap();
         assert_eq!(config.channels.channels[0].name.as_str(), "a");
         assert_eq!(config.channels.topology.exchanges[0].name, "e");
         let (flags, _file) = flags(None, Some("listen = \"127.0.0.1:1\"\n[[channel]]\nnam = \"a\"\n"));
-        let message = flags.config().err().unwrap().message;
+        let message = flags.config(&[]).err().unwrap().message;
         assert!(message.contains("nam") && message.contains("line 3"), "{message}");
     }
 
     #[test]
     fn a_misspelt_key_in_the_file_is_refused_by_name() {
         let (flags, _file) = flags(None, Some("lisen = \"127.0.0.1:1\"\n"));
-        assert!(flags.config().err().unwrap().message.contains("lisen"));
+        assert!(flags.config(&[]).err().unwrap().message.contains("lisen"));
     }
 
     #[test]
@@ -467,11 +516,11 @@ mod tests {
         let entry =
             |name: &str| format!("[[access.key]]\nname = \"{name}\"\nrole = \"viewer\"\nhash = \"{hash}\"\n");
         let (one, _file) = flags(None, Some(&entry("ci")));
-        assert_eq!(one.config().ok().unwrap().keys[0].name.as_str(), "ci");
+        assert_eq!(one.config(&[]).ok().unwrap().keys[0].name.as_str(), "ci");
         let (twice, _file) = flags(None, Some(&format!("{}{}", entry("ci"), entry("ci"))));
-        assert!(twice.config().err().unwrap().message.contains("two access keys"));
+        assert!(twice.config(&[]).err().unwrap().message.contains("two access keys"));
         let (misspelt, _file) = flags(None, Some(&entry("ci").replace("hash", "hush")));
-        assert!(misspelt.config().err().unwrap().message.contains("hush"));
+        assert!(misspelt.config(&[]).err().unwrap().message.contains("hush"));
         assert_eq!(listed_keys(&format!("a:viewer:{hash},b:admin:{hash}")).ok().unwrap().len(), 2);
         assert!(!listed_keys("tpk_secret").err().unwrap().message.contains("tpk_secret"));
     }
@@ -479,14 +528,14 @@ mod tests {
     #[test]
     fn tokens_need_an_issuer_an_audience_and_keys() {
         let (flags, _file) = flags(None, Some("[access.jwt]\nissuer = \"a\"\n"));
-        assert!(flags.config().err().unwrap().message.contains("access.jwt.audience"));
+        assert!(flags.config(&[]).err().unwrap().message.contains("access.jwt.audience"));
     }
 
     #[test]
     fn https_needs_a_certificate_and_its_key() {
         for text in ["[tls]\ncert = \"a\"\n", "[tls]\nkey = \"a\"\n"] {
             let (flags, _file) = flags(None, Some(text));
-            let said = flags.config().err().unwrap().message;
+            let said = flags.config(&[]).err().unwrap().message;
             assert!(said.contains("tls.cert") && said.contains("tls.key"), "{said}");
         }
     }
@@ -495,7 +544,7 @@ mod tests {
     fn a_server_for_others_says_for_a_while_that_it_stops() {
         let drain = |listen: &str, file: &str| {
             let (flags, _file) = flags(Some(listen), Some(file));
-            flags.config().ok().unwrap().drain
+            flags.config(&[]).ok().unwrap().drain
         };
         assert_eq!(drain("127.0.0.1:1", ""), Duration::ZERO);
         assert_eq!(drain("0.0.0.0:1", ""), DRAIN);
@@ -506,12 +555,12 @@ mod tests {
     fn shared_secrets_are_no_algorithm() {
         let text = "[access.jwt]\nissuer = \"a\"\naudience = \"b\"\njwks = \"c\"\nalgorithms = [\"HS256\"]\n";
         let (flags, _file) = flags(None, Some(text));
-        assert!(flags.config().err().unwrap().message.contains("HS256"));
+        assert!(flags.config(&[]).err().unwrap().message.contains("HS256"));
     }
 
     #[test]
     fn a_wrong_address_says_what_to_write() {
         let (flags, _) = flags(Some("localhost"), None);
-        assert!(flags.config().err().unwrap().message.contains("127.0.0.1:7400"));
+        assert!(flags.config(&[]).err().unwrap().message.contains("127.0.0.1:7400"));
     }
 }

@@ -12,6 +12,7 @@ use super::config::ServeFlags;
 use super::serve::start_log;
 use super::signals::told_to_stop;
 use super::{Failure, output};
+use crate::plugin::erased::Applications;
 
 /// The flags of `towpath follow`.
 #[derive(Args)]
@@ -44,8 +45,8 @@ pub(crate) struct FollowFlags {
 }
 
 /// Follows until it is told to stop, or cannot go on.
-pub(crate) async fn follow(flags: FollowFlags) -> Result<(), Failure> {
-    let config = flags.serve.config()?;
+pub(crate) async fn follow(flags: FollowFlags, applications: &Applications) -> Result<(), Failure> {
+    let config = flags.serve.config(applications)?;
     start_log(&config.log);
     let name = flags.name.unwrap_or_else(|| name_of(&flags.url));
     let policy =
@@ -93,7 +94,7 @@ fn failure(error: &FollowError) -> Failure {
         FollowError::BadUrl(_) | FollowError::InvalidName(_) => Failure::usage(message),
         FollowError::Store(_) => Failure::unreachable(message),
         error if error.class() == ErrorClass::Transient => Failure::unreachable(message),
-        _ => Failure::answered_no(message),
+        _ => Failure::no(message),
     }
 }
 

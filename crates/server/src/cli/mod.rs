@@ -4,27 +4,29 @@
 //! by a second Ctrl-C or SIGTERM.
 
 mod bench;
-mod client;
-mod config;
+pub(crate) mod client;
+pub(crate) mod config;
 #[cfg(feature = "follow")]
 mod follow;
-mod hive;
 mod keys;
-mod market;
 mod migrate;
-mod output;
+pub mod output;
 mod serve;
 mod settings;
-mod shown_config;
+pub(crate) mod shown_config;
 mod signals;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
-use towpath::Builder;
+use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use towpath::ports::store::StoreError;
 
-use config::ServeFlags;
+use crate::Server;
+use crate::plugin::erased::Applications;
+
+pub use client::{Answer, Client, Connection};
+pub use config::ServeFlags;
 
 /// A backbone on which every state change becomes a fact, and every fact arrives.
 #[derive(Parser)]
@@ -45,11 +47,6 @@ enum Command {
     Migrate(ServeFlags),
     #[command(flatten)]
     Ask(client::Ask),
-    /// What hive keeps beside its facts
-    Hive {
-        #[command(subcommand)]
-        what: hive::HiveCommand,
-    },
     /// Keep the facts of another Towpath in a store of its own
     #[cfg(feature = "follow")]
     Follow(follow::FollowFlags),
@@ -60,11 +57,6 @@ enum Command {
         #[command(subcommand)]
         what: keys::Keys,
     },
-    /// The market's products and orders
-    Market {
-        #[command(subcommand)]
-        what: market::MarketCommand,
-    },
     /// Measure against the raw driver doing the same work, in the same run
     Bench {
         #[command(subcommand)]
@@ -73,39 +65,49 @@ enum Command {
 }
 
 /// What a command line call failed with.
-pub(crate) struct Failure {
+pub struct Failure {
     code: ExitCode,
-    message: String,
+    pub(crate) message: String,
 }
 
 impl Failure {
-    /// The answer is "no".
-    pub(crate) fn answered_no(message: impl Into<String>) -> Self {
-        Self { code: ExitCode::from(1), message: message.into() }
-    }
-
     /// The call itself is wrong.
-    pub(crate) fn usage(message: impl Into<String>) -> Self {
+    pub fn usage(message: impl Into<String>) -> Self {
         Self { code: ExitCode::from(2), message: message.into() }
     }
 
     /// The answer is "no".
-    pub(crate) fn no(message: impl Into<String>) -> Self {
+    pub fn no(message: impl Into<String>) -> Self {
         Self { code: ExitCode::from(1), message: message.into() }
     }
 
     /// A server or database could not be reached, or refuses to work.
-    pub(crate) fn unreachable(message: impl Into<String>) -> Self {
+    pub fn unreachable(message: impl Into<String>) -> Self {
         Self { code: ExitCode::from(3), message: message.into() }
     }
 }
 
-/// Runs the command line.
-pub(crate) fn main(
-    arguments: impl IntoIterator<Item = OsString>,
-    extend: impl FnOnce(Builder) -> Builder,
-) -> ExitCode {
-    let arguments = Arguments::parse_from(arguments);
+/// What, why, and what to do.
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        let mut message = format!("{error} [{}]", error.code());
+        for cause in towpath::causes(&error) {
+            message.push_str(&format!("\n  because: {cause}"));
+        }
+        message.push_str(&format!("\n{}", error.next_step()));
+        match error {
+            StoreError::BadUrl(_) => Self::usage(message),
+            _ => Self::unreachable(message),
+        }
+    }
+}
+
+/// Runs the command line of a server.
+pub(crate) fn main(server: Server, arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let matches = match command_line(&server.applications) {
+        Ok(command) => command.get_matches_from(arguments),
+        Err(failure) => return ended(Err(failure)),
+    };
     // Two of them are in the graph, and TLS asks which. A second call would find it chosen, and that is fine.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
@@ -115,21 +117,47 @@ pub(crate) fn main(
             return ExitCode::from(3);
         }
     };
-    let result = runtime.block_on(async {
-        match arguments.command {
-            None => serve::serve(arguments.serve, extend).await,
-            Some(Command::Serve(flags)) => serve::serve(flags, extend).await,
-            Some(Command::Migrate(flags)) => migrate::migrate(flags).await,
-            Some(Command::Ask(ask)) => client::run(ask).await,
-            Some(Command::Hive { what }) => hive::run(what).await,
-            #[cfg(feature = "follow")]
-            Some(Command::Follow(flags)) => follow::follow(flags).await,
-            Some(Command::Config(flags)) => shown_config::show(flags),
-            Some(Command::Keys { what }) => keys::run(what),
-            Some(Command::Market { what }) => market::run(what).await,
-            Some(Command::Bench { what }) => bench::run(what).await,
+    ended(runtime.block_on(run(server, &matches)))
+}
+
+/// Our own commands, and one of each application.
+pub(crate) fn command_line(applications: &Applications) -> Result<clap::Command, Failure> {
+    let mut line = Arguments::command();
+    for application in applications {
+        let name = application.name();
+        let is_twice = applications.iter().filter(|other| other.name() == name).count() > 1;
+        if is_twice || line.find_subcommand(name).is_some() || config::NAMES.contains(&name) {
+            return Err(Failure::usage(format!("an application cannot be called {name}: that is taken")));
         }
-    });
+        if let Some(command) = application.command() {
+            line = line.subcommand(command);
+        }
+    }
+    Ok(line)
+}
+
+async fn run(server: Server, matches: &ArgMatches) -> Result<(), Failure> {
+    let applications = &server.applications;
+    if let Some((name, matches)) = matches.subcommand()
+        && let Some(application) = applications.iter().find(|application| application.name() == name)
+    {
+        return application.run(matches, applications).await;
+    }
+    let arguments = Arguments::from_arg_matches(matches).unwrap_or_else(|error| error.exit());
+    match arguments.command {
+        None => serve::serve(arguments.serve, server).await,
+        Some(Command::Serve(flags)) => serve::serve(flags, server).await,
+        Some(Command::Migrate(flags)) => migrate::migrate(flags, applications).await,
+        Some(Command::Ask(ask)) => client::run(ask).await,
+        #[cfg(feature = "follow")]
+        Some(Command::Follow(flags)) => follow::follow(flags, applications).await,
+        Some(Command::Config(flags)) => shown_config::show(flags, applications),
+        Some(Command::Keys { what }) => keys::run(what),
+        Some(Command::Bench { what }) => bench::run(what).await,
+    }
+}
+
+fn ended(result: Result<(), Failure>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

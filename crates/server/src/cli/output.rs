@@ -5,14 +5,14 @@
 use std::io::{IsTerminal as _, Write as _};
 
 /// A line of the answer. Who reads it may stop reading: then there is nobody left to tell.
-pub(crate) fn line(text: &str) {
+pub fn line(text: &str) {
     if writeln!(std::io::stdout(), "{text}").is_err() {
         std::process::exit(0);
     }
 }
 
 /// A line beside the answer: progress, hints.
-pub(crate) fn note(text: &str) {
+pub fn note(text: &str) {
     eprintln!("{text}");
 }
 

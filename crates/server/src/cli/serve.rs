@@ -3,29 +3,30 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use towpath::{BrokerUrl, Builder, StoreUrl, Towpath};
-use towpath_market::{Market, MarketEnvelope};
+use towpath::{BrokerUrl, StoreUrl, Towpath};
 
 use super::config::{Config, LogSettings, ServeFlags};
-use super::migrate::failure;
 use super::signals::told_to_stop;
 use super::{Failure, output};
+use crate::Server;
 use crate::http::access::{Access, Tokens};
 use crate::http::limits::{LimitSettings, Limits};
 use crate::http::tls::Tls;
 use crate::http::{self, connections};
+use crate::plugin::ServerContext;
+use crate::plugin::erased::Running;
 
 /// Starts the library and the HTTP server, and runs until it is told to stop.
-pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Builder) -> Result<(), Failure> {
-    let config = flags.config()?;
+pub(crate) async fn serve(flags: ServeFlags, server: Server) -> Result<(), Failure> {
+    let Server { applications, extensions } = server;
+    let config = flags.config(&applications)?;
     let access = access(&config)?;
     let limits = Arc::new(Limits::new(config.limits.clone()));
     // What is written wrong is told before anything is touched.
     let tls = config.tls.clone().map(Tls::read).transpose().map_err(Failure::usage)?;
-    let store = StoreUrl::parse(&config.store).map_err(|error| failure(&error))?;
+    let store = StoreUrl::parse(&config.store)?;
     let broker = BrokerUrl::parse(&config.broker)
         .map_err(|error| Failure::usage(format!("{error} [{}]\n{}", error.code(), error.next_step())))?;
-    let market = config.market.on(&broker)?;
     #[cfg(feature = "otel")]
     let traces = crate::otel::Traces::begin()
         .map_err(|error| Failure::usage(format!("traces cannot be sent: {error}")))?;
@@ -38,7 +39,11 @@ pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Bui
     let listener = tokio::net::TcpListener::bind(config.listen)
         .await
         .map_err(|error| Failure::unreachable(format!("cannot listen on {}: {error}", config.listen)))?;
-    let hive = config.hive.open(&store).await?;
+    let context = ServerContext { store, broker };
+    let mut opened = Vec::with_capacity(applications.len());
+    for section in &config.sections {
+        opened.push(section.settings.open(&context).await?);
+    }
     let measurements = http::metrics::Measurements::install()
         .map_err(|error| Failure::unreachable(format!("nothing can be measured: {error}")))?;
     let mut builder = Towpath::builder()
@@ -50,18 +55,16 @@ pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Bui
     if let Some(size) = config.log_page_size {
         builder = builder.page_size(size);
     }
-    if let Some(hive) = &hive {
-        builder = hive.install(builder);
+    for kind in applications.iter().flat_map(|application| application.confidential()) {
+        builder = builder.confidential(kind);
     }
-    builder = match &market {
-        Some(settings) => Market::install(builder, settings),
-        // Channels of the configuration may be in its format without it.
-        None => builder.format(MarketEnvelope),
-    };
-    let app = extend(builder).start().await.map_err(|error| {
+    builder = opened.iter().fold(builder, |builder, application| application.install(builder));
+    builder = extensions.into_iter().fold(builder, |builder, extend| extend(builder));
+    let app = builder.start().await.map_err(|error| {
         Failure::unreachable(format!("{} [{}]\n{}", error.report(), error.code(), error.next_step()))
     })?;
-    let market = market.map(|settings| Market::open(&app, settings));
+    let running = opened.iter().map(|application| application.begin(&app));
+    let (paths, stops): (Vec<_>, Vec<_>) = running.map(Running::split).unzip();
     let address = listener.local_addr().map_err(|error| Failure::unreachable(error.to_string()))?;
     let tls = tls.map(Tls::begin).transpose().map_err(Failure::usage)?;
     let scheme = if tls.is_some() { "https" } else { "http" };
@@ -73,8 +76,6 @@ pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Bui
     let readiness = http::Readiness::default();
     let state = http::App {
         towpath: app.clone(),
-        hive,
-        market: market.clone(),
         access: Arc::new(access),
         limits,
         feed: feed.clone(),
@@ -95,11 +96,11 @@ pub(crate) async fn serve(flags: ServeFlags, extend: impl FnOnce(Builder) -> Bui
         feed.stop();
     };
     let grace = config.shutdown_timeout;
-    connections::serve(listener, http::router(state), &config.limits, grace, told_to_stop).await;
+    connections::serve(listener, http::router(state, paths), &config.limits, grace, told_to_stop).await;
     // One patience for both: a database that does not answer the one does not answer the other.
     let deadline = Instant::now() + grace;
-    if let Some(market) = market {
-        market.stop_within(grace).await;
+    for stop in stops {
+        stop(deadline.saturating_duration_since(Instant::now())).await;
     }
     app.stop_within(deadline.saturating_duration_since(Instant::now())).await;
     #[cfg(feature = "otel")]

@@ -4,17 +4,18 @@ use towpath::channel::{Channel, RoutingKey, Start};
 use towpath::retry::{RetryPolicy, duration_text};
 use towpath::{BrokerUrl, StoreUrl};
 
-use super::config::{Config, ServeFlags};
+use super::config::{Config, Section, ServeFlags};
 use super::{Failure, output};
+use crate::plugin::erased::Applications;
 use crate::shown_url::without_secrets;
 
 /// Shows it.
-pub(crate) fn show(flags: ServeFlags) -> Result<(), Failure> {
-    output::line(shown(&flags.config()?)?.trim_end());
+pub(crate) fn show(flags: ServeFlags, applications: &Applications) -> Result<(), Failure> {
+    output::line(shown(&flags.config(applications)?)?.trim_end());
     Ok(())
 }
 
-fn shown(config: &Config) -> Result<String, Failure> {
+pub(crate) fn shown(config: &Config) -> Result<String, Failure> {
     let sources = config.sources;
     let mut text = String::new();
     let mut line = |key: &str, value: &str, source: &dyn std::fmt::Display| {
@@ -49,18 +50,20 @@ fn shown(config: &Config) -> Result<String, Failure> {
             sources.keys
         ));
     }
-    let hive = toml::Table::try_from(&config.hive)
-        .map_err(|error| Failure::usage(format!("[hive] cannot be shown: {error}")))?;
-    section(&mut text, "hive", &hive, Some(&config.written.hive));
-    section(&mut text, "market", &config.market.effective(), Some(&config.written.market));
+    for Section { name, settings, written } in &config.sections {
+        let holds = settings.shown();
+        let holds = holds.map_err(|error| Failure::usage(format!("[{name}] cannot be shown: {error}")))?;
+        section(&mut text, name, &holds, Some(written));
+    }
     for channel in &config.channels.channels {
         text.push_str("\n[[channel]] # file\n");
         for (key, value) in of_channel(channel) {
             text.push_str(&format!("{key} = {value}\n"));
         }
     }
-    if !config.written.topology.is_empty() {
-        section(&mut text, "topology", &config.written.topology, Some(&config.written.topology));
+    let topology = &config.written_topology;
+    if !topology.is_empty() {
+        section(&mut text, "topology", topology, Some(topology));
     }
     Ok(text)
 }
@@ -166,7 +169,7 @@ mod tests {
             "--limits-headers",
             "7",
         ];
-        let config = Line::parse_from(arguments).flags.config().ok().unwrap();
+        let config = Line::parse_from(arguments).flags.config(&[]).ok().unwrap();
         let text = shown(&config).ok().unwrap();
         assert!(!text.contains("s3cret") && !text.contains("abab"), "{text}");
         assert!(text.contains("headers = 7 # flag") && text.contains("burst = 10000 # default"), "{text}");
@@ -174,41 +177,5 @@ mod tests {
         let read: toml::Table = toml::from_str(&text).unwrap();
         assert_eq!(read["access"]["key"][0]["name"].as_str(), Some("ci"));
         assert_eq!(read["limits"]["headers"].as_integer(), Some(7));
-    }
-    #[test]
-    fn every_section_is_shown_as_it_holds_and_can_be_read_again() {
-        let written = "[hive]\nenabled = false\n[hive.simulated]\nseed = 7\n[market.order.timeout]\npending-minutes = 3\n\
-            [[channel]]\nname = \"a\"\nevents = [\"*\"]\nexchange = \"e\"\nretries = [\"1s\"]\n\
-            [topology]\nexchanges = [{ name = \"e\", kind = \"topic\" }]\n";
-        let file = |text: &str| {
-            let file = tempfile::NamedTempFile::new().unwrap();
-            std::fs::write(file.path(), text).unwrap();
-            file
-        };
-        let config = |file: &tempfile::NamedTempFile| {
-            let path = file.path().to_str().unwrap();
-            Line::parse_from(["towpath", "--config", path]).flags.config().ok().unwrap()
-        };
-        let first = file(written);
-        let text = shown(&config(&first)).ok().unwrap();
-        for expected in [
-            "enabled = false # file",
-            "gateway = \"simulated\" # default",
-            "seed = 7 # file",
-            "interval-ms = 60000 # default",
-            "[market.order.timeout]\npending-minutes = \"3m\" # file",
-            "scan-batch = 200 # default",
-            "[market.consumer]",
-            "prefetch = 20 # default",
-            "name = \"a\"",
-            "patience = \"10s\"",
-        ] {
-            assert!(text.contains(expected), "{expected} is not in {text}");
-        }
-        // What is shown means the same as what was written.
-        let again = config(&file(&text));
-        assert_eq!(again.channels, config(&first).channels);
-        assert_eq!(again.hive, config(&first).hive);
-        assert_eq!(again.market.effective(), config(&first).market.effective());
     }
 }

@@ -16,7 +16,7 @@ use super::problem::Problem;
 const READABLE: usize = 64;
 
 /// Sends a command under a key: once for each caller.
-pub(super) async fn send_under_key<'a>(
+pub async fn send_under_key<'a>(
     towpath: &'a Towpath,
     caller: &ActorId,
     key: Option<&str>,
@@ -33,7 +33,7 @@ pub(super) async fn send_under_key<'a>(
 }
 
 /// The command that a caller has sent under a key before.
-pub(super) async fn sent_under_key(
+pub async fn sent_under_key(
     towpath: &Towpath,
     caller: &ActorId,
     key: &str,
@@ -49,7 +49,7 @@ pub(super) async fn sent_under_key(
 }
 
 /// The Idempotency-Key of a request.
-pub(super) fn idempotency_key(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
+pub fn idempotency_key(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     match headers.get("idempotency-key").map(|value| value.to_str()) {
         None => Ok(None),
         Some(Ok(key)) => Ok(Some(key)),

@@ -40,7 +40,7 @@ pub(super) fn is_known(asked: &HeaderMap, tag: &str) -> bool {
 
 /// What `If-Match` names.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Tags<'t> {
+pub enum Tags<'t> {
     /// Whatever there is.
     Any,
     /// What has one of these, without their quotes. Weak tags are not among them: for a change only the very same will do.
@@ -48,7 +48,7 @@ pub(super) enum Tags<'t> {
 }
 
 /// Reads an `If-Match`; `None` if it is none. A list of weak tags alone has one that nothing has.
-pub(super) fn strong_tags(list: &str) -> Option<Tags<'_>> {
+pub fn strong_tags(list: &str) -> Option<Tags<'_>> {
     let list = list.trim();
     if list == "*" {
         return Some(Tags::Any);

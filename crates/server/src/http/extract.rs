@@ -1,37 +1,75 @@
 //! What a request brings, read in one way: whatever cannot be read is a problem with a code.
 
+use std::collections::BTreeMap;
+
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 
 use super::problem::Problem;
 
-/// The body, read as JSON. That it is said to be JSON was seen when it was read.
-pub(crate) struct JsonBody<T>(pub(crate) T);
+/// The body as it came, for who has words of their own for what is wrong with it. That it is said to be JSON was seen when
+/// it was read.
+pub struct RawBody(pub Bytes);
+
+impl<S: Send + Sync> FromRequest<S> for RawBody {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        Bytes::from_request(request, state).await.map(Self).map_err(|rejection| match rejection.status() {
+            StatusCode::PAYLOAD_TOO_LARGE => Problem::too_large(),
+            _ => Problem::malformed("the request cannot be read", rejection.body_text()),
+        })
+    }
+}
+
+impl RawBody {
+    /// Reads it as JSON.
+    pub fn json<T: DeserializeOwned>(
+        &self,
+        wrong: impl FnOnce(serde_json::Error) -> Problem,
+    ) -> Result<T, Problem> {
+        serde_json::from_slice(&self.0).map_err(wrong)
+    }
+
+    /// Reads it as a JSON object. By itself, a list would be read as the fields in their order, without their names.
+    pub fn object<T: DeserializeOwned>(
+        &self,
+        wrong: impl FnOnce(serde_json::Error) -> Problem,
+    ) -> Result<T, Problem> {
+        let object = serde_json::from_slice::<BTreeMap<String, IgnoredAny>>(&self.0);
+        object.and_then(|_| serde_json::from_slice(&self.0)).map_err(wrong)
+    }
+
+    /// Whether there is nothing in it.
+    pub fn is_blank(&self) -> bool {
+        self.0.iter().all(u8::is_ascii_whitespace)
+    }
+}
+
+/// The body, read as JSON.
+pub struct JsonBody<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
-        let body =
-            Bytes::from_request(request, state).await.map_err(|rejection| match rejection.status() {
-                StatusCode::PAYLOAD_TOO_LARGE => Problem::too_large(),
-                _ => Problem::malformed("the request cannot be read", rejection.body_text()),
-            })?;
-        serde_json::from_slice(&body).map(Self).map_err(|error| {
+        let body = RawBody::from_request(request, state).await?;
+        body.json(|error| {
             Problem::malformed(
                 format!("the body does not fit: {error}"),
                 "GET /docs shows what is expected here.",
             )
         })
+        .map(Self)
     }
 }
 
 /// The body, read as JSON; one that is empty, or `null`, stands for the default.
-pub(crate) struct OptionalJsonBody<T>(pub(crate) T);
+pub struct OptionalJsonBody<T>(pub T);
 
 impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalJsonBody<T> {
     type Rejection = Problem;
@@ -49,7 +87,7 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalJ
 }
 
 /// What stands behind the question mark.
-pub(crate) struct Query<T>(pub(crate) T);
+pub struct Query<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
     type Rejection = Problem;
@@ -65,7 +103,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
 }
 
 /// What stands in the path. A handler answers 404 to an id that breaks the rule of ids: nothing can have it.
-pub(crate) struct Path<T>(pub(crate) T);
+pub struct Path<T>(pub T);
 
 impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T> {
     type Rejection = Problem;

@@ -258,8 +258,8 @@ struct EventsOfAggregate<'a> {
 
 /// State changes of one aggregate, in order.
 #[derive(Serialize, ToSchema)]
-pub(super) struct History<'a> {
-    pub(super) history: Vec<StateChange<'a>>,
+pub(crate) struct History<'a> {
+    pub(crate) history: Vec<StateChange<'a>>,
 }
 
 /// An aggregate as it is now.

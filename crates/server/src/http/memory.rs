@@ -31,7 +31,7 @@ use super::problem::Problem;
 use super::shares::Shares;
 
 /// How many bytes of payload one page has at most, if it has more than one fact.
-pub(super) const PAGE_BYTES: u64 = 4 << 20;
+pub(crate) const PAGE_BYTES: u64 = 4 << 20;
 
 /// How much a body takes while it is worked on, by its own size: it is read, decided on, written to the store and
 /// answered, and each of them has a copy of its own.
@@ -80,7 +80,7 @@ struct Part {
 }
 
 /// Some room, given back when it is dropped.
-pub(super) struct Room {
+pub(crate) struct Room {
     permit: Option<OwnedSemaphorePermit>,
     share: Option<OwnedSemaphorePermit>,
 }
@@ -113,7 +113,7 @@ impl Memory {
     }
 
     /// Room for so many bytes, as soon as there is some.
-    pub(super) async fn room(&self, bytes: u64) -> Result<Room, Problem> {
+    pub(crate) async fn room(&self, bytes: u64) -> Result<Room, Problem> {
         self.taken(&self.work, bytes).await
     }
 
@@ -227,7 +227,7 @@ impl Room {
     }
 
     /// An answer as JSON, which has its room until it is sent.
-    pub(super) fn json(self, answer: &impl Serialize) -> Result<Response, Problem> {
+    pub(crate) fn json(self, answer: &impl Serialize) -> Result<Response, Problem> {
         let body = serde_json::to_vec(answer).map_err(|error| Problem::internal(&error))?;
         let mut answer = ([(header::CONTENT_TYPE, "application/json")], self.holding(body)).into_response();
         answer.extensions_mut().insert(HasRoom);

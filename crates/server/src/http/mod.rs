@@ -2,33 +2,31 @@
 
 pub(crate) mod access;
 mod channels;
-mod command_ids;
+pub(crate) mod command_ids;
 mod commands;
-mod conditional;
+pub(crate) mod conditional;
 pub(crate) mod connections;
 mod dead_letters;
 mod docs;
-mod extract;
-mod facts;
+pub(crate) mod extract;
+pub(crate) mod facts;
 mod flows;
-mod hive;
 pub(crate) mod limits;
 mod machines;
-mod market;
 pub(crate) mod memory;
 pub(crate) mod metrics;
 mod notifications;
 mod openapi;
-mod operations;
+pub(crate) mod operations;
 mod outbox;
 mod patience;
-mod problem;
-mod range;
+pub(crate) mod problem;
+pub(crate) mod range;
 mod request;
 mod shares;
 pub(crate) mod stream;
 pub(crate) mod tls;
-mod wire;
+pub(crate) mod wire;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,40 +39,37 @@ use axum::routing::get;
 use axum::{Json, Router};
 use serde::Serialize;
 use towpath::{Towpath, with_causes};
-use towpath_hive::Hive;
-use towpath_market::Market;
 use utoipa::ToSchema;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use problem::Problem;
+use crate::plugin::erased::Paths;
 
+pub use access::{Caller, Role};
+pub use extract::{JsonBody, OptionalJsonBody, Path, Query, RawBody};
 pub(crate) use patience::{PATIENCE, Patient};
+pub use problem::Problem;
 pub(crate) use stream::{Feed, FeedOptions};
 
 /// What handlers share. Those that only need the library ask for `State<Towpath>`.
 #[derive(Clone, FromRef)]
 pub(crate) struct App {
     pub(crate) towpath: Towpath,
-    /// Nothing, where it does not run.
-    pub(crate) hive: Option<Hive>,
     pub(crate) measurements: metrics::Measurements,
     pub(crate) access: Arc<access::Access>,
     pub(crate) limits: Arc<limits::Limits>,
     /// Follows the log for all readers of the event stream.
     pub(crate) feed: Feed,
-    /// Nothing, where it does not run.
-    pub(crate) market: Option<Market>,
     /// Room for what is large. Handlers take the caller's, as an argument.
     #[from_ref(skip)]
     pub(crate) memory: memory::Memory,
     pub(crate) readiness: Readiness,
 }
 
-/// All paths. Each part of the API brings its own.
-pub(crate) fn router(app: App) -> Router {
-    let (paths, document) = paths();
+/// All paths. Each part of the API brings its own, and each application.
+pub(crate) fn router(app: App, applications: Vec<Paths>) -> Router {
+    let (paths, document) = paths(applications);
     let paths = paths
         .merge(docs::routes(&document))
         .fallback(nothing_here)
@@ -82,15 +77,13 @@ pub(crate) fn router(app: App) -> Router {
     around(paths, &app).with_state(app)
 }
 
-fn paths() -> (Router<App>, OpenApi) {
-    let (paths, document) = OpenApiRouter::<App>::new()
+fn paths(applications: Vec<Paths>) -> (Router<App>, OpenApi) {
+    let (mut paths, mut document) = OpenApiRouter::<App>::new()
         .merge(about_this_server())
         .merge(commands::routes())
         .merge(facts::routes())
         .merge(flows::routes())
-        .merge(hive::routes())
         .merge(metrics::routes())
-        .merge(market::routes())
         .merge(notifications::routes())
         .merge(stream::routes())
         .merge(outbox::routes())
@@ -98,6 +91,10 @@ fn paths() -> (Router<App>, OpenApi) {
         .merge(channels::routes())
         .merge(machines::routes())
         .split_for_parts();
+    for application in applications {
+        paths = paths.merge(application.router);
+        document.merge(application.document);
+    }
     (paths, openapi::complete(document))
 }
 
@@ -264,11 +261,18 @@ async fn can_work(app: &Towpath) -> Result<(), Unready> {
     }
 }
 
+/// With our applications.
+#[cfg(test)]
+fn document_of_all() -> OpenApi {
+    let ours = crate::Server::new().with_all(crate::apps::OURS).applications;
+    paths(ours.iter().map(|application| application.paths()).collect()).1
+}
+
 #[cfg(test)]
 mod tests {
     #[test]
     fn every_operation_is_described() {
-        let (_, document) = super::paths();
+        let document = super::document_of_all();
         let document: serde_json::Value = serde_json::from_str(&document.to_json().unwrap()).unwrap();
         let paths = document["paths"].as_object().unwrap();
         assert!(paths.len() > 8, "{paths:?}");

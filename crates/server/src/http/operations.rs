@@ -24,6 +24,7 @@ use uuid::Uuid;
 
 use super::App;
 use super::access::Caller;
+use super::command_ids::idempotency_key;
 use super::limits::{Place, reads_only};
 use super::problem::{Problem, Standing};
 use super::request::Identity;
@@ -123,16 +124,7 @@ impl Asked {
         caller: &Caller,
     ) -> Result<Self, Problem> {
         let operation_id = Uuid::now_v7();
-        let key = match parts.headers.get("idempotency-key").map(HeaderValue::to_str) {
-            None => None,
-            Some(Ok(key)) => Some(key),
-            Some(Err(_)) => {
-                return Err(Problem::malformed(
-                    "the Idempotency-Key is not a plain text",
-                    "Use visible ASCII.",
-                ));
-            }
-        };
+        let key = idempotency_key(&parts.headers)?;
         let name = match key {
             None => OperationName::from_stored(operation_id.to_string()),
             Some(key) => OperationName::new(key).map_err(|error| {
@@ -308,7 +300,7 @@ fn again(answer: OperationAnswer) -> Response {
 }
 
 /// An answer as it was recorded.
-pub(super) fn of_answer(answer: OperationAnswer) -> Response {
+pub(crate) fn of_answer(answer: OperationAnswer) -> Response {
     let mut response = Response::new(Body::from(answer.body));
     *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     for (name, value) in answer.headers {

@@ -73,13 +73,11 @@ impl Bench {
             burst: 0,
         };
         let app = App {
-            hive: None,
             towpath: towpath.clone(),
             feed: Feed::start(towpath.clone(), FeedOptions::default()),
             access: Arc::new(Access::Checked { keys, tokens: None }),
             limits: Arc::new(Limits::new(settings)),
             measurements: crate::http::metrics::Measurements::of_nothing(),
-            market: None,
             memory: Default::default(),
             readiness: Default::default(),
         };

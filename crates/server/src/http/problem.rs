@@ -16,7 +16,7 @@ pub(super) const PROBLEM_JSON: &str = "application/problem+json";
 
 /// An error on its way to a client.
 #[derive(Clone)]
-pub(crate) struct Problem {
+pub struct Problem {
     status: StatusCode,
     code: String,
     title: String,
@@ -36,7 +36,8 @@ pub(crate) enum Standing {
 }
 
 impl Problem {
-    pub(crate) fn new(
+    /// A problem with a stable code; the title says what is wrong, the detail what to do.
+    pub fn new(
         status: StatusCode,
         code: impl Into<String>,
         title: impl Into<String>,
@@ -48,12 +49,13 @@ impl Problem {
         Self { status, code: code.into(), title: title.into(), detail: detail.into(), standing }
     }
 
-    pub(crate) fn code(&self) -> &str {
+    /// Its stable code.
+    pub fn code(&self) -> &str {
         &self.code
     }
 
     /// The same, where asking again may help although the status does not say so.
-    pub(crate) fn passing(self, is_passing: bool) -> Self {
+    pub fn passing(self, is_passing: bool) -> Self {
         if is_passing { Self { standing: Standing::Passing, ..self } } else { self }
     }
 
@@ -63,12 +65,12 @@ impl Problem {
     }
 
     /// The request cannot be read.
-    pub(crate) fn malformed(title: impl Into<String>, detail: impl Into<String>) -> Self {
+    pub fn malformed(title: impl Into<String>, detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "malformed", title, detail)
     }
 
     /// There is no such thing.
-    pub(crate) fn not_found(title: impl Into<String>) -> Self {
+    pub fn not_found(title: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "not-found", title, "Check the path; listings show what exists.")
     }
 
@@ -97,7 +99,7 @@ impl Problem {
     }
 
     /// Something of ours is broken. The log says what.
-    pub(crate) fn internal(error: &(dyn std::error::Error + 'static)) -> Self {
+    pub fn internal(error: &(dyn std::error::Error + 'static)) -> Self {
         tracing::error!(error, "a request failed");
         let detail = "The server's log says more. Sending the request again does not help.";
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "something is broken here", detail)
@@ -128,7 +130,7 @@ impl From<StoreError> for Problem {
 }
 
 /// A step behind the change itself: reading what to answer.
-pub(super) trait AfterDone<T> {
+pub(crate) trait AfterDone<T> {
     /// Its failure does not make the change undone, and says so.
     fn after_it_was_done(self) -> Result<T, Problem>;
 }

@@ -28,7 +28,7 @@ pub(crate) struct Range {
 }
 
 /// How many when nothing is said.
-pub(crate) fn usually() -> u32 {
+pub fn usually() -> u32 {
     USUALLY
 }
 
@@ -38,7 +38,7 @@ pub(crate) fn limit<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D
 }
 
 /// The same where an answer holds fewer.
-pub(crate) fn limit_up_to<'de, D: Deserializer<'de>>(deserializer: D, most: u32) -> Result<u32, D::Error> {
+fn limit_up_to<'de, D: Deserializer<'de>>(deserializer: D, most: u32) -> Result<u32, D::Error> {
     let limit = u32::deserialize(deserializer)?;
     match (1..=most).contains(&limit) {
         true => Ok(limit),
@@ -46,8 +46,21 @@ pub(crate) fn limit_up_to<'de, D: Deserializer<'de>>(deserializer: D, most: u32)
     }
 }
 
+/// The largest page of an application's listings.
+const MOST_OF_AN_APPLICATION: u32 = 500;
+
+/// The same for listings of applications.
+pub fn page_limit<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    limit_up_to(deserializer, MOST_OF_AN_APPLICATION)
+}
+
+/// Behind what the next page begins. A page that is not full is the last.
+pub fn next<T, K>(page: &[T], limit: u32, key: impl FnOnce(&T) -> K) -> Option<K> {
+    page.last().filter(|_| u32::try_from(page.len()).is_ok_and(|rows| rows >= limit)).map(key)
+}
+
 /// Reads a number that every reader of JSON holds exactly.
-pub(crate) fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+pub fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     let number = u64::deserialize(deserializer)?;
     match number {
         0..=LARGEST => Ok(number),

@@ -9,9 +9,7 @@ use towpath::ids::{
 use towpath::lifecycle::CommandStatus;
 use towpath::name::EventName;
 use towpath::ports::store::StateEvent;
-use towpath::{Aggregate as _, EventEnvelope, Payload, RecordedEvent, Towpath};
-use towpath_hive::record::ServiceRecord;
-use towpath_hive::service::Service;
+use towpath::{EventEnvelope, Payload, RecordedEvent, Towpath};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{Object, ObjectBuilder, Type};
 
@@ -31,21 +29,12 @@ impl Sight {
 
     /// Whether this is withheld; nothing where it is not, so that it need not be said of each payload that is shown.
     pub(crate) fn withholds(&self, kind: &AggregateKind) -> Option<bool> {
-        (self.role < Role::Operator && is_confidential(&self.towpath, kind)).then_some(true)
+        (self.role < Role::Operator && self.towpath.registry().is_confidential(kind.as_str())).then_some(true)
     }
 
     /// The payload, if this caller may see it.
     pub(crate) fn of_payload<'a>(&self, kind: &AggregateKind, payload: &'a Payload) -> Option<&'a Payload> {
         self.withholds(kind).is_none().then_some(payload)
-    }
-}
-
-/// As the kind declares it. The facts of hive may be here although it does not run here: from before, from another
-/// instance, or as the mirror of another log.
-fn is_confidential(towpath: &Towpath, kind: &AggregateKind) -> bool {
-    match towpath.registry().decider_of_kind(kind.as_str()) {
-        Some(decider) => decider.is_confidential(),
-        None => [Service::KIND, ServiceRecord::KIND].contains(&kind.as_str()),
     }
 }
 

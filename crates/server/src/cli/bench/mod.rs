@@ -64,7 +64,7 @@ pub(crate) async fn run(what: Bench) -> Result<(), Failure> {
 }
 
 fn failed(error: towpath::ports::store::StoreError) -> Failure {
-    super::migrate::failure(&error)
+    Failure::from(error)
 }
 
 #[cfg(all(feature = "postgres", feature = "rabbitmq"))]

@@ -146,10 +146,8 @@ async fn measure(scratch: &Scratch, flags: &StreamFlags) -> Result<Report, Failu
     let feed = Feed::start(app.clone(), FeedOptions::default());
     let listener = TcpListener::bind("127.0.0.1:0").await.map_err(broken)?;
     let address = listener.local_addr().map_err(broken)?.to_string();
-    let limits = LimitSettings { requests_per_second: 0, ..ServeFlags::default().config()?.limits };
+    let limits = LimitSettings { requests_per_second: 0, ..ServeFlags::default().config(&[])?.limits };
     let state = App {
-        market: None,
-        hive: None,
         towpath: app.clone(),
         access: Arc::new(Access::Local),
         limits: Arc::new(Limits::new(limits.clone())),
@@ -160,7 +158,14 @@ async fn measure(scratch: &Scratch, flags: &StreamFlags) -> Result<Report, Failu
     };
     let listener = Patient { listener, patience: PATIENCE, tls: None };
     let server = tokio::spawn(async move {
-        connections::serve(listener, router(state), &limits, Duration::ZERO, std::future::pending()).await;
+        connections::serve(
+            listener,
+            router(state, Vec::new()),
+            &limits,
+            Duration::ZERO,
+            std::future::pending(),
+        )
+        .await;
     });
     // Connections are made and statements are prepared before anything is measured.
     turn(&app, &feed, &address, flags, 1, 0).await?;

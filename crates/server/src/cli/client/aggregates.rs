@@ -2,8 +2,8 @@
 
 use clap::Subcommand;
 
-use super::shown::{fields, more, table};
-use super::{Client, Connection, query};
+use super::shown::fields;
+use super::{Client, Connection, show_page};
 use crate::cli::Failure;
 
 /// Aggregates as they are now.
@@ -37,23 +37,16 @@ impl Aggregates {
     pub(super) async fn run(self) -> Result<(), Failure> {
         match self {
             Self::Ls { connection, kind, after, limit } => {
-                let client = Client::new(&connection)?;
-                let parts = query(&[("after", after), ("limit", Some(limit.to_string()))]);
-                let answer = client.get(&["api", "aggregates", &kind], &parts).await?;
-                client.show(&answer, |listed| {
-                    table(
-                        &listed["aggregates"],
-                        &[
-                            ("AGGREGATE", "id"),
-                            ("VERSION", "version"),
-                            ("STATE", "state"),
-                            ("STATUS", "status"),
-                            ("CREATED", "createdAt"),
-                            ("UPDATED", "updatedAt"),
-                        ],
-                    );
-                    more(listed, listed["aggregates"].as_array().map_or(0, Vec::len), limit);
-                });
+                let columns = [
+                    ("AGGREGATE", "id"),
+                    ("VERSION", "version"),
+                    ("STATE", "state"),
+                    ("STATUS", "status"),
+                    ("CREATED", "createdAt"),
+                    ("UPDATED", "updatedAt"),
+                ];
+                let path = ["api", "aggregates", &kind];
+                show_page(&connection, &path, &[("after", after)], "aggregates", &columns, limit).await?;
             }
             Self::Show { connection, kind, id } => {
                 let client = Client::new(&connection)?;

@@ -5,8 +5,8 @@ use reqwest::Method;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::shown::{cell, fields, more, table};
-use super::{Client, Connection, query, text_or_file};
+use super::shown::{cell, fields};
+use super::{Client, Connection, show_page, text_or_file};
 use crate::cli::{Failure, output};
 
 /// Send a command.
@@ -92,25 +92,18 @@ impl Commands {
     pub(super) async fn run(self) -> Result<(), Failure> {
         match self {
             Self::Ls { connection, status, after, limit } => {
-                let client = Client::new(&connection)?;
-                let parts = [("status", status), ("after", after), ("limit", Some(limit.to_string()))];
-                let answer = client.get(&["api", "commands"], &query(&parts)).await?;
-                client.show(&answer, |listed| {
-                    table(
-                        &listed["commands"],
-                        &[
-                            ("COMMAND", "commandId"),
-                            ("TYPE", "type"),
-                            ("KIND", "aggregate.kind"),
-                            ("AGGREGATE", "aggregate.id"),
-                            ("STATUS", "status"),
-                            ("REASON", "statusReason"),
-                            ("RETRIES", "retryCount"),
-                            ("RECEIVED", "receivedAt"),
-                        ],
-                    );
-                    more(listed, listed["commands"].as_array().map_or(0, Vec::len), limit);
-                });
+                let columns = [
+                    ("COMMAND", "commandId"),
+                    ("TYPE", "type"),
+                    ("KIND", "aggregate.kind"),
+                    ("AGGREGATE", "aggregate.id"),
+                    ("STATUS", "status"),
+                    ("REASON", "statusReason"),
+                    ("RETRIES", "retryCount"),
+                    ("RECEIVED", "receivedAt"),
+                ];
+                let asked = [("status", status), ("after", after)];
+                show_page(&connection, &["api", "commands"], &asked, "commands", &columns, limit).await?;
             }
             Self::Show { connection, id } => {
                 let client = Client::new(&connection)?;

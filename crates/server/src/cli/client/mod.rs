@@ -5,11 +5,9 @@ mod channels;
 mod commands;
 mod dead;
 mod events;
-mod hive;
 mod machines;
-mod market;
 mod outbox;
-mod shown;
+pub(crate) mod shown;
 mod trace;
 
 use std::io::{BufRead, Write};
@@ -23,12 +21,9 @@ use serde_json::Value;
 use super::{Failure, output};
 use crate::shown_url::without_secrets;
 
-pub(crate) use hive::{HiveAlerts, HiveAudit, HiveNamespaces, HiveOutbox, HiveSpecs};
-pub(crate) use market::{MarketNotifications, MarketOrders, MarketProducts};
-
 /// Where the server is, and how to show what it says.
 #[derive(Args, Clone)]
-pub(crate) struct Connection {
+pub struct Connection {
     /// The server
     #[arg(
         long,
@@ -104,7 +99,7 @@ pub(crate) async fn run(ask: Ask) -> Result<(), Failure> {
 }
 
 /// A server that is spoken to.
-struct Client {
+pub struct Client {
     http: reqwest::Client,
     base: Url,
     key: Option<String>,
@@ -112,15 +107,16 @@ struct Client {
 }
 
 /// What it said.
-struct Answer {
+pub struct Answer {
     /// To the letter.
-    text: String,
+    pub text: String,
     /// Read.
-    value: Value,
+    pub value: Value,
 }
 
 impl Client {
-    fn new(connection: &Connection) -> Result<Self, Failure> {
+    /// Nothing is asked yet.
+    pub fn new(connection: &Connection) -> Result<Self, Failure> {
         let wrong = || {
             Failure::usage(format!(
                 "{:?} is not the address of a server; write one such as http://127.0.0.1:7400",
@@ -145,12 +141,12 @@ impl Client {
     }
 
     /// Reads something.
-    async fn get(&self, path: &[&str], query: &[(&str, String)]) -> Result<Answer, Failure> {
+    pub async fn get(&self, path: &[&str], query: &[(&str, String)]) -> Result<Answer, Failure> {
         self.ask(Method::GET, path, query, None).await
     }
 
     /// Changes something.
-    async fn post(&self, path: &[&str], body: &Value) -> Result<Answer, Failure> {
+    pub async fn post(&self, path: &[&str], body: &Value) -> Result<Answer, Failure> {
         self.ask(Method::POST, path, &[], Some(body.to_string())).await
     }
 
@@ -212,9 +208,28 @@ impl Client {
     }
 
     /// Shows an answer: to the letter, or as people like to read it.
-    fn show(&self, answer: &Answer, for_people: impl FnOnce(&Value)) {
+    pub fn show(&self, answer: &Answer, for_people: impl FnOnce(&Value)) {
         if self.json { output::line(answer.text.trim_end()) } else { for_people(&answer.value) }
     }
+}
+
+/// Asks for a page of a listing and shows it as a table. A column is a heading and the way to its value, with dots.
+pub(crate) async fn show_page(
+    connection: &Connection,
+    path: &[&str],
+    asked: &[(&'static str, Option<String>)],
+    list: &str,
+    columns: &[(&str, &str)],
+    limit: u32,
+) -> Result<(), Failure> {
+    let client = Client::new(connection)?;
+    let asked = [asked, &[("limit", Some(limit.to_string()))]].concat();
+    let answer = client.get(path, &query(&asked)).await?;
+    client.show(&answer, |page| {
+        shown::table(&page[list], columns);
+        shown::more(page, page[list].as_array().map_or(0, Vec::len), limit);
+    });
+    Ok(())
 }
 
 /// The authorities in a file.

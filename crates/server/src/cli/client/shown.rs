@@ -6,7 +6,7 @@ use serde_json::Value;
 use crate::cli::output;
 
 /// A table with a line per thing. A column is a heading and the way to its value, with dots.
-pub(super) fn table(things: &Value, columns: &[(&str, &str)]) {
+pub(crate) fn table(things: &Value, columns: &[(&str, &str)]) {
     let things = things.as_array().map(Vec::as_slice).unwrap_or_default();
     if things.is_empty() {
         output::note("nothing");

@@ -27,7 +27,7 @@ use tokens::TokenError;
 /// What somebody may do; each may do what those before it may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Role {
+pub enum Role {
     /// Reads.
     Viewer,
     /// Changes.
@@ -38,7 +38,7 @@ pub(crate) enum Role {
 
 impl Role {
     /// As it is stored and written.
-    pub(crate) fn as_str(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Viewer => "viewer",
             Self::Operator => "operator",
@@ -54,11 +54,14 @@ impl Role {
 
 /// Who asks. A handler that wants to know takes it as an argument.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Caller {
-    pub(crate) name: ActorId,
-    pub(crate) role: Role,
+#[non_exhaustive]
+pub struct Caller {
+    /// The name of the key, or whom the token is about.
+    pub name: ActorId,
+    /// What they may do.
+    pub role: Role,
     /// Until when that holds; a key has no end.
-    pub(crate) until: Option<DateTime<Utc>>,
+    pub until: Option<DateTime<Utc>>,
 }
 
 impl Caller {
@@ -67,7 +70,8 @@ impl Caller {
         if force { self.must_be(Role::Admin) } else { Ok(()) }
     }
 
-    fn must_be(&self, needed: Role) -> Result<(), Problem> {
+    /// Refuses who has less than this role.
+    pub fn must_be(&self, needed: Role) -> Result<(), Problem> {
         if self.role < needed { Err(forbidden(self, needed)) } else { Ok(()) }
     }
 }

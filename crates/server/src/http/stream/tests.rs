@@ -92,17 +92,18 @@ impl Stage {
         };
         let server = tokio::spawn(async move {
             let (access, limited) = (Arc::new(Access::Local), Arc::new(Limits::new(limits.clone())));
-            let router = router(App {
-                towpath,
-                hive: None,
-                market: None,
-                memory: Default::default(),
-                readiness: Default::default(),
-                access,
-                limits: limited,
-                feed: served,
-                measurements: crate::http::metrics::Measurements::of_nothing(),
-            });
+            let router = router(
+                App {
+                    towpath,
+                    memory: Default::default(),
+                    readiness: Default::default(),
+                    access,
+                    limits: limited,
+                    feed: served,
+                    measurements: crate::http::metrics::Measurements::of_nothing(),
+                },
+                Vec::new(),
+            );
             let told_to_stop = async move {
                 let _ = stopped.await;
                 ended.stop();

@@ -15,15 +15,14 @@ use towpath_hive::SpecRow;
 use towpath_hive::spec::EnvValue;
 use utoipa::{IntoParams, ToSchema};
 
-use super::super::App;
-use super::super::access::Caller;
-use super::super::extract::{Query, SoughtText};
-use super::super::memory::{Memory, PAGE_BYTES};
-use super::super::problem::Problem;
-use super::super::range::{number, usually};
-use super::super::wire::one_of;
+use super::Serving;
+use super::routes::{Behind, ByName, broken, exists};
 use super::shown::{env_for, env_shown};
-use super::{Behind, ByName, Id, broken, exists, hive_of, page_limit, path};
+use crate::http::extract::SoughtText;
+use crate::http::memory::{Memory, PAGE_BYTES};
+use crate::http::wire::one_of;
+use crate::kit::{next, number, page_limit, usually};
+use crate::{Caller, Path, Problem, Query};
 
 /// A specification that a service has had.
 #[derive(Serialize, ToSchema)]
@@ -62,13 +61,13 @@ pub(super) struct Specs {
     responses((status = 200, description = "By version, the first one first.", body = Specs), (status = 404, description = "There is no such service."))
 )]
 pub(super) async fn specs(
-    State(app): State<App>,
+    State(app): State<Serving>,
     memory: Memory,
     caller: Caller,
-    id: Id,
+    Path(id): Path<String>,
     Query(behind): Query<Behind>,
 ) -> Result<Response, Problem> {
-    let (hive, id) = (hive_of(&app)?, path(id)?);
+    let hive = &app.hive;
     exists(hive, &app.towpath, &id).await?;
     let room = memory.room(2 * PAGE_BYTES).await?;
     let listed = hive.specs(app.towpath.store(), &id, behind.after, behind.limit, PAGE_BYTES).await;
@@ -140,13 +139,13 @@ pub(super) struct Audit {
     responses((status = 200, description = "A page.", body = Audit))
 )]
 pub(super) async fn audit(
-    State(app): State<App>,
+    State(app): State<Serving>,
     Query(asked): Query<AuditAsked>,
 ) -> Result<Response, Problem> {
     let AuditAsked { service, after, limit } = asked;
     let (service, before) = (service.map(String::from), after.map(String::from));
     let before = before.as_deref().filter(|before| !before.is_empty());
-    let rows = hive_of(&app)?.audit(app.towpath.store(), service.as_deref(), before, limit).await?;
+    let rows = app.hive.audit(app.towpath.store(), service.as_deref(), before, limit).await?;
     let mut audit = Vec::with_capacity(rows.len());
     for record in rows {
         audit.push(AuditedShown {
@@ -157,7 +156,7 @@ pub(super) async fn audit(
             requested_at: record.time("requested_at")?,
         });
     }
-    let next = full(&audit, limit).map(|last| last.event_id.clone());
+    let next = next(&audit, limit, |last| last.event_id.clone());
     Ok(Json(Audit { audit, next }).into_response())
 }
 
@@ -189,12 +188,12 @@ pub(super) struct Namespaces {
     responses((status = 200, description = "A page.", body = Namespaces))
 )]
 pub(super) async fn namespaces(
-    State(app): State<App>,
+    State(app): State<Serving>,
     Query(asked): Query<ByName>,
 ) -> Result<Response, Problem> {
     let ByName { after, limit } = asked;
     let after = after.map(String::from).unwrap_or_default();
-    let rows = hive_of(&app)?.namespaces(app.towpath.store(), &after, limit).await?;
+    let rows = app.hive.namespaces(app.towpath.store(), &after, limit).await?;
     let mut namespaces = Vec::with_capacity(rows.len());
     for record in rows {
         namespaces.push(NamespaceShown {
@@ -203,7 +202,7 @@ pub(super) async fn namespaces(
             validated_at: record.time("validated_at")?,
         });
     }
-    let next = full(&namespaces, limit).map(|last| last.namespace.clone());
+    let next = next(&namespaces, limit, |last| last.namespace.clone());
     Ok(Json(Namespaces { namespaces, next }).into_response())
 }
 
@@ -280,11 +279,10 @@ pub(super) struct OutboxRows {
     responses((status = 200, description = "A page.", body = OutboxRows))
 )]
 pub(super) async fn outbox(
-    State(app): State<App>,
+    State(app): State<Serving>,
     Query(asked): Query<OutboxAsked>,
 ) -> Result<Response, Problem> {
     let OutboxAsked { status, after, limit } = asked;
-    let hive = hive_of(&app)?;
     let status = match status.as_deref() {
         None => None,
         Some(asked) => {
@@ -297,14 +295,14 @@ pub(super) async fn outbox(
         }
     };
     let mut found = Vec::new();
-    for channel in hive.channels() {
+    for channel in app.hive.channels() {
         let filter = OutboxFilter { channel: Some(ChannelName::from_stored(channel)), status };
         found.extend(app.towpath.store().outbox_rows(&filter, after, limit).await?);
     }
     found.sort_by_key(|row| row.row.outbox_id);
     found.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
     let rows: Vec<OutboxRowShown> = found.into_iter().map(OutboxRowShown::from).collect();
-    let next = full(&rows, limit).map(|last| last.outbox_id);
+    let next = next(&rows, limit, |last| last.outbox_id);
     Ok(Json(OutboxRows { rows, next }).into_response())
 }
 
@@ -325,9 +323,4 @@ impl From<FailedRow> for OutboxRowShown {
             about: event.aggregate.id.to_string(),
         }
     }
-}
-
-/// The last of a page behind which there may be more.
-pub(super) fn full<T>(page: &[T], limit: u32) -> Option<&T> {
-    page.last().filter(|_| u32::try_from(page.len()).is_ok_and(|rows| rows >= limit))
 }

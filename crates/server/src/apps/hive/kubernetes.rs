@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use towpath::retry::duration_text;
 use towpath_hive::gateway::ServingGateway;
 
-use crate::cli::Failure;
+use crate::Failure;
 
 /// The section. What it leaves out is as kubectl does it.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]

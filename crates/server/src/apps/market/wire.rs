@@ -11,6 +11,7 @@ use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
 use crate::http::wire::one_of;
+use crate::kit::{page_limit, usually};
 
 fn product_status() -> Object {
     one_of(ProductStatus::ALL.iter().map(|status| status.as_str()))
@@ -235,8 +236,9 @@ pub(super) struct WhichNotifications {
     /// Only behind this event.
     pub(super) after: Option<Uuid>,
     /// At most so many: 100, if nothing is said.
-    #[param(minimum = 1, maximum = 500)]
-    pub(super) limit: Option<u32>,
+    #[serde(default = "usually", deserialize_with = "page_limit")]
+    #[param(value_type = Option<u32>, minimum = 1, maximum = 500)]
+    pub(super) limit: u32,
 }
 
 /// Which products.
@@ -263,8 +265,9 @@ pub(super) struct WhichProducts {
     /// Only behind this number.
     pub(super) after: Option<i64>,
     /// At most so many: 100, if nothing is said.
-    #[param(minimum = 1, maximum = 500)]
-    pub(super) limit: Option<u32>,
+    #[serde(default = "usually", deserialize_with = "page_limit")]
+    #[param(value_type = Option<u32>, minimum = 1, maximum = 500)]
+    pub(super) limit: u32,
 }
 
 /// Which orders.
@@ -282,8 +285,9 @@ pub(super) struct WhichOrders {
     /// Only behind this number.
     pub(super) after: Option<i64>,
     /// At most so many: 100, if nothing is said.
-    #[param(minimum = 1, maximum = 500)]
-    pub(super) limit: Option<u32>,
+    #[serde(default = "usually", deserialize_with = "page_limit")]
+    #[param(value_type = Option<u32>, minimum = 1, maximum = 500)]
+    pub(super) limit: u32,
 }
 
 impl ShownProduct {

@@ -14,8 +14,8 @@ use towpath_hive::views::ServiceRow;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{AdditionalProperties, Object, ObjectBuilder, OneOfBuilder, Schema, Type};
 
-use super::super::access::{Caller, Role};
-use super::super::wire::one_of;
+use crate::http::wire::one_of;
+use crate::{Caller, Role};
 
 /// A service as it is. `image`, `env`, `minScale`, `maxScale` and `concurrency` are what is asked for: what an update
 /// replaces.

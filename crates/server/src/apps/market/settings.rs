@@ -1,60 +1,45 @@
-//! The market on this server: its section of the configuration, and `towpath market`.
+//! The section `[market]` of the configuration.
 
-use clap::Subcommand;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use towpath::BrokerUrl;
 use towpath::retry::{RetryPolicy, duration_text};
-use towpath_market::{Settings, topology};
+use towpath_market::Settings;
 
-use super::client::{MarketNotifications, MarketOrders, MarketProducts};
-use super::config::ServeFlags;
-use super::{Failure, output};
-
-/// What `towpath market` can do.
-#[derive(Subcommand)]
-pub(crate) enum MarketCommand {
-    /// Print the exchanges, queues and bindings that the market declares on its broker
-    Topology {
-        #[command(flatten)]
-        flags: ServeFlags,
-
-        /// As JSON
-        #[arg(long)]
-        json: bool,
-    },
-    /// Products, by their numbers
-    Products(MarketProducts),
-    /// Orders, by their numbers
-    Orders(MarketOrders),
-    /// What somebody was told about orders
-    Notifications(MarketNotifications),
-}
+use crate::Failure;
 
 /// The `[market]` section of a file.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct MarketConfig {
+pub struct MarketSection {
     /// Whether somebody has said that it is to run, or not to.
     enabled: Option<bool>,
-    settings: Settings,
+    pub(super) settings: Settings,
 }
 
-impl MarketConfig {
-    /// Reads the section.
-    pub(crate) fn read(mut section: toml::Table) -> Result<Self, Failure> {
+impl<'de> Deserialize<'de> for MarketSection {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut section = toml::Table::deserialize(deserializer)?;
         let enabled = match section.remove("enabled") {
             None => None,
             Some(toml::Value::Boolean(enabled)) => Some(enabled),
             Some(other) => {
-                return Err(Failure::usage(format!("market.enabled is {other}; write true or false")));
+                return Err(D::Error::custom(format!("market.enabled is {other}; write true or false")));
             }
         };
-        let settings = toml::Value::Table(section).try_into().map_err(|error: toml::de::Error| {
-            Failure::usage(format!("[market] in the configuration file is wrong: {error}"))
-        })?;
+        let settings = toml::Value::Table(section).try_into().map_err(D::Error::custom)?;
         Ok(Self { enabled, settings })
     }
+}
 
+impl Serialize for MarketSection {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.effective().serialize(serializer)
+    }
+}
+
+impl MarketSection {
     /// The section as it holds, by the names of the file.
-    pub(super) fn effective(&self) -> toml::Table {
+    fn effective(&self) -> toml::Table {
         let settings = &self.settings;
         let duration = |duration| toml::Value::from(duration_text::format(duration));
         let number = |number: u64| toml::Value::Integer(i64::try_from(number).unwrap_or(i64::MAX));
@@ -93,7 +78,7 @@ impl MarketConfig {
 
     /// The market's settings if it is to run on this broker. Its contract is about queues with a time to live and
     /// dead-letter exchanges, which Kafka does not have: there it only runs by mistake, and that is refused.
-    pub(crate) fn on(self, broker: &BrokerUrl) -> Result<Option<Settings>, Failure> {
+    pub(super) fn on(self, broker: &BrokerUrl) -> Result<Option<Settings>, Failure> {
         match (broker, self.enabled) {
             (BrokerUrl::Kafka { .. }, Some(true)) => Err(Failure::usage(
                 "market.enabled is true, and the market needs queues with delays and dead letters, which Kafka does \
@@ -105,33 +90,14 @@ impl MarketConfig {
     }
 }
 
-/// Runs `towpath market`.
-pub(crate) async fn run(command: MarketCommand) -> Result<(), Failure> {
-    let (flags, json) = match command {
-        MarketCommand::Topology { flags, json } => (flags, json),
-        MarketCommand::Products(products) => return products.run().await,
-        MarketCommand::Orders(orders) => return orders.run().await,
-        MarketCommand::Notifications(notifications) => return notifications.run().await,
-    };
-    let topology = topology::topology(flags.config()?.market.settings.pending);
-    if json {
-        let text = serde_json::to_string_pretty(&topology)
-            .map_err(|error| Failure::usage(format!("the topology cannot be written: {error}")))?;
-        output::line(&text);
-    } else {
-        output::line(&topology::described(&topology));
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
 
-    fn read(text: &str) -> Result<MarketConfig, String> {
-        MarketConfig::read(toml::from_str(text).unwrap()).map_err(|failure| failure.message)
+    fn read(text: &str) -> Result<MarketSection, String> {
+        toml::from_str(text).map_err(|error: toml::de::Error| error.to_string())
     }
 
     #[test]

@@ -1,41 +1,18 @@
-//! Hive on this server: its section of the configuration, and `towpath hive`.
-
-mod kubernetes;
+//! The section `[hive]` of the configuration.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::Subcommand;
 use serde::{Deserialize, Serialize};
 use towpath::retry::{RetryPolicy, duration_text};
-use towpath::{ChannelPolicy, SqlStore, StoreUrl};
+use towpath::{ChannelPolicy, StoreUrl};
 use towpath_hive::gateway::ServingGateway;
 use towpath_hive::gateway::simulated::{Fates, SimulatedCluster, SimulatedSettings};
 use towpath_hive::{Hive, HiveSettings};
 
-use self::kubernetes::KubernetesSection;
-use super::client::{HiveAlerts, HiveAudit, HiveNamespaces, HiveOutbox, HiveSpecs};
-use super::config::ServeFlags;
-use super::migrate::failure;
-use super::{Failure, output};
-
-/// What `towpath hive` can do.
-#[derive(Subcommand)]
-pub(crate) enum HiveCommand {
-    /// Make the read models anew from the log; the server may run meanwhile
-    Rebuild(ServeFlags),
-    /// What an operator should know of: outages of the platform and deletions that take too long, the last one first
-    Alerts(HiveAlerts),
-    /// The specifications that a service has had
-    Specs(HiveSpecs),
-    /// Who asked for what, the last request first
-    Audit(HiveAudit),
-    /// The namespaces that services were asked for in
-    Namespaces(HiveNamespaces),
-    /// Facts on their way to hive's channels; what was given up is DEAD
-    Outbox(HiveOutbox),
-}
+use super::kubernetes::KubernetesSection;
+use crate::Failure;
 
 /// How much of a request's time is kept, at most, for what is done before and after a wait: recording what was asked for,
 /// and reading what has become of it. Of a short time it is a fifth.
@@ -52,7 +29,7 @@ fn longest_wait(request_timeout: Duration) -> Duration {
 /// The `[hive]` section of a file.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
-pub(crate) struct HiveConfig {
+pub struct HiveSection {
     /// Whether it runs.
     enabled: bool,
     /// Which platform: `simulated` or `kubernetes`.
@@ -65,13 +42,13 @@ pub(crate) struct HiveConfig {
     /// How long one look may take.
     #[serde(with = "duration_text")]
     timeout: Duration,
-    /// How long a caller with `wait` is kept at most.
-    #[serde(with = "duration_text")]
-    wait_at_most: Duration,
+    /// How long a caller with `wait` is kept at most. What is not written gives way to what a request may take.
+    #[serde(with = "optional_duration_text")]
+    wait_at_most: Option<Duration>,
     /// What its channels are called, and so its exchanges or topics.
     channel: String,
     outbox: OutboxSection,
-    service: ServiceSection,
+    pub(super) service: ServiceSection,
     simulated: SimulatedSection,
     kubernetes: KubernetesSection,
 }
@@ -85,7 +62,7 @@ enum Gateway {
 
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
-struct ServiceSection {
+pub(super) struct ServiceSection {
     /// How long a service may be CREATING or UPDATING.
     #[serde(with = "duration_text")]
     converges_within: Duration,
@@ -94,7 +71,7 @@ struct ServiceSection {
     deleted_within: Duration,
     /// Whether a READY service is brought back to what was asked for.
     correct_drift: bool,
-    observation: ObservationSection,
+    pub(super) observation: ObservationSection,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
@@ -129,10 +106,10 @@ struct RetriesSection {
 /// The names are the source's.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
-struct ObservationSection {
+pub(super) struct ObservationSection {
     interval_ms: u64,
     #[serde(with = "duration_text")]
-    ready_stale_duration: Duration,
+    pub(super) ready_stale_duration: Duration,
     failure_threshold: u32,
 }
 
@@ -159,16 +136,16 @@ struct SimulatedSection {
     watched: bool,
 }
 
-impl Default for HiveConfig {
+impl Default for HiveSection {
     fn default() -> Self {
-        let HiveSettings { concurrency, poll, timeout, wait_at_most, channel, .. } = HiveSettings::default();
+        let HiveSettings { concurrency, poll, timeout, channel, .. } = HiveSettings::default();
         Self {
             enabled: true,
             gateway: Gateway::Simulated,
             concurrency,
             poll,
             timeout,
-            wait_at_most,
+            wait_at_most: None,
             channel,
             outbox: OutboxSection::default(),
             service: ServiceSection::default(),
@@ -228,23 +205,20 @@ impl Default for SimulatedSection {
     }
 }
 
-impl HiveConfig {
-    /// Reads the section, for a server whose requests may take so long.
-    pub(crate) fn read(section: toml::Table, request_timeout: Duration) -> Result<Self, Failure> {
-        let wait_is_written = section.contains_key("wait-at-most");
-        let mut config: Self = toml::Value::Table(section).try_into().map_err(|error: toml::de::Error| {
-            Failure::usage(format!("[hive] in the configuration file is wrong: {error}"))
-        })?;
+impl HiveSection {
+    /// For a server whose requests may take so long.
+    pub(super) fn checked(self, request_timeout: Duration) -> Result<Self, Failure> {
         let longest = longest_wait(request_timeout);
-        if config.wait_at_most > longest && wait_is_written {
+        if let Some(asked) = self.wait_at_most.filter(|asked| *asked > longest) {
             let text = duration_text::format;
-            let (asked, longest, limit) = (text(config.wait_at_most), text(longest), text(request_timeout));
+            let (asked, longest, limit) = (text(asked), text(longest), text(request_timeout));
             return Err(Failure::usage(format!(
                 "hive.wait-at-most is {asked}, and requests end after {limit}: who waits so long would be told that \
                  nobody knows whether it was done\nWrite at most {longest}, or raise limits.request-timeout."
             )));
         }
-        config.wait_at_most = config.wait_at_most.min(longest);
+        let usually = HiveSettings::default().wait_at_most.min(longest);
+        let config = Self { wait_at_most: self.wait_at_most.or(Some(usually)), ..self };
         let percent = [
             ("refused-percent", config.simulated.refused_percent),
             ("failing-percent", config.simulated.failing_percent),
@@ -294,14 +268,14 @@ impl HiveConfig {
             concurrency: self.concurrency,
             poll: self.poll,
             timeout: self.timeout,
-            wait_at_most: self.wait_at_most,
+            wait_at_most: self.wait_at_most.unwrap_or(HiveSettings::default().wait_at_most),
             channel: self.channel.clone(),
             publishing: self.outbox.publisher.policy(),
         }
     }
 
     /// Hive, if it is to run. A simulated cluster is kept in a file beside the store, so that it is there after a restart.
-    pub(crate) async fn open(self, store: &StoreUrl) -> Result<Option<Hive>, Failure> {
+    pub(super) async fn open(self, store: &StoreUrl) -> Result<Option<Hive>, Failure> {
         if !self.enabled {
             return Ok(None);
         }
@@ -365,6 +339,28 @@ impl SimulatedSection {
     }
 }
 
+/// A duration that may be missing.
+mod optional_duration_text {
+    use super::*;
+    use serde::{Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(
+        given: &Option<Duration>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        match given {
+            Some(duration) => duration_text::serialize(duration, serializer),
+            None => serializer.serialize_none(),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Duration>, D::Error> {
+        duration_text::deserialize(deserializer).map(Some)
+    }
+}
+
 /// Where a simulated cluster is kept when nothing is said.
 fn beside(store: &StoreUrl) -> PathBuf {
     match store {
@@ -375,41 +371,17 @@ fn beside(store: &StoreUrl) -> PathBuf {
     }
 }
 
-/// Runs `towpath hive`.
-pub(crate) async fn run(command: HiveCommand) -> Result<(), Failure> {
-    let flags = match command {
-        HiveCommand::Rebuild(flags) => flags,
-        HiveCommand::Alerts(alerts) => return alerts.run().await,
-        HiveCommand::Specs(specs) => return specs.run().await,
-        HiveCommand::Audit(audit) => return audit.run().await,
-        HiveCommand::Namespaces(namespaces) => return namespaces.run().await,
-        HiveCommand::Outbox(outbox) => return outbox.run().await,
-    };
-    let config = flags.config()?;
-    let stale = config.hive.service.observation.ready_stale_duration;
-    let store = SqlStore::connect(&config.store).await.map_err(|error| failure(&error))?;
-    let rebuilt = towpath_hive::rebuild(&store, stale).await;
-    store.close().await;
-    let rebuilt = rebuilt.map_err(|error| {
-        Failure::unreachable(format!(
-            "the rebuild did not come to its end, run it again: {error} [{}]",
-            error.code()
-        ))
-    })?;
-    output::line(&format!("{} services, made anew from {} facts", rebuilt.services, rebuilt.facts));
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<HiveConfig, String> {
+    fn read(text: &str) -> Result<HiveSection, String> {
         read_within(text, Duration::from_secs(30))
     }
 
-    fn read_within(text: &str, request_timeout: Duration) -> Result<HiveConfig, String> {
-        HiveConfig::read(toml::from_str(text).unwrap(), request_timeout).map_err(|failure| failure.message)
+    fn read_within(text: &str, request_timeout: Duration) -> Result<HiveSection, String> {
+        let section: HiveSection = toml::from_str(text).map_err(|error| error.to_string())?;
+        section.checked(request_timeout).map_err(|failure| failure.message)
     }
 
     #[test]
@@ -456,12 +428,11 @@ mod tests {
 
     #[test]
     fn the_document_shows_what_holds_without_a_file() {
-        let document = include_str!("../../../../docs/hive.md");
+        let document = include_str!("../../../../../docs/hive.md");
         let example = document.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
         let mut whole: toml::Table = toml::from_str(example).unwrap();
         let Some(toml::Value::Table(section)) = whole.remove("hive") else { panic!("{example}") };
-        let shown = HiveConfig::read(section, Duration::from_secs(30)).map_err(|failure| failure.message);
-        assert_eq!(shown, Ok(HiveConfig::default()));
+        assert_eq!(read(&section.to_string()), read(""));
     }
 
     #[test]
@@ -487,8 +458,9 @@ mod tests {
     #[test]
     fn nobody_is_kept_waiting_longer_than_a_request_may_take() {
         let seconds = Duration::from_secs;
-        let wait =
-            |text: &str, request| read_within(text, seconds(request)).map(|config| config.wait_at_most);
+        let wait = |text: &str, request| {
+            read_within(text, seconds(request)).map(|config| config.wait_at_most.unwrap())
+        };
         assert_eq!((wait("", 30), wait("", 600)), (Ok(seconds(20)), Ok(seconds(20))));
         assert_eq!((wait("", 10), wait("", 5)), (Ok(seconds(8)), Ok(seconds(4))), "the default gives way");
         assert_eq!(wait("wait-at-most = \"25s\"", 30), Ok(seconds(25)));

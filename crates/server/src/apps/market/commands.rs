@@ -1,10 +1,32 @@
-//! `towpath market products`, `orders` and `notifications`.
+//! `towpath market`.
 
-use clap::Args;
+use clap::{Args, Subcommand};
+use towpath_market::topology;
 
-use super::shown::{more, table};
-use super::{Client, Connection, query};
-use crate::cli::Failure;
+use super::settings::MarketSection;
+use crate::cli::client::show_page;
+use crate::plugin::CommandLine;
+use crate::{Connection, Failure, ServeFlags, output};
+
+/// What `towpath market` can do.
+#[derive(Subcommand)]
+pub enum MarketCommand {
+    /// Print the exchanges, queues and bindings that the market declares on its broker
+    Topology {
+        #[command(flatten)]
+        flags: ServeFlags,
+
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Products, by their numbers
+    Products(Products),
+    /// Orders, by their numbers
+    Orders(Orders),
+    /// What somebody was told about orders
+    Notifications(Notifications),
+}
 
 /// Which part of a listing.
 #[derive(Args)]
@@ -19,7 +41,7 @@ struct Part {
 
 /// Products, by their numbers.
 #[derive(Args)]
-pub(crate) struct MarketProducts {
+pub struct Products {
     #[command(flatten)]
     connection: Connection,
     /// on_sale, sold or withdrawn
@@ -43,7 +65,7 @@ pub(crate) struct MarketProducts {
 
 /// Orders, by their numbers.
 #[derive(Args)]
-pub(crate) struct MarketOrders {
+pub struct Orders {
     #[command(flatten)]
     connection: Connection,
     /// pending, paid, shipped, completed or cancelled
@@ -61,7 +83,7 @@ pub(crate) struct MarketOrders {
 
 /// What somebody was told about orders.
 #[derive(Args)]
-pub(crate) struct MarketNotifications {
+pub struct Notifications {
     #[command(flatten)]
     connection: Connection,
     /// Who was told
@@ -70,8 +92,35 @@ pub(crate) struct MarketNotifications {
     part: Part,
 }
 
-impl MarketProducts {
-    pub(crate) async fn run(self) -> Result<(), Failure> {
+impl MarketCommand {
+    pub(super) async fn run(self, line: &CommandLine<'_, MarketSection>) -> Result<(), Failure> {
+        match self {
+            Self::Topology { flags, json } => show_topology(flags, json, line),
+            Self::Products(products) => products.run().await,
+            Self::Orders(orders) => orders.run().await,
+            Self::Notifications(notifications) => notifications.run().await,
+        }
+    }
+}
+
+fn show_topology(
+    flags: ServeFlags,
+    json: bool,
+    line: &CommandLine<'_, MarketSection>,
+) -> Result<(), Failure> {
+    let topology = topology::topology(line.configured(flags)?.settings.settings.pending);
+    if json {
+        let text = serde_json::to_string_pretty(&topology)
+            .map_err(|error| Failure::usage(format!("the topology cannot be written: {error}")))?;
+        output::line(&text);
+    } else {
+        output::line(&topology::described(&topology));
+    }
+    Ok(())
+}
+
+impl Products {
+    async fn run(self) -> Result<(), Failure> {
         let asked = vec![
             ("status", self.status),
             ("sellerId", self.seller.map(|id| id.to_string())),
@@ -90,8 +139,8 @@ impl MarketProducts {
     }
 }
 
-impl MarketOrders {
-    pub(crate) async fn run(self) -> Result<(), Failure> {
+impl Orders {
+    async fn run(self) -> Result<(), Failure> {
         let asked = vec![
             ("status", self.status),
             ("buyerId", self.buyer.map(|id| id.to_string())),
@@ -112,8 +161,8 @@ impl MarketOrders {
     }
 }
 
-impl MarketNotifications {
-    pub(crate) async fn run(self) -> Result<(), Failure> {
+impl Notifications {
+    async fn run(self) -> Result<(), Failure> {
         let asked = vec![("recipientId", Some(self.recipient.to_string()))];
         let columns =
             [("TOLD", "createdAt"), ("ORDER", "orderId"), ("STATUS", "status"), ("EVENT", "eventId")];
@@ -123,17 +172,11 @@ impl MarketNotifications {
 
 async fn list(
     connection: &Connection,
-    what: &'static str,
+    what: &str,
     mut asked: Vec<(&'static str, Option<String>)>,
     part: Part,
     columns: &[(&str, &str)],
 ) -> Result<(), Failure> {
-    let client = Client::new(connection)?;
-    asked.extend([("after", part.after), ("limit", Some(part.limit.to_string()))]);
-    let answer = client.get(&["api", "market", what], &query(&asked)).await?;
-    client.show(&answer, |listed| {
-        table(&listed[what], columns);
-        more(listed, listed[what].as_array().map_or(0, Vec::len), part.limit);
-    });
-    Ok(())
+    asked.push(("after", part.after));
+    show_page(connection, &["api", "market", what], &asked, what, columns, part.limit).await
 }

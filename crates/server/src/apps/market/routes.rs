@@ -1,33 +1,27 @@
 //! The market over HTTP: products and orders. Amounts are JSON numbers with two decimals, and exact.
 
-mod wire;
-
-use std::collections::BTreeMap;
-
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::de::DeserializeOwned;
 use towpath::ports::operations::OperationAnswer;
 use towpath::retry::ErrorClass;
 use towpath_market::{Done, Market, MarketError, Order, OrderFilter, Page, Product, ProductFilter, Settings};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use self::wire::{
+use super::wire::{
     Actor, Cancellation, Changed, Offered, Payment, Placed, ShownCredit, ShownNotification,
     ShownNotifications, ShownOrder, ShownOrders, ShownProduct, ShownProducts, ShownShipment,
     WhichNotifications, WhichOrders, WhichProducts,
 };
-use super::App;
-use super::operations::of_answer;
-use super::problem::Problem;
+use crate::http::operations::of_answer;
+use crate::kit::next;
+use crate::{Path, Problem, Query, RawBody};
 
 /// The paths of this part.
-pub(super) fn routes() -> OpenApiRouter<App> {
+pub(super) fn routes() -> OpenApiRouter<Market> {
     OpenApiRouter::new()
         .routes(routes!(offer, list_products))
         .routes(routes!(show_product, change_product))
@@ -42,21 +36,14 @@ pub(super) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(list_notifications))
 }
 
-/// The largest page of a listing.
-const LARGEST_PAGE: u32 = 500;
-
-type Body = Result<Bytes, BytesRejection>;
-type Id = Result<Path<i64>, PathRejection>;
-
 /// Offer a product
 #[utoipa::path(post, path = "/api/market/products", tag = "market", operation_id = "offerProduct",
     request_body = Offered, responses(
         (status = 201, description = "It is on sale.", body = ShownProduct),
         (status = 422, description = "A field cannot be used."),
     ))]
-async fn offer(State(market): State<Option<Market>>, body: Body) -> Result<Response, Problem> {
-    let offered: Offered = read(body)?;
-    let market = open_for_change(market)?;
+async fn offer(State(market): State<Market>, body: RawBody) -> Result<Response, Problem> {
+    let offered: Offered = read(&body)?;
     let product = market.offer(offered.seller_id, &offered.title, offered.price).await?;
     answered(&market, Done::Offered(&product))
 }
@@ -71,11 +58,10 @@ async fn offer(State(market): State<Option<Market>>, body: Body) -> Result<Respo
         (status = 422, description = "The text has no words, or too many."),
     ))]
 async fn list_products(
-    State(market): State<Option<Market>>,
-    which: Result<Query<WhichProducts>, QueryRejection>,
+    State(market): State<Market>,
+    Query(which): Query<WhichProducts>,
 ) -> Result<Json<ShownProducts>, Problem> {
-    let which = query(which)?;
-    let page = page(which.after, which.limit)?;
+    let page = page(which.after, which.limit);
     let filter = ProductFilter {
         status: which.status,
         seller_id: which.seller_id,
@@ -83,8 +69,8 @@ async fn list_products(
         min_price: which.min_price,
         max_price: which.max_price,
     };
-    let products = open(market)?.products(&filter, page).await?;
-    let next = next(products.last().map(|product| product.product_id), products.len(), page);
+    let products = market.products(&filter, page).await?;
+    let next = next(&products, page.limit, |last| last.product_id);
     let products = products.into_iter().map(|product| ShownProduct::of(product, None)).collect();
     Ok(Json(ShownProducts { products, next }))
 }
@@ -95,8 +81,10 @@ async fn list_products(
         (status = 200, description = "The product.", body = ShownProduct),
         (status = 404, description = "There is none."),
     ))]
-async fn show_product(State(market): State<Option<Market>>, id: Id) -> Result<Json<ShownProduct>, Problem> {
-    let (market, id) = (open(market)?, number(id)?);
+async fn show_product(
+    State(market): State<Market>,
+    Path(id): Path<i64>,
+) -> Result<Json<ShownProduct>, Problem> {
     let product = market.product(id).await?;
     Ok(Json(ShownProduct::of(product, market.inventory(id).await?)))
 }
@@ -113,13 +101,13 @@ async fn show_product(State(market): State<Option<Market>>, id: Id) -> Result<Js
         (status = 422, description = "A field cannot be used, or there is none."),
     ))]
 async fn change_product(
-    State(market): State<Option<Market>>,
-    id: Id,
-    body: Body,
+    State(market): State<Market>,
+    Path(id): Path<i64>,
+    body: RawBody,
 ) -> Result<Response, Problem> {
-    let changed: Changed = read(body)?;
-    let market = open_for_change(market)?.acting(changed.actor_id);
-    let product = market.change(number(id)?, changed.title.as_deref(), changed.price).await?;
+    let changed: Changed = read(&body)?;
+    let market = market.acting(changed.actor_id);
+    let product = market.change(id, changed.title.as_deref(), changed.price).await?;
     answered(&market, Done::Changed(&product))
 }
 
@@ -133,9 +121,13 @@ async fn change_product(
         (status = 409, description = "It is sold."),
         (status = 422, description = "A field cannot be used."),
     ))]
-async fn withdraw(State(market): State<Option<Market>>, id: Id, body: Body) -> Result<Response, Problem> {
-    let market = acting(market, body)?;
-    let product = market.withdraw(number(id)?).await?;
+async fn withdraw(
+    State(market): State<Market>,
+    Path(id): Path<i64>,
+    body: RawBody,
+) -> Result<Response, Problem> {
+    let market = acting(&market, &body)?;
+    let product = market.withdraw(id).await?;
     answered(&market, Done::Changed(&product))
 }
 
@@ -149,9 +141,8 @@ async fn withdraw(State(market): State<Option<Market>>, id: Id, body: Body) -> R
         (status = 409, description = "The product is not on sale, or costs something else by now."),
         (status = 422, description = "A field cannot be used, or the product is the buyer's own."),
     ))]
-async fn place(State(market): State<Option<Market>>, body: Body) -> Result<Response, Problem> {
-    let placed: Placed = read(body)?;
-    let market = open_for_change(market)?;
+async fn place(State(market): State<Market>, body: RawBody) -> Result<Response, Problem> {
+    let placed: Placed = read(&body)?;
     let order = market.place_for(placed.product_id, placed.buyer_id, placed.price).await?;
     answered(&market, Done::Placed(&order))
 }
@@ -160,15 +151,13 @@ async fn place(State(market): State<Option<Market>>, body: Body) -> Result<Respo
 #[utoipa::path(get, path = "/api/market/orders", tag = "market", operation_id = "listOrders",
     params(WhichOrders), responses((status = 200, description = "The orders.", body = ShownOrders)))]
 async fn list_orders(
-    State(market): State<Option<Market>>,
-    which: Result<Query<WhichOrders>, QueryRejection>,
+    State(market): State<Market>,
+    Query(which): Query<WhichOrders>,
 ) -> Result<Json<ShownOrders>, Problem> {
-    let which = query(which)?;
-    let page = page(which.after, which.limit)?;
+    let page = page(which.after, which.limit);
     let filter = OrderFilter { status: which.status, buyer_id: which.buyer_id, seller_id: which.seller_id };
-    let market = open(market)?;
     let orders = market.orders(&filter, page).await?;
-    let next = next(orders.last().map(|order| order.order_id), orders.len(), page);
+    let next = next(&orders, page.limit, |last| last.order_id);
     let orders = orders.into_iter().map(|order| ShownOrder::of(order, market.settings())).collect();
     Ok(Json(ShownOrders { orders, next }))
 }
@@ -179,8 +168,7 @@ async fn list_orders(
         (status = 200, description = "The order.", body = ShownOrder),
         (status = 404, description = "There is none."),
     ))]
-async fn show_order(State(market): State<Option<Market>>, id: Id) -> Result<Json<ShownOrder>, Problem> {
-    let (market, id) = (open(market)?, number(id)?);
+async fn show_order(State(market): State<Market>, Path(id): Path<i64>) -> Result<Json<ShownOrder>, Problem> {
     let mut shown = ShownOrder::of(market.order(id).await?, market.settings());
     shown.shipment = market.shipment(id).await?.map(ShownShipment::of);
     let told = market.notifications(id).await?;
@@ -198,10 +186,10 @@ async fn show_order(State(market): State<Option<Market>>, id: Id) -> Result<Json
         (status = 409, description = "It is not pending."),
         (status = 422, description = "The amount is not the order's, or a field cannot be used."),
     ))]
-async fn pay(State(market): State<Option<Market>>, id: Id, body: Body) -> Result<Response, Problem> {
-    let payment: Payment = read_if_any(body)?;
-    let market = open_for_change(market)?.acting(payment.actor_id);
-    let order = market.pay(number(id)?, payment.amount).await?;
+async fn pay(State(market): State<Market>, Path(id): Path<i64>, body: RawBody) -> Result<Response, Problem> {
+    let payment: Payment = read_if_any(&body)?;
+    let market = market.acting(payment.actor_id);
+    let order = market.pay(id, payment.amount).await?;
     answered(&market, Done::Moved(&order))
 }
 
@@ -215,9 +203,9 @@ async fn pay(State(market): State<Option<Market>>, id: Id, body: Body) -> Result
         (status = 409, description = "It is not paid, or has left already."),
         (status = 422, description = "A field cannot be used."),
     ))]
-async fn ship(State(market): State<Option<Market>>, id: Id, body: Body) -> Result<Response, Problem> {
-    let market = acting(market, body)?;
-    let order = market.ship(number(id)?).await?;
+async fn ship(State(market): State<Market>, Path(id): Path<i64>, body: RawBody) -> Result<Response, Problem> {
+    let market = acting(&market, &body)?;
+    let order = market.ship(id).await?;
     answered(&market, Done::Moved(&order))
 }
 
@@ -231,9 +219,13 @@ async fn ship(State(market): State<Option<Market>>, id: Id, body: Body) -> Resul
         (status = 409, description = "It is not shipped, or has arrived already."),
         (status = 422, description = "A field cannot be used."),
     ))]
-async fn complete(State(market): State<Option<Market>>, id: Id, body: Body) -> Result<Response, Problem> {
-    let market = acting(market, body)?;
-    let order = market.complete(number(id)?).await?;
+async fn complete(
+    State(market): State<Market>,
+    Path(id): Path<i64>,
+    body: RawBody,
+) -> Result<Response, Problem> {
+    let market = acting(&market, &body)?;
+    let order = market.complete(id).await?;
     answered(&market, Done::Moved(&order))
 }
 
@@ -249,10 +241,14 @@ async fn complete(State(market): State<Option<Market>>, id: Id, body: Body) -> R
         (status = 409, description = "It is not pending."),
         (status = 422, description = "A field cannot be used."),
     ))]
-async fn cancel(State(market): State<Option<Market>>, id: Id, body: Body) -> Result<Response, Problem> {
-    let cancellation: Cancellation = read_if_any(body)?;
-    let market = open_for_change(market)?.acting(cancellation.actor_id);
-    let order = market.cancel(number(id)?, cancellation.reason.as_deref()).await?;
+async fn cancel(
+    State(market): State<Market>,
+    Path(id): Path<i64>,
+    body: RawBody,
+) -> Result<Response, Problem> {
+    let cancellation: Cancellation = read_if_any(&body)?;
+    let market = market.acting(cancellation.actor_id);
+    let order = market.cancel(id, cancellation.reason.as_deref()).await?;
     answered(&market, Done::Moved(&order))
 }
 
@@ -262,9 +258,11 @@ async fn cancel(State(market): State<Option<Market>>, id: Id, body: Body) -> Res
         (status = 200, description = "The counts.", body = ShownCredit),
         (status = 404, description = "No order of this buyer has ended."),
     ))]
-async fn show_credit(State(market): State<Option<Market>>, id: Id) -> Result<Json<ShownCredit>, Problem> {
-    let id = number(id)?;
-    let credit = open(market)?.credit(id).await?;
+async fn show_credit(
+    State(market): State<Market>,
+    Path(id): Path<i64>,
+) -> Result<Json<ShownCredit>, Problem> {
+    let credit = market.credit(id).await?;
     let credit = credit.ok_or_else(|| Problem::not_found(format!("no order of buyer {id} has ended")))?;
     Ok(Json(ShownCredit {
         buyer_id: credit.buyer_id,
@@ -282,13 +280,11 @@ async fn show_credit(State(market): State<Option<Market>>, id: Id) -> Result<Jso
     params(WhichNotifications),
     responses((status = 200, description = "What they were told.", body = ShownNotifications)))]
 async fn list_notifications(
-    State(market): State<Option<Market>>,
-    which: Result<Query<WhichNotifications>, QueryRejection>,
+    State(market): State<Market>,
+    Query(which): Query<WhichNotifications>,
 ) -> Result<Json<ShownNotifications>, Problem> {
-    let which = query(which)?;
-    let page = page(None, which.limit)?;
-    let told = open(market)?.notifications_of(which.recipient_id, which.after, page.limit).await?;
-    let next = next(told.last().map(|told| told.event_id.clone()), told.len(), page);
+    let told = market.notifications_of(which.recipient_id, which.after, which.limit).await?;
+    let next = next(&told, which.limit, |last| last.event_id.clone());
     let notifications = told.into_iter().map(ShownNotification::of).collect();
     Ok(Json(ShownNotifications { notifications, next }))
 }
@@ -311,7 +307,7 @@ impl From<MarketError> for Problem {
 
 /// What a change is answered with. The market writes it in the change's own transaction, so that there is no moment at
 /// which the one is done and the other not known.
-fn answer(done: Done<'_>, settings: &Settings) -> Result<OperationAnswer, serde_json::Error> {
+pub(super) fn answer(done: Done<'_>, settings: &Settings) -> Result<OperationAnswer, serde_json::Error> {
     let order = |order: &Order| serde_json::to_vec(&ShownOrder::of(order.clone(), settings));
     let product = |product: &Product| serde_json::to_vec(&ShownProduct::of(product.clone(), None));
     let (status, body) = match done {
@@ -328,39 +324,14 @@ fn answered(market: &Market, done: Done<'_>) -> Result<Response, Problem> {
     answer(done, market.settings()).map(of_answer).map_err(|error| Problem::internal(&error))
 }
 
-fn open_for_change(market: Option<Market>) -> Result<Market, Problem> {
-    Ok(open(market)?.answering(answer))
-}
-
-/// The same, for what the one does whom the body names, if it names anybody.
-fn acting(market: Option<Market>, body: Body) -> Result<Market, Problem> {
+/// The market for what the one does whom the body names, if it names anybody.
+fn acting(market: &Market, body: &RawBody) -> Result<Market, Problem> {
     let Actor { actor_id } = read_if_any(body)?;
-    Ok(open_for_change(market)?.acting(actor_id))
+    Ok(market.acting(actor_id))
 }
 
-fn open(market: Option<Market>) -> Result<Market, Problem> {
-    market.ok_or_else(|| {
-        let detail = "Set market.enabled in the configuration; on Kafka it cannot run.";
-        Problem::new(
-            StatusCode::NOT_FOUND,
-            "market-disabled",
-            "the market does not run on this server",
-            detail,
-        )
-    })
-}
-
-fn read<T: DeserializeOwned>(body: Body) -> Result<T, Problem> {
-    let body = body.map_err(|rejection| match rejection.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => {
-            let detail = "Nothing in the market needs so much.";
-            Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "the request is too large", detail)
-        }
-        _ => Problem::malformed("the request cannot be read", rejection.body_text()),
-    })?;
-    // By itself, a list would be read as the fields in their order, without their names.
-    let object = serde_json::from_slice::<BTreeMap<String, IgnoredAny>>(&body);
-    object.and_then(|_| serde_json::from_slice(&body)).map_err(|error| {
+fn read<T: DeserializeOwned>(body: &RawBody) -> Result<T, Problem> {
+    body.object(|error| {
         if error.is_data() {
             let detail = "Correct the field that is named.";
             Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "market-invalid", error.to_string(), detail)
@@ -371,33 +342,10 @@ fn read<T: DeserializeOwned>(body: Body) -> Result<T, Problem> {
 }
 
 /// The same, where no body says as much as an empty object.
-fn read_if_any<T: DeserializeOwned + Default>(body: Body) -> Result<T, Problem> {
-    match &body {
-        Ok(bytes) if bytes.iter().all(u8::is_ascii_whitespace) => Ok(T::default()),
-        _ => read(body),
-    }
+fn read_if_any<T: DeserializeOwned + Default>(body: &RawBody) -> Result<T, Problem> {
+    if body.is_blank() { Ok(T::default()) } else { read(body) }
 }
 
-fn number(id: Id) -> Result<i64, Problem> {
-    id.map(|Path(id)| id).map_err(|rejection| Problem::malformed(rejection.body_text(), "Ids are numbers."))
-}
-
-fn query<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, Problem> {
-    let detail = "GET /docs shows what can be asked here.";
-    query.map(|Query(query)| query).map_err(|rejection| Problem::malformed(rejection.body_text(), detail))
-}
-
-fn page(after: Option<i64>, limit: Option<u32>) -> Result<Page, Problem> {
-    let usual = Page::default();
-    let (after, limit) = (after.unwrap_or(usual.after), limit.unwrap_or(usual.limit));
-    if (1..=LARGEST_PAGE).contains(&limit) {
-        Ok(Page { after, limit })
-    } else {
-        Err(Problem::malformed("limit is out of range", format!("Ask for 1 to {LARGEST_PAGE}.")))
-    }
-}
-
-/// Behind what the next page begins. A page that is not full is the last.
-fn next<T>(last: Option<T>, count: usize, page: Page) -> Option<T> {
-    last.filter(|_| u32::try_from(count).is_ok_and(|count| count == page.limit))
+fn page(after: Option<i64>, limit: u32) -> Page {
+    Page { after: after.unwrap_or_default(), limit }
 }

@@ -1,12 +1,7 @@
 //! Hive over HTTP: services that are asked for, and what has become of them.
 
-mod kept;
-mod shown;
-
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
@@ -27,20 +22,21 @@ use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::App;
-use super::access::Caller;
-use super::command_ids::{idempotency_key, send_under_key, sent_under_key};
-use super::conditional;
-use super::extract::SoughtText;
-use super::facts::History;
-use super::memory::{Memory, PAGE_BYTES};
-use super::problem::{AfterDone as _, Problem};
-use super::wire::{StateChange, one_of};
-use kept::full;
-use shown::{Shown, env_asked};
+use super::Serving;
+use super::kept;
+use super::shown::{Shown, env_asked};
+use crate::http::extract::SoughtText;
+use crate::http::facts::History;
+use crate::http::memory::{Memory, PAGE_BYTES};
+use crate::http::problem::AfterDone as _;
+use crate::http::wire::{StateChange, one_of};
+use crate::kit::{
+    Tags, idempotency_key, next, number, page_limit, send_under_key, sent_under_key, strong_tags, usually,
+};
+use crate::{Caller, Path, Problem, Query, RawBody};
 
 /// The paths of this part.
-pub(super) fn routes() -> OpenApiRouter<App> {
+pub(super) fn routes() -> OpenApiRouter<Serving> {
     OpenApiRouter::new()
         .routes(routes!(create, list))
         .routes(routes!(show, update, delete))
@@ -48,7 +44,6 @@ pub(super) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(revisions))
         .routes(routes!(routes_of))
         .routes(routes!(history))
-        .routes(routes!(events))
         .routes(routes!(observer))
         .routes(routes!(alerts))
         .routes(routes!(kept::specs))
@@ -57,19 +52,13 @@ pub(super) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(kept::outbox))
 }
 
-/// The largest page of a listing.
-const LARGEST_PAGE: u32 = 500;
-
-/// Reads how many are asked for.
-fn page_limit<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
-    super::range::limit_up_to(deserializer, LARGEST_PAGE)
+/// What is known without a hive that runs.
+pub(super) fn routes_always() -> OpenApiRouter {
+    OpenApiRouter::new().routes(routes!(events))
 }
 
 /// How many alerts are shown.
 const MOST_ALERTS: u32 = 100;
-
-type Body = Result<Bytes, BytesRejection>;
-type Id = Result<Path<String>, PathRejection>;
 
 /// A service to be made.
 #[derive(Deserialize, ToSchema)]
@@ -153,7 +142,7 @@ struct Listing {
     #[param(schema_with = service_status)]
     status: Option<ServiceStatus>,
     /// At most so many.
-    #[serde(default = "super::range::usually", deserialize_with = "page_limit")]
+    #[serde(default = "usually", deserialize_with = "page_limit")]
     #[param(required = false, minimum = 1, maximum = 500)]
     limit: u32,
 }
@@ -161,28 +150,28 @@ struct Listing {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Behind {
+pub(super) struct Behind {
     /// The version behind which to begin.
-    #[serde(default, deserialize_with = "super::range::number")]
+    #[serde(default, deserialize_with = "number")]
     #[param(required = false, minimum = 0, maximum = 9007199254740991_i64)]
-    after: u64,
+    pub(super) after: u64,
     /// At most so many.
-    #[serde(default = "super::range::usually", deserialize_with = "page_limit")]
+    #[serde(default = "usually", deserialize_with = "page_limit")]
     #[param(required = false, minimum = 1, maximum = 500)]
-    limit: u32,
+    pub(super) limit: u32,
 }
 
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct ByName {
+pub(super) struct ByName {
     /// The last one of the page before.
     #[param(value_type = Option<String>)]
-    after: Option<SoughtText>,
+    pub(super) after: Option<SoughtText>,
     /// At most so many.
-    #[serde(default = "super::range::usually", deserialize_with = "page_limit")]
+    #[serde(default = "usually", deserialize_with = "page_limit")]
     #[param(required = false, minimum = 1, maximum = 500)]
-    limit: u32,
+    pub(super) limit: u32,
 }
 
 #[derive(IntoParams)]
@@ -214,13 +203,13 @@ fn service_status() -> utoipa::openapi::schema::Object {
     )
 )]
 async fn create(
-    State(app): State<App>,
+    State(app): State<Serving>,
     caller: Caller,
     headers: HeaderMap,
-    body: Body,
+    body: RawBody,
 ) -> Result<Response, Problem> {
-    let (hive, towpath) = (hive_of(&app)?, &app.towpath);
-    let asked: ServiceAsked = read(body)?;
+    let Serving { hive, towpath } = &app;
+    let asked: ServiceAsked = read(&body)?;
     asked.resource().and_then(|_| asked.spec()).map_err(cannot_be)?;
     let key = idempotency_key(&headers)?;
     let earlier = match key {
@@ -247,17 +236,14 @@ async fn create(
     responses((status = 200, description = "A page.", body = Services))
 )]
 async fn list(
-    State(app): State<App>,
+    State(app): State<Serving>,
     memory: Memory,
     caller: Caller,
-    listing: Result<Query<Listing>, QueryRejection>,
+    Query(listing): Query<Listing>,
 ) -> Result<Response, Problem> {
-    let hive = hive_of(&app)?;
-    let Query(listing) = listing
-        .map_err(|error| Problem::malformed(error.body_text(), "Write ?after=ID&status=S&limit=N."))?;
     let Listing { after, status, limit } = listing;
     let room = memory.room(2 * PAGE_BYTES).await?;
-    let services = hive.services(app.towpath.store(), &after, status, limit, PAGE_BYTES);
+    let services = app.hive.services(app.towpath.store(), &after, status, limit, PAGE_BYTES);
     let (rows, may_go_on) = services.await.map_err(broken)?;
     let next = rows.last().filter(|_| may_go_on).map(|row| row.service_id.clone());
     // A row is let go when it is shown: there is room for a page twice, and it is yet to be written.
@@ -274,8 +260,12 @@ async fn list(
     params(("id" = String, Path, description = "The service's id.")),
     responses((status = 200, description = "As it is now.", body = Shown), (status = 404, description = "There is none."))
 )]
-async fn show(State(app): State<App>, caller: Caller, id: Id) -> Result<Response, Problem> {
-    answer(&app, &caller, &path(id)?, StatusCode::OK, false, None).await
+async fn show(
+    State(app): State<Serving>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<Response, Problem> {
+    answer(&app, &caller, &id, StatusCode::OK, false, None).await
 }
 
 /// Updates a service
@@ -298,14 +288,14 @@ async fn show(State(app): State<App>, caller: Caller, id: Id) -> Result<Response
     )
 )]
 async fn update(
-    State(app): State<App>,
+    State(app): State<Serving>,
     caller: Caller,
-    id: Id,
+    Path(id): Path<String>,
     headers: HeaderMap,
-    body: Body,
+    body: RawBody,
 ) -> Result<Response, Problem> {
-    let (hive, towpath, id) = (hive_of(&app)?, &app.towpath, path(id)?);
-    let mut asked: UpdateAsked = read(body)?;
+    let Serving { hive, towpath } = &app;
+    let mut asked: UpdateAsked = read(&body)?;
     asked.spec().map_err(cannot_be)?;
     if let Some(version) = spec_version_of(hive, towpath, &id, &headers).await? {
         asked.if_spec_version = Some(version);
@@ -332,13 +322,12 @@ async fn update(
     )
 )]
 async fn delete(
-    State(app): State<App>,
+    State(app): State<Serving>,
     caller: Caller,
-    id: Id,
+    Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    let id = path(id)?;
-    let if_spec_version = spec_version_of(hive_of(&app)?, &app.towpath, &id, &headers).await?;
+    let if_spec_version = spec_version_of(&app.hive, &app.towpath, &id, &headers).await?;
     plain(&app, &caller, id, &headers, || ServiceCommand::Delete(DeleteAsked { if_spec_version })).await
 }
 
@@ -355,12 +344,12 @@ async fn delete(
     )
 )]
 async fn refresh(
-    State(app): State<App>,
+    State(app): State<Serving>,
     caller: Caller,
-    id: Id,
+    Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    plain(&app, &caller, path(id)?, &headers, || ServiceCommand::Refresh {}).await
+    plain(&app, &caller, id, &headers, || ServiceCommand::Refresh {}).await
 }
 
 /// A revision that was seen.
@@ -391,13 +380,11 @@ struct Revisions {
     responses((status = 200, description = "Those that were seen, oldest first.", body = Revisions), (status = 404, description = "There is no such service."))
 )]
 async fn revisions(
-    State(app): State<App>,
-    id: Id,
-    asked: Result<Query<ByName>, QueryRejection>,
+    State(app): State<Serving>,
+    Path(id): Path<String>,
+    Query(ByName { after, limit }): Query<ByName>,
 ) -> Result<Response, Problem> {
-    let Query(ByName { after, limit }) =
-        asked.map_err(|error| Problem::malformed(error.body_text(), "Write ?after=NAME&limit=N."))?;
-    let (hive, id) = (hive_of(&app)?, path(id)?);
+    let hive = &app.hive;
     exists(hive, &app.towpath, &id).await?;
     let mut revisions = Vec::new();
     let after = after.map(String::from).unwrap_or_default();
@@ -410,7 +397,7 @@ async fn revisions(
             seen_at: record.time("seen_at")?,
         });
     }
-    let next = full(&revisions, limit).map(|last| last.revision.clone());
+    let next = next(&revisions, limit, |last| last.revision.clone());
     Ok(Json(Revisions { revisions, next }).into_response())
 }
 
@@ -438,8 +425,8 @@ struct Routes {
     params(("id" = String, Path, description = "The service's id.")),
     responses((status = 200, description = "Where its requests go; none before it was ready, and none when it is gone.", body = Routes), (status = 404, description = "There is no such service."))
 )]
-async fn routes_of(State(app): State<App>, id: Id) -> Result<Response, Problem> {
-    let (hive, id) = (hive_of(&app)?, path(id)?);
+async fn routes_of(State(app): State<Serving>, Path(id): Path<String>) -> Result<Response, Problem> {
+    let hive = &app.hive;
     exists(hive, &app.towpath, &id).await?;
     let mut routes = Vec::new();
     if let Some(record) = hive.route(app.towpath.store(), &id).await? {
@@ -460,13 +447,11 @@ async fn routes_of(State(app): State<App>, id: Id) -> Result<Response, Problem> 
     responses((status = 200, description = "Each change with its reason.", body = History), (status = 404, description = "There is no such service."))
 )]
 async fn history(
-    State(app): State<App>,
-    id: Id,
-    behind: Result<Query<Behind>, QueryRejection>,
+    State(app): State<Serving>,
+    Path(id): Path<String>,
+    Query(behind): Query<Behind>,
 ) -> Result<Response, Problem> {
-    let Query(behind) =
-        behind.map_err(|error| Problem::malformed(error.body_text(), "Write ?after=N&limit=N."))?;
-    let (hive, id) = (hive_of(&app)?, path(id)?);
+    let hive = &app.hive;
     exists(hive, &app.towpath, &id).await?;
     let history = hive.history(&app.towpath, &id, behind.after, behind.limit).await?;
     Ok(Json(History { history: history.iter().map(StateChange::from).collect() }).into_response())
@@ -566,8 +551,7 @@ impl From<ObserverStanding> for ObserverShown {
     get, path = "/api/hive/observer", tag = "hive", operation_id = "hiveObserver",
     responses((status = 200, description = "Where it is.", body = Option<ObserverShown>))
 )]
-async fn observer(State(app): State<App>) -> Result<Response, Problem> {
-    hive_of(&app)?;
+async fn observer(State(app): State<Serving>) -> Result<Response, Problem> {
     let standing = app.towpath.observers().into_iter().find(|standing| standing.name == OBSERVER);
     Ok(Json(standing.map(ObserverShown::from)).into_response())
 }
@@ -605,8 +589,8 @@ struct Alerts {
     get, path = "/api/hive/alerts", tag = "hive", operation_id = "hiveAlerts",
     responses((status = 200, description = "The last 100.", body = Alerts))
 )]
-async fn alerts(State(app): State<App>) -> Result<Response, Problem> {
-    let alerts = hive_of(&app)?.alerts(app.towpath.store(), MOST_ALERTS).await?;
+async fn alerts(State(app): State<Serving>) -> Result<Response, Problem> {
+    let alerts = app.hive.alerts(app.towpath.store(), MOST_ALERTS).await?;
     let alerts = alerts.into_iter().map(|alert| {
         let Alert { alert, service_id, code, message, raised_at, cleared_at } = alert;
         ShownAlert { alert, service_id, code, message, raised_at, cleared_at }
@@ -616,13 +600,12 @@ async fn alerts(State(app): State<App>) -> Result<Response, Problem> {
 
 /// A command without a body.
 async fn plain(
-    app: &App,
+    app: &Serving,
     caller: &Caller,
     id: String,
     headers: &HeaderMap,
     command: impl Fn() -> ServiceCommand,
 ) -> Result<Response, Problem> {
-    hive_of(app)?;
     let (towpath, key) = (&app.towpath, idempotency_key(headers)?);
     let command = || towpath.send::<Service>(&id, command());
     let receipt = send_under_key(towpath, &caller.name, key, command).await.map_err(refused)?;
@@ -639,15 +622,13 @@ async fn spec_version_of(
 ) -> Result<Option<u64>, Problem> {
     let mut versions = Vec::new();
     for list in headers.get_all(header::IF_MATCH) {
-        let tags = list.to_str().ok().and_then(conditional::strong_tags);
+        let tags = list.to_str().ok().and_then(strong_tags);
         let tags = tags.ok_or_else(|| {
             Problem::malformed("If-Match is no list of tags", "Send the ETag of the service as it was shown.")
         })?;
         match tags {
-            conditional::Tags::Any => return Ok(None),
-            conditional::Tags::These(tags) => {
-                versions.extend(tags.into_iter().map(|tag| tag.parse::<u64>().ok()))
-            }
+            Tags::Any => return Ok(None),
+            Tags::These(tags) => versions.extend(tags.into_iter().map(|tag| tag.parse::<u64>().ok())),
         }
     }
     if versions.is_empty() {
@@ -680,14 +661,14 @@ fn other_spec(title: String) -> Problem {
 
 /// What is now, or what is when the service has settled.
 async fn answer(
-    app: &App,
+    app: &Serving,
     caller: &Caller,
     id: &str,
     status: StatusCode,
     wait: bool,
     done: Option<(&Receipt, Option<&str>)>,
 ) -> Result<Response, Problem> {
-    let (hive, towpath) = (hive_of(app)?, &app.towpath);
+    let Serving { hive, towpath } = app;
     let view = if wait { hive.settled(towpath, id).await } else { hive.service(towpath, id).await };
     let view = match done {
         // Who has no key cannot ask again. With one, asking again tells.
@@ -706,34 +687,15 @@ async fn answer(
     Ok((status, [(header::ETAG, tag)], Json(shown)).into_response())
 }
 
-async fn exists(hive: &Hive, towpath: &Towpath, id: &str) -> Result<(), Problem> {
+pub(super) async fn exists(hive: &Hive, towpath: &Towpath, id: &str) -> Result<(), Problem> {
     match hive.service(towpath, id).await? {
         Some(_) => Ok(()),
         None => Err(Problem::not_found(format!("there is no service {id}"))),
     }
 }
 
-fn hive_of(app: &App) -> Result<&Hive, Problem> {
-    app.hive.as_ref().ok_or_else(|| Problem::not_found("hive does not run on this server"))
-}
-
-fn path(id: Id) -> Result<String, Problem> {
-    let Path(id) =
-        id.map_err(|error| Problem::malformed(error.body_text(), "Write /api/hive/services/ID."))?;
-    Ok(id)
-}
-
-fn read<T: DeserializeOwned>(body: Body) -> Result<T, Problem> {
-    let body = body.map_err(|rejection| match rejection.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => Problem::new(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "too-large",
-            "the request is too large",
-            "Send at most 4 MiB.",
-        ),
-        _ => Problem::malformed("the request cannot be read", rejection.body_text()),
-    })?;
-    serde_json::from_slice(&body).map_err(|error| {
+fn read<T: DeserializeOwned>(body: &RawBody) -> Result<T, Problem> {
+    body.json(|error| {
         let detail = "Send {\"name\": …, \"namespace\": …, \"image\": …} as JSON.";
         // What is JSON and no service is told apart from what is no JSON.
         if error.is_data() {
@@ -754,7 +716,7 @@ fn cannot_be(flaw: towpath_hive::service::SpecFlaw) -> Problem {
     )
 }
 
-fn broken(error: HandlerError) -> Problem {
+pub(super) fn broken(error: HandlerError) -> Problem {
     if error.class() == ErrorClass::Transient {
         tracing::warn!(code = error.code(), cause = error.message(), "a read model cannot be read now");
         let (title, detail) = ("a read model cannot be read now", "Ask again in a moment.");
