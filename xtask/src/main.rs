@@ -7,6 +7,7 @@
 
 mod arrows;
 mod cargo;
+mod conformance;
 mod failure;
 mod json;
 mod pipeline;
@@ -44,7 +45,8 @@ cargo xtask TASK
                                 services up, then rounds of the fault suite for so long (an hour), each with a seed of
                                 its own and so many faults a run (200); a report in target/torture
   arrows                        prove that dependencies between our crates only point down
-  ci                            formatting, clippy, arrows, test: what .ci/run runs
+  conformance                   prove that docs/conformance.md has every requirement, and names tests that run
+  ci                            formatting, clippy, arrows, conformance, test: what .ci/run runs
   help                          this text
 
 Environment
@@ -83,6 +85,9 @@ fn run(arguments: &[String]) -> Result<ExitCode, Failure> {
         "bench" => pipeline::bench(rest),
         "torture" => torture::run(rest),
         "ci" => refuse_arguments(task, rest).and_then(|()| pipeline::ci()),
+        "conformance" => {
+            refuse_arguments(task, rest).and_then(|()| conformance::run()).map(|()| ExitCode::SUCCESS)
+        }
         "arrows" => refuse_arguments(task, rest).and_then(|()| arrows::run()).map(|()| ExitCode::SUCCESS),
         "help" | "--help" | "-h" => {
             print!("{HELP}");

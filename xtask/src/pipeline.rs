@@ -4,6 +4,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 use crate::arrows;
 use crate::cargo::{cargo, succeeds};
+use crate::conformance;
 use crate::failure::Failure;
 use crate::services;
 
@@ -197,6 +198,7 @@ pub(crate) fn ci() -> Result<ExitCode, Failure> {
         return Err(Failure::new("the library does not build with SQLite alone, see above"));
     }
     arrows::run()?;
+    conformance::run()?;
     test(&[])
 }
 
