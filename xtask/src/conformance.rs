@@ -133,9 +133,9 @@ fn sources_of(root: &Path, place: &str) -> Vec<String> {
     }
     let (place, module) = place.split_once(' ').unwrap_or((place, ""));
     let (package, binary) = place.split_once("::").unwrap_or((place, ""));
-    let folder = package.strip_prefix("towpath-").unwrap_or(package);
-    let folder = ["crates", "apps", ""].map(|above| root.join(above).join(folder)).into_iter();
-    let Some(folder) = folder.into_iter().find(|folder| folder.join("Cargo.toml").exists()) else {
+    let name = package.strip_prefix("towpath-").unwrap_or(package);
+    let folders = ["crates", "apps", ""].map(|above| root.join(above).join(name));
+    let Some(folder) = folders.into_iter().find(|folder| folder.join("Cargo.toml").exists()) else {
         return Vec::new();
     };
     let mut source = if binary.is_empty() { folder.join("src") } else { folder.join("tests").join(binary) };
