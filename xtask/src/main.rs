@@ -7,6 +7,7 @@
 
 mod arrows;
 mod cargo;
+mod conformance;
 mod failure;
 mod json;
 mod pipeline;
@@ -46,7 +47,8 @@ cargo xtask TASK
                                 its own and so many faults a run (200); a report in target/torture
   arrows                        prove that dependencies between our crates only point down, and that the library names
                                 no application
-  ci                            formatting, clippy, arrows, test: what .ci/run runs
+  conformance                   prove that docs/conformance.md has every requirement, and names tests that run
+  ci                            formatting, clippy, arrows, conformance, test: what .ci/run runs
   help                          this text
 
 Environment
@@ -85,6 +87,9 @@ fn run(arguments: &[String]) -> Result<ExitCode, Failure> {
         "bench" => pipeline::bench(rest),
         "torture" => torture::run(rest),
         "ci" => refuse_arguments(task, rest).and_then(|()| pipeline::ci()),
+        "conformance" => {
+            refuse_arguments(task, rest).and_then(|()| conformance::run()).map(|()| ExitCode::SUCCESS)
+        }
         "arrows" => refuse_arguments(task, rest)
             .and_then(|()| arrows::run())
             .and_then(|()| words::run())

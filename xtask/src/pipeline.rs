@@ -4,6 +4,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 use crate::arrows;
 use crate::cargo::{cargo, succeeds};
+use crate::conformance;
 use crate::failure::Failure;
 use crate::services;
 use crate::words;
@@ -214,6 +215,7 @@ pub(crate) fn ci() -> Result<ExitCode, Failure> {
     }
     arrows::run()?;
     words::run()?;
+    conformance::run()?;
     run_tests(&TestOptions::parse(&[])?, true)
 }
 
