@@ -78,8 +78,8 @@ pub(crate) fn each_of(
     name: &str,
     mut look: impl FnMut(ParseNestedMeta<'_>) -> syn::Result<()>,
 ) -> syn::Result<()> {
-    let attributes = attributes.iter().filter(|attribute| attribute.path().is_ident(name));
-    attributes.map(|attribute| attribute.parse_nested_meta(&mut look)).collect()
+    let mut attributes = attributes.iter().filter(|attribute| attribute.path().is_ident(name));
+    attributes.try_for_each(|attribute| attribute.parse_nested_meta(&mut look))
 }
 
 fn refuse(attributes: &[syn::Attribute], words: &[&str], why: impl Fn(&str) -> String) -> syn::Result<()> {

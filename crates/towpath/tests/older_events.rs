@@ -6,13 +6,17 @@
 mod support;
 
 use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
 
-use support::Fresh;
+use support::{Fresh, eventually};
 use towpath::ids::AggregateKey;
 use towpath::prelude::*;
 use towpath::{InvalidPayload, Payload, serde_json};
 
-on_every_database!(a_later_build_folds_facts_of_an_older_form);
+on_every_database!(
+    a_later_build_folds_facts_of_an_older_form,
+    a_later_build_hands_facts_of_an_older_form_to_its_handlers_in_its_own,
+);
 
 #[derive(Serialize, Deserialize, Command)]
 enum TillCommand {
@@ -103,5 +107,32 @@ async fn a_later_build_folds_facts_of_an_older_form(fresh: &Fresh) {
     let events = app.events_of(&AggregateKey::new("till", "till-1").unwrap(), 0, 10).await.unwrap();
     let versions: Vec<u16> = events.iter().map(|event| event.envelope.schema_version).collect();
     assert_eq!(versions, [1, 1, 2], "what was written stays as it was written");
+    app.stop().await;
+}
+
+async fn a_later_build_hands_facts_of_an_older_form_to_its_handlers_in_its_own(fresh: &Fresh) {
+    let tills = || Channel::named("tills", ["till.*"]).map(|channel| channel.to_exchange("tills"));
+    // It publishes nothing, so that the later build does.
+    let app = fresh.builder().aggregate::<Till>().channel(tills()).without_workers().start().await.unwrap();
+    app.send::<Till>("till-1", TillCommand::Pay { amount: 3 }).await.unwrap();
+    app.stop().await;
+
+    let handed = Arc::new(Mutex::new(Vec::new()));
+    let notes = handed.clone();
+    let note = move |delivery: Delivery| {
+        let notes = notes.clone();
+        async move {
+            let LaterTillEvent::Paid { cents } = delivery.read::<LaterTill>()?;
+            notes.lock().unwrap().push(cents);
+            Ok::<_, HandlerError>(delivery.handled())
+        }
+    };
+    let consumer = Consumer::of("tills").in_order().each("note", note);
+    let app =
+        fresh.builder().aggregate::<LaterTill>().channel(tills()).consumer(consumer).start().await.unwrap();
+    app.send::<LaterTill>("till-1", TillCommand::Pay { amount: 50 }).await.unwrap();
+    eventually("both facts are handed over", async || (handed.lock().unwrap().len() == 2).then_some(()))
+        .await;
+    assert_eq!(*handed.lock().unwrap(), [300, 50]);
     app.stop().await;
 }
