@@ -170,13 +170,13 @@ struct Book {
     guests: Vec<String>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, towpath::Command)]
 enum BookCommand {
     #[serde(rename = "book.sign")]
     Sign { name: String },
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, towpath::Event)]
 enum BookEvent {
     #[serde(rename = "book.signed")]
     Signed { name: String },
