@@ -8,11 +8,13 @@
 //! An application with tables of its own joins its own sqlx transaction:
 //!
 //! ```no_run
+//! # use towpath_core::ports::store::StoreTx as _;
 //! # async fn example(store: &towpath_store::SqlStore, facts: towpath_core::ports::store::Append) -> Result<(), Box<dyn std::error::Error>> {
 //! let mut transaction = store.postgres_pool().ok_or("not PostgreSQL")?.begin().await?;
 //! sqlx::query("UPDATE products SET status = 'sold' WHERE id = 7 AND status = 'on_sale'").execute(&mut *transaction).await?;
-//! store.append_tx(&mut transaction, &facts).await?;
-//! transaction.commit().await?; // the product and the facts, or neither
+//! let mut joined = store.join(transaction);
+//! joined.append(&facts).await?;
+//! joined.finish().await?; // the product and the facts, or neither
 //! # Ok(()) }
 //! ```
 

@@ -319,7 +319,7 @@ pub(crate) fn after(now: DateTime<Utc>, delay: Duration) -> DateTime<Utc> {
 /// Once this has answered, the command is sent when it is due, by some instance that knows it, and has one effect.
 ///
 /// # Caveats
-/// To schedule a timer together with changes of the application's own, use `SqlStore::schedule_timer_tx`.
+/// To schedule a timer together with changes of the application's own, use [`Tx::schedule`](crate::Tx::schedule).
 #[must_use = "a timer is scheduled when it is awaited"]
 pub struct Schedule<'a> {
     app: &'a Towpath,
@@ -371,7 +371,7 @@ impl Schedule<'_> {
         self
     }
 
-    /// The timer as it is scheduled, for `SqlStore::schedule_timer_tx`.
+    /// The timer as it is scheduled, for [`Tx::schedule`](crate::Tx::schedule).
     pub fn timer(self) -> Result<NewTimer, SendError> {
         let bus = &self.app.bus;
         let Some(decider) = bus.registry.decider_of_command(&self.command_type) else {

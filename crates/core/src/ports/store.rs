@@ -1122,8 +1122,7 @@ pub trait Store: super::operations::Operations {
     /// The database's time: the one clock that all hosts share.
     async fn now(&self) -> StoreResult<DateTime<Utc>>;
 
-    /// Opens a transaction. The caller's own sqlx transaction works the same way, through the adapter's
-    /// `append_tx` and its siblings.
+    /// Opens a transaction. The caller's own sqlx transaction is moved into the adapter, and works the same way.
     async fn begin(&self) -> StoreResult<Box<dyn StoreTx>>;
 
     // Commands ---------------------------------------------------------------------------------------------
