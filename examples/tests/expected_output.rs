@@ -1,10 +1,10 @@
-//! Runs every example on every database, twice, and compares what it prints.
+//! Runs every example and compares what it prints.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use towpath::Scratch;
+use towpath::{Scratch, SqlStore};
 
 /// It checks itself and prints nothing.
 const FIRST_PROGRAM: (&str, &str) = (env!("CARGO_BIN_EXE_first-program"), "");
@@ -13,6 +13,9 @@ const FIRST_AGGREGATE: (&str, &str) =
     (env!("CARGO_BIN_EXE_first-aggregate"), include_str!("../1-first-aggregate/expected.txt"));
 
 const CONSUMER: (&str, &str) = (env!("CARGO_BIN_EXE_consumer"), include_str!("../2-consumer/expected.txt"));
+
+const LENDING_LIBRARY: (&str, &str) =
+    (env!("CARGO_BIN_EXE_lending-library"), include_str!("../4-lending-library/expected.txt"));
 
 #[test]
 fn the_readme_begins_with_the_first_program() {
@@ -64,6 +67,58 @@ async fn consumer_on_the_embedded_default() {
 #[tokio::test]
 async fn consumer_on_postgres_and_rabbitmq_by_two_urls() {
     prints(CONSUMER, &server("TOWPATH_TEST_POSTGRES_URL"), &server("TOWPATH_TEST_AMQP_URL")).await;
+}
+
+#[tokio::test]
+async fn lending_library_on_the_embedded_default() {
+    let file = std::env::temp_dir().join("towpath.db");
+    prints(LENDING_LIBRARY, &format!("sqlite://{}", file.display()), "local:").await;
+}
+
+#[tokio::test]
+async fn lending_library_twice_at_once_on_sqlite() {
+    let file = std::env::temp_dir().join("towpath.db");
+    lends_to_one_at_a_time(&format!("sqlite://{}", file.display()), "local:").await;
+}
+
+#[tokio::test]
+async fn lending_library_twice_at_once_on_postgres_and_rabbitmq() {
+    lends_to_one_at_a_time(&server("TOWPATH_TEST_POSTGRES_URL"), &server("TOWPATH_TEST_AMQP_URL")).await;
+}
+
+#[test]
+fn the_lending_library_is_short() {
+    assert!(include_str!("../4-lending-library/main.rs").lines().count() <= 150);
+}
+
+/// Two processes on one store. Whoever lends gives back, so in the end nobody has a book.
+async fn lends_to_one_at_a_time(store: &str, broker: &str) {
+    let scratch = Scratch::make(store).await.unwrap();
+    let start = |reader: &str| {
+        Command::new(LENDING_LIBRARY.0)
+            .arg(reader)
+            .env("TOWPATH_STORE", scratch.url())
+            .env("TOWPATH_BROKER", broker)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let processes = ["ann", "bob"].map(start);
+    let mut lent = 0;
+    for process in processes {
+        let output = process.wait_with_output().unwrap();
+        let printed = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{printed}{}", String::from_utf8_lossy(&output.stderr));
+        lent += printed.matches("moby-dick is lent").count();
+        assert!(printed.ends_with("it was overdue\n"), "{printed}");
+    }
+    assert!(lent >= 1, "one of them has it");
+    let store = SqlStore::connect(scratch.url()).await.unwrap();
+    let keep = "SELECT reader_id FROM readers WHERE books <> 0";
+    assert!(store.own_rows("test.readers", keep, vec![]).await.unwrap().is_empty());
+    store.close().await;
+    scratch.remove().await.unwrap();
 }
 
 async fn prints((program, expected): (&str, &str), store: &str, broker: &str) {

@@ -48,7 +48,8 @@ cargo xtask TASK
   arrows                        prove that dependencies between our crates only point down, and that the library names
                                 no application
   conformance                   prove that docs/conformance.md has every requirement, and names tests that run
-  ci                            formatting, clippy, arrows, conformance, test: what .ci/run runs
+  ci                            formatting, clippy, the library with SQLite alone, the server without applications,
+                                arrows, conformance, test: what .ci/run runs
   help                          this text
 
 Environment

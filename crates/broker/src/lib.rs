@@ -1,4 +1,4 @@
-//! Towpath's brokers. All wire formats of the product live here.
+//! Towpath's brokers. Towpath's own wire formats live here; an application brings its own.
 //!
 //! - [`BrokerUrl`]: which broker a URL means, and what to write instead when it is wrong.
 //! - [`Formats`]: an event as a message, in Towpath's format, CloudEvents or an application's own, and back.

@@ -137,6 +137,9 @@ pub enum FormatError {
         #[source]
         source: BoxError,
     },
+    /// The format's own code panicked.
+    #[error("the format of a message panicked")]
+    Panicked,
     /// The event has a value that the format has no way to write.
     #[error("the field {field} of {format} cannot hold {value:?}")]
     Unwritable {
@@ -158,6 +161,7 @@ impl FormatError {
             Self::NotAnObject { .. } => "format-not-an-object",
             Self::MissingField { .. } => "format-missing-field",
             Self::BadField { .. } => "format-bad-field",
+            Self::Panicked => "format-panicked",
             Self::Unwritable { .. } => "format-unwritable",
         }
     }
@@ -170,6 +174,7 @@ impl FormatError {
     /// What a person can do about it.
     pub fn next_step(&self) -> &'static str {
         match self {
+            Self::Panicked => "This is a bug in the format; the log has the panic.",
             Self::NotRegistered { .. } => {
                 "Correct the name, or register the format: builder.format(…), or the application that brings it."
             }

@@ -8,7 +8,7 @@ use towpath_core::ids::{ActorId, EventId, HandlerName, Lane};
 use towpath_core::letters::{AsideOutcome, Letter, LetterFilter, LetterGroup, NewLetter, SetAside};
 use towpath_core::lifecycle::InboxStatus;
 use towpath_core::ports::store::{
-    Append, AppendRules, Appended, InboxEntry, InboxFailure, LeaseGrant, StoreError, StoreResult,
+    Append, AppendRules, Appended, Expected, InboxEntry, InboxFailure, LeaseGrant, StoreError, StoreResult,
 };
 use uuid::Uuid;
 
@@ -78,7 +78,16 @@ impl SqlTransaction {
     ) -> StoreResult<(Appended, Append)> {
         let mut session = self.session();
         let complete = ops::append::complete(&mut session, append, rules).await?;
-        Ok((ops::append::append_tx(&mut session, &complete).await?, complete))
+        match ops::append::append_tx(&mut session, &complete).await {
+            Ok(appended) => Ok((appended, complete)),
+            // Whoever takes any version has not asked for the one that another was quicker to take.
+            Err(error @ StoreError::VersionConflict { .. }) if append.expected == Expected::Any => {
+                let error = StoreError::Contention(error.into());
+                self.note(&error);
+                Err(error)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Marks deliveries as handled and answers those that were not before.
@@ -114,6 +123,22 @@ impl SqlTransaction {
 
     /// Makes all of it true.
     pub async fn finish(self) -> StoreResult<()> {
+        self.commit().await
+    }
+
+    /// Makes it true for the application whose transaction it is, if it still stands as far as we can see.
+    ///
+    /// # Errors
+    /// [`StoreError::TransactionLost`]: nothing of it was written.
+    pub async fn finish_joined(mut self) -> StoreResult<()> {
+        let undone = || StoreError::TransactionLost("a failed statement has undone it".to_owned());
+        if self.ended.is_some() {
+            return Err(undone());
+        }
+        if self.was_handed_out {
+            // It fails in a transaction that PostgreSQL has undone, whose COMMIT would be answered without an error.
+            self.session().plain("commit.stands", "SELECT 1").await.map_err(|_| undone())?;
+        }
         self.commit().await
     }
 

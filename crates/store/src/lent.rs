@@ -56,6 +56,8 @@ pub(crate) struct Standing {
     given_up: bool,
     /// Somebody else ran statements on it, and we have not seen how they ended.
     was_handed_out: bool,
+    /// Whether it survives that a statement is dropped before its answer was read.
+    survives_a_drop: bool,
 }
 
 /// A connection on loan. Dropped, it goes back to its pool, or is closed.
@@ -115,6 +117,8 @@ pub enum Ended {
     GaveWay,
     /// The connection was lost, or the database does not answer on it.
     Disconnected,
+    /// The database has undone it by itself.
+    Undone,
     /// A statement failed, and the database lets no other follow.
     Failed,
 }
@@ -125,8 +129,20 @@ impl Ended {
         match error {
             StoreError::Contention(_) => Some(Self::GaveWay),
             StoreError::Unavailable(_) => Some(Self::Disconnected),
-            StoreError::Full(_) => Some(Self::Failed),
+            StoreError::Full(_) => Some(Self::Undone),
             _ => dialect.ends_transactions_by_errors().then_some(Self::Failed),
+        }
+    }
+
+    /// What the next statement is told. MySQL and SQLite would run it outside of any transaction; PostgreSQL refuses by
+    /// itself, and lets go on who has a savepoint.
+    fn refusal(self, name: &'static str) -> Option<StoreError> {
+        let why = "its transaction has ended already";
+        match self {
+            Self::GaveWay => Some(StoreError::Contention(why.into())),
+            Self::Disconnected => Some(StoreError::Unavailable(why.into())),
+            Self::Undone => Some(StoreError::Refused { statement: name, source: why.into() }),
+            Self::Failed => None,
         }
     }
 }
@@ -160,7 +176,14 @@ impl<'c> Care<'c> {
         name: &'static str,
         statement: impl Future<Output = Result<T, sqlx::Error>>,
     ) -> Result<T, SqlFault> {
+        if let Some(error) =
+            self.ended.as_ref().and_then(|(ended, _)| **ended).and_then(|ended| ended.refusal(name))
+        {
+            return Err(SqlFault::Other(error));
+        }
         if let Some(standing) = self.standing.as_deref_mut() {
+            // What is still to come of a statement that nobody waits for any more would be taken for the answer to this one.
+            standing.given_up |= standing.under_way && !standing.survives_a_drop;
             if standing.given_up {
                 return Err(SqlFault::Other(StoreError::Unavailable("the connection was given up".into())));
             }
@@ -203,7 +226,8 @@ impl<'c> Care<'c> {
 
 impl<DB: Lendable> Lent<DB> {
     pub(crate) fn new(connection: PoolConnection<DB>, limits: Limits) -> Self {
-        Self { connection, standing: Standing::default(), limits }
+        let standing = Standing { survives_a_drop: DB::SURVIVES_A_DROP, ..Standing::default() };
+        Self { connection, standing, limits }
     }
 
     /// The connection, and who looks after its statements.
@@ -251,8 +275,8 @@ impl<DB: Lendable> Lent<DB> {
 
 impl<DB: Lendable> Drop for Lent<DB> {
     fn drop(&mut self) {
-        let Standing { under_way, given_up, was_handed_out } = self.standing;
-        let is_lost = given_up || (under_way && !DB::SURVIVES_A_DROP);
+        let Standing { under_way, given_up, was_handed_out, survives_a_drop } = self.standing;
+        let is_lost = given_up || (under_way && !survives_a_drop);
         while !is_lost && self.connection.is_in_transaction() {
             DB::TransactionManager::start_rollback(&mut self.connection);
         }

@@ -1,6 +1,6 @@
 //! Towpath's store: one contract ([`towpath_core::ports::store::Store`]), three databases.
 //!
-//! All SQL of the product lives in this crate. Reading order: [`url`](StoreUrl) (which database), `schema` (the
+//! All SQL on Towpath's own tables lives in this crate. Reading order: [`url`](StoreUrl) (which database), `schema` (the
 //! tables as data), `dialect` (what databases say differently), `sql` (running a statement), `rows` (values to
 //! columns and back), `ops` (the operations, written once), `pools` (connections), [`SqlStore`], and `port`, which puts the
 //! operations into transactions.

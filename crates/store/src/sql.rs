@@ -706,12 +706,12 @@ fn fault_kind(error: &dyn sqlx::error::DatabaseError) -> FaultKind {
     if let Some(mysql) = error.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>() {
         return match mysql.number() {
             // deadlock, lock wait timeout, record changed since last read, query interrupted or timed out
-            1213 | 1205 | 1020 | 1317 | 1969 | 3024 => FaultKind::Contention,
+            1213 | 1205 | 1206 | 1020 | 1317 | 1969 | 3024 | 3101 => FaultKind::Contention,
             // table full, disk full, cannot write
             1114 | 1021 | 3 => FaultKind::Full,
             // too many connections, cluster not ready, shutdown, network errors, connection killed, gone away, idle
             // connection closed, read-only
-            1040 | 1047 | 1053 | 1158..=1161 | 1203 | 1290 | 1927 | 2006 | 2013 | 4031 => {
+            1040 | 1047 | 1053 | 1158..=1161 | 1203 | 1290 | 1836 | 1927 | 2006 | 2013 | 4031 => {
                 FaultKind::Unavailable
             }
             1146 => FaultKind::NoSuchTable,

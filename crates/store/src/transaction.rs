@@ -98,11 +98,11 @@ impl SqlTransaction {
             Inner::MySql(lent) => lent.commit().await,
             #[cfg(feature = "postgres")]
             Inner::PostgresGuest(guest) => {
-                guest.commit().await.map_err(|error| classify("commit", error).into())
+                Ok(Care::of_a_guest(self.limits).run("commit", guest.commit()).await?)
             }
             #[cfg(feature = "mysql")]
             Inner::MySqlGuest(guest) => {
-                guest.commit().await.map_err(|error| classify("commit", error).into())
+                Ok(Care::of_a_guest(self.limits).run("commit", guest.commit()).await?)
             }
         }
     }
@@ -120,11 +120,11 @@ impl SqlTransaction {
             Inner::MySql(lent) => lent.rollback().await,
             #[cfg(feature = "postgres")]
             Inner::PostgresGuest(guest) => {
-                guest.rollback().await.map_err(|error| classify("rollback", error).into())
+                Ok(Care::of_a_guest(self.limits).run("rollback", guest.rollback()).await?)
             }
             #[cfg(feature = "mysql")]
             Inner::MySqlGuest(guest) => {
-                guest.rollback().await.map_err(|error| classify("rollback", error).into())
+                Ok(Care::of_a_guest(self.limits).run("rollback", guest.rollback()).await?)
             }
         }
     }

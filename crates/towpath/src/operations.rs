@@ -59,7 +59,7 @@ pub struct Ran<T> {
     /// What the work answered.
     pub answer: T,
     /// Whether the work wrote the operation's answer into a transaction of its own
-    /// ([`Towpath::answer_tx`](crate::Towpath::answer_tx)). Whether that committed, the store knows.
+    /// ([`Tx::answer`](crate::Tx::answer)). Whether that committed, the store knows.
     pub wrote_answer: bool,
 }
 
@@ -117,7 +117,7 @@ impl Operations<'_> {
     }
 
     /// Runs the work of an operation. An effect inside that has a transaction of its own may write the operation's answer
-    /// there: see [`Towpath::answer_tx`](crate::Towpath::answer_tx).
+    /// there: see [`Tx::answer`](crate::Tx::answer).
     ///
     /// # Caveats
     /// The operation belongs to the task: what is spawned inside does not know of it.

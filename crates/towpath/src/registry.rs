@@ -106,12 +106,11 @@ impl Registry {
         self.confidential.insert(kind.to_owned());
     }
 
-    /// Whether the payloads of a kind are withheld from viewers: as its aggregate declares it, or else as
+    /// Whether the payloads of a kind are withheld from viewers: its aggregate declares it, or
     /// [`Builder::confidential`](crate::Builder::confidential) does.
     pub fn is_confidential(&self, kind: &str) -> bool {
-        self.by_kind
-            .get(kind)
-            .map_or_else(|| self.confidential.contains(kind), |decider| decider.is_confidential())
+        self.confidential.contains(kind)
+            || self.by_kind.get(kind).is_some_and(|decider| decider.is_confidential())
     }
 
     /// What the channels can carry.

@@ -6,6 +6,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::Mutex;
@@ -76,22 +77,29 @@ impl Towpath {
         // What a commit would have answered whose answer was lost.
         let mut in_doubt: Option<(T, Committed)> = None;
         loop {
+            let begun_at = Instant::now();
             let end = match self.begin_unit(unit_id).await {
                 Ok(Begun::Before) => match in_doubt.take() {
                     Some((answer, committed)) => {
                         self.bus.committed(&committed);
                         UnitEnd::Done(answer)
                     }
-                    // Nobody else has this id.
-                    None => UnitEnd::Not(lost("its id was taken").into()),
+                    // An earlier round was told that it had not committed, and has.
+                    None => {
+                        let why = "a commit was done that was said not to be";
+                        UnitEnd::Not(StoreError::CommitUnknown(why.into()).into())
+                    }
                 },
                 Ok(Begun::Now(open)) => {
-                    // The lost one has ended without a trace.
-                    in_doubt = None;
+                    // The lost one has ended without a trace: its connection was lost before the commit, after all.
                     patience.in_doubt_since = None;
+                    if in_doubt.take().is_some() && patience.pause(Why::Disconnected, begun_at).is_none() {
+                        let why = "the connection is lost at each commit";
+                        return Err(StoreError::Unavailable(why.into()).into());
+                    }
                     match run(open, &work).await {
                         Ok((open, worked)) => self.end_unit(unit_id, open, worked).await,
-                        Err(error) => UnitEnd::Not(error.into()),
+                        Err(error) => UnitEnd::failed(error),
                     }
                 }
                 Err(error) => match in_doubt.take() {
@@ -110,7 +118,10 @@ impl Towpath {
                 UnitEnd::Done(answer) => return Ok(answer),
                 UnitEnd::Not(error) => return Err(error),
                 UnitEnd::Again(why, error) => {
-                    let Some(pause) = patience.pause(why) else { return Err(error) };
+                    let is_over = self.bus.stopped.load(Ordering::Relaxed);
+                    let Some(pause) = patience.pause(why, begun_at).filter(|_| !is_over) else {
+                        return Err(error);
+                    };
                     drop(error);
                     tokio::time::sleep(pause).await;
                 }
@@ -152,7 +163,7 @@ impl Towpath {
                 let gone = || StoreError::Unavailable("the connection was lost".into());
                 return UnitEnd::Again(Why::Disconnected, worked.err().unwrap_or_else(|| gone().into()));
             }
-            Some(Ended::Failed) => Some("a statement has failed in it".to_owned()),
+            Some(Ended::Undone | Ended::Failed) => Some("a statement has failed in it".to_owned()),
             None => None,
         };
         let answer = match (worked, spoilt.or(undone)) {
@@ -180,9 +191,14 @@ async fn run<T, E, Fut: Future<Output = Result<T, E>>>(
     open: Box<Open>,
     work: &impl Fn(Tx) -> Fut,
 ) -> Result<(Open, Result<T, E>), StoreError> {
+    // The work's own statements on the raw connection have no time limit.
+    let silence = open.connection_lost();
     let shared = Arc::new(Mutex::new(*open));
     let guard = Arc::clone(&shared).try_lock_owned().map_err(|_| lost("it is in use"))?;
-    let worked = INSIDE.scope((), work(Tx::lent(guard))).await;
+    let worked = tokio::select! {
+        worked = INSIDE.scope((), work(Tx::lent(guard))) => worked,
+        error = silence => return Err(error),
+    };
     let open = Arc::into_inner(shared).ok_or_else(|| lost("it is kept beyond its unit of work"))?;
     Ok((open.into_inner(), worked))
 }
@@ -240,14 +256,15 @@ struct Patience {
 
 impl Patience {
     /// How long to wait before the next round; nothing when there is none.
-    fn pause(&mut self, why: Why) -> Option<Duration> {
+    fn pause(&mut self, why: Why, round_begun_at: Instant) -> Option<Duration> {
         match why {
             Why::GaveWay => {
                 self.rounds += 1;
                 (self.rounds < MOST_ROUNDS).then(|| pause(self.rounds))
             }
             Why::Disconnected => {
-                let since = self.disconnected_at.get_or_insert_with(Instant::now);
+                // Whoever has waited for a connection for so long does not wait once more.
+                let since = *self.disconnected_at.get_or_insert(round_begun_at);
                 (since.elapsed() < RECONNECT_FOR).then(|| self.backoff.next())
             }
         }

@@ -4,6 +4,7 @@
 //! ([`Towpath::join`]).
 
 use std::collections::HashMap;
+use std::future::Future;
 use std::ops::{Deref, DerefMut};
 
 use chrono::{DateTime, Utc};
@@ -51,6 +52,8 @@ pub(crate) struct Open {
     committed: Committed,
     /// Something failed that may be half done: it must not be committed.
     spoilt: Option<String>,
+    /// Several statements are under way. Dropped among them, they are half done.
+    is_under_way: bool,
 }
 
 /// What the transaction is for. Ids of commands come from it.
@@ -84,6 +87,7 @@ impl Open {
             sent: HashMap::new(),
             committed: Committed::default(),
             spoilt: None,
+            is_under_way: false,
         }
     }
 
@@ -94,11 +98,17 @@ impl Open {
 
     /// Why it cannot be committed, if it cannot.
     pub(crate) fn spoilt(&self) -> Option<&str> {
-        self.spoilt.as_deref()
+        if self.is_under_way { Some("something in it was left halfway") } else { self.spoilt.as_deref() }
+    }
+
+    /// Ends when the connection is lost as far as anybody knows.
+    pub(crate) fn connection_lost(&self) -> impl Future<Output = StoreError> + Send + use<> {
+        self.sql.lost()
     }
 
     /// Remembers a failure that may be half done.
     fn noted<T>(&mut self, name: &str, outcome: Result<T, StoreError>) -> Result<T, StoreError> {
+        self.is_under_way = false;
         if let Err(error) = &outcome {
             self.spoilt.get_or_insert_with(|| format!("{name} has failed in it ({})", error.code()));
         }
@@ -121,9 +131,10 @@ impl Open {
         let cause = self.cause.as_ref().map(|cause| cause.event_id);
         let number = self.sent.entry(cause).or_default();
         *number += 1;
+        let number = *number;
         let id = match (&self.origin, cause) {
             (Origin::Handler(handler), Some(event_id)) => format!("{event_id}/{handler}/{number}"),
-            (Origin::Unit(unit_id), _) => format!("{unit_id}/{number}"),
+            (Origin::Unit(unit_id), _) => format!("{unit_id}/{}", self.sent.values().sum::<u32>()),
             (Origin::Handler(_) | Origin::Joined, _) => Uuid::now_v7().to_string(),
         };
         CommandId::new(id).map_err(|error| invalid("invalid-id", error.into()))
@@ -255,6 +266,7 @@ impl Tx {
         let open = self.open_mut();
         let append = facts.into_append(open.context())?;
         let registry = open.bus.registry.clone();
+        open.is_under_way = true;
         let outcome = open.sql.append_by(registry.as_ref(), &append).await;
         let (appended, written) = open.noted("an append", outcome)?;
         open.committed.and(Committed::of(&written, &registry));
@@ -264,6 +276,7 @@ impl Tx {
     /// Appends facts of another log as they are there: what has happened there is not judged here.
     pub(crate) async fn append_as_it_is(&mut self, append: &Append) -> Result<Appended, StoreError> {
         let open = self.open_mut();
+        open.is_under_way = true;
         let outcome = open.sql.append(append).await;
         let appended = open.noted("an append", outcome)?;
         open.committed.and(Committed::of(append, &open.bus.registry));
@@ -346,6 +359,9 @@ impl Tx {
     ) -> Result<Option<SqlTransaction>, StoreError> {
         // A handler's transaction is its own.
         let Held::Own(open) = self.0 else { return Err(StoreError::Nested) };
+        if open.is_under_way {
+            return Err(StoreError::TransactionLost("something in it was left halfway".to_owned()));
+        }
         let bus = open.bus.clone();
         let (sql, committed) = open.into_parts();
         let next = match marked {
@@ -381,7 +397,7 @@ impl Joined {
     /// Makes all of it true; what was appended, sent and scheduled goes on at once.
     ///
     /// # Errors
-    /// `TransactionLost` when something failed in it that may be half done. `Unavailable`: whether it was committed is not
+    /// `TransactionLost` when a statement failed in it, or something may be half done. `Unavailable`: whether it was committed is not
     /// known; unlike [`Towpath::transact`], nobody finds out here.
     pub async fn commit(self) -> Result<(), StoreError> {
         let Held::Own(open) = self.0.0 else { return Err(StoreError::Nested) };
@@ -390,7 +406,7 @@ impl Joined {
         }
         let bus = open.bus.clone();
         let (sql, committed) = open.into_parts();
-        let outcome = sql.finish().await;
+        let outcome = sql.finish_joined().await;
         if matches!(outcome, Ok(()) | Err(StoreError::Unavailable(_))) {
             bus.committed(&committed);
         }

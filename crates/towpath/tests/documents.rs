@@ -35,6 +35,7 @@ fn every_error_code_has_its_section() {
     // Those of the server's own stand behind the status of its problems.
     let mut http = String::new();
     read_sources(&root.join("crates/server/src/http"), &mut http, &|name| !name.ends_with("tests.rs"));
+    read_sources(&root.join("crates/server/src/apps"), &mut http, &|name| !name.ends_with("tests.rs"));
     let of_problems: BTreeSet<String> = http.split("StatusCode::").skip(1).filter_map(code_behind).collect();
     for code in ["malformed", "not-found", "too-large"] {
         assert!(of_problems.contains(code), "the source was not read as it is written: {of_problems:?}");
@@ -49,7 +50,7 @@ fn every_error_code_has_its_section() {
         codes.insert(code.to_owned());
     }
     for code in ["read-model", "invalid-service-spec"] {
-        assert!(read("crates/server/src/http/hive.rs").contains(&format!("\"{code}\"")), "{code}");
+        assert!(read("crates/server/src/apps/hive/routes.rs").contains(&format!("\"{code}\"")), "{code}");
         codes.insert(code.to_owned());
     }
     for (code, file) in [

@@ -18,6 +18,7 @@ on_every_database!(
     a_refused_append_leaves_the_application_free_to_roll_back,
     facts_without_a_command_are_routed_and_folded_as_those_of_commands,
     what_the_machine_forbids_is_refused_without_a_command_too,
+    a_statement_that_failed_is_not_passed_over,
 );
 
 fn sold(product: &str) -> Append {
@@ -112,6 +113,24 @@ async fn a_refused_append_leaves_the_application_free_to_roll_back(fresh: &Fresh
     assert!(matches!(refused, Err(StoreError::VersionConflict { .. })), "{refused:?}");
     assert_eq!((status(&app).await.as_str(), versions(&app).await), ("on_sale", (0, 0)));
     assert_eq!(app.store().head().await.unwrap(), 0);
+    app.stop().await;
+}
+
+/// On PostgreSQL a failed statement undoes the transaction, and its COMMIT is answered without an error.
+async fn a_statement_that_failed_is_not_passed_over(fresh: &Fresh) {
+    let app = shop(fresh).await;
+    if let Some(pool) = app.store().postgres_pool() {
+        for is_raw in [false, true] {
+            let mut joined = app.join(pool.begin().await.unwrap());
+            joined.append(&sold("p-7")).await.unwrap();
+            match is_raw {
+                true => drop(sqlx::query("SELECT 1 / 0").execute(joined.postgres().unwrap()).await),
+                false => drop(joined.execute("INSERT INTO no_such_table (a) VALUES (?)", &["x"]).await),
+            }
+            assert_eq!(joined.commit().await.unwrap_err().code(), "transaction-lost");
+            assert_eq!(versions(&app).await, (0, 0));
+        }
+    }
     app.stop().await;
 }
 

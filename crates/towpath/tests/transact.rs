@@ -5,9 +5,11 @@
 #[macro_use]
 mod support;
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
+use std::task::Poll;
 
 use support::delivery::{execute, make_table, rows};
 use support::probe::ProbeAt;
@@ -24,6 +26,9 @@ on_every_database!(
     a_failure_that_is_passed_over_is_not_committed,
     a_transaction_that_is_kept_is_lost,
     a_unit_inside_of_a_unit_is_refused,
+    commands_of_one_unit_are_told_apart_whatever_they_follow_from,
+    two_first_facts_of_an_aggregate_at_once_are_both_appended,
+    an_append_that_is_left_halfway_is_not_committed,
 );
 
 const NOTE: &str = "INSERT INTO effects (event_id, handler) VALUES (?, ?)";
@@ -144,6 +149,117 @@ async fn a_unit_inside_of_a_unit_is_refused(fresh: &Fresh) {
     });
     assert_eq!(refused.await.unwrap(), "nested-transaction");
     app.transact(async |_tx| Ok::<_, StoreError>(())).await.unwrap();
+    app.stop().await;
+}
+
+async fn commands_of_one_unit_are_told_apart_whatever_they_follow_from(fresh: &Fresh) {
+    let app = fresh.app().await;
+    let placed = app.send::<Order>("o-0", OrderCommand::Place { sku: "tea".to_owned() }).await.unwrap();
+    let cause = towpath::IncomingEvent::from(placed.events[0].clone());
+    let sent = app.transact(async |mut tx| {
+        for (order, is_caused) in [("o-1", false), ("o-2", true), ("o-3", true)] {
+            if is_caused {
+                tx.because_of(&cause);
+            }
+            tx.send::<Order>(order, OrderCommand::Place { sku: order.to_owned() }).await?;
+        }
+        Ok::<_, StoreError>(())
+    });
+    sent.await.unwrap();
+    for order in ["o-1", "o-2", "o-3"] {
+        eventually(order, || async { app.load::<Order>(order).await.unwrap() }).await;
+    }
+    app.stop().await;
+}
+
+async fn two_first_facts_of_an_aggregate_at_once_are_both_appended(fresh: &Fresh) {
+    let app = fresh.builder().without_workers().start().await.unwrap();
+    for round in 0..10 {
+        let order = format!("o-{round}");
+        let barrier = Arc::new(tokio::sync::Barrier::new(2));
+        let units: Vec<_> = (0..2)
+            .map(|_| {
+                let (app, order, barrier) = (app.clone(), order.clone(), Arc::clone(&barrier));
+                tokio::spawn(async move {
+                    barrier.wait().await;
+                    let unit = app.transact(async |mut tx| {
+                        let noted = [OrderEvent::Placed { sku: "tea".to_owned() }];
+                        match tx.append(Append::of::<Order>(order.as_str()).events(noted)).await {
+                            // The machine lets an order be placed once: whoever is second notes it.
+                            Err(error) if error.code() == "illegal-transition" => Ok(false),
+                            appended => appended.map(|_| true),
+                        }
+                    });
+                    unit.await
+                })
+            })
+            .collect();
+        let mut codes = Vec::new();
+        for unit in units {
+            codes.push(unit.await.unwrap().map_err(|error| error.code()));
+        }
+        // Nobody hears of a version that he has not asked for.
+        codes.sort();
+        assert_eq!(codes, [Ok(true), Err("transaction-lost")], "round {round}");
+        assert_eq!(app.load::<Order>(&order).await.unwrap().unwrap().version, 1);
+    }
+    app.stop().await;
+}
+
+async fn an_append_that_is_left_halfway_is_not_committed(fresh: &Fresh) {
+    let app = fresh.builder().without_workers().start().await.unwrap();
+    make_table(&app).await;
+    let lost = app.transact(async |mut tx| {
+        tx.execute(NOTE, &["a", "unit"]).await?;
+        let placed = Append::of::<Order>("o-1").events([OrderEvent::Placed { sku: "tea".to_owned() }]);
+        // Polled once: it has sent a statement and waits for the answer.
+        let mut appending = Box::pin(tx.append(placed));
+        let waits = poll_fn(|context| Poll::Ready(appending.as_mut().poll(context).is_pending())).await;
+        assert!(waits);
+        drop(appending);
+        Ok::<_, StoreError>(())
+    });
+    assert_eq!(lost.await.unwrap_err().code(), "transaction-lost");
+    assert!(rows(&app).await.is_empty());
+    assert!(app.load::<Order>("o-1").await.unwrap().is_none());
+    app.stop().await;
+}
+
+/// A deadlock ends a transaction; what is passed over and goes on must not be written outside of any.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn nothing_follows_a_deadlock_on_mysql() {
+    let fresh = Fresh::on("mysql").await;
+    let app = fresh.builder().without_workers().start().await.unwrap();
+    make_table(&app).await;
+    execute(&app, "CREATE TABLE tills (till_id INT NOT NULL PRIMARY KEY, amount INT NOT NULL)").await;
+    execute(&app, "INSERT INTO tills (till_id, amount) VALUES (1, 0), (2, 0)").await;
+    let runs = Arc::new(AtomicU32::new(0));
+    let barrier = Arc::new(tokio::sync::Barrier::new(2));
+    let units: Vec<_> = [(1_i64, 2_i64), (2, 1)]
+        .into_iter()
+        .map(|(first, second)| {
+            let (app, runs, barrier) = (app.clone(), Arc::clone(&runs), Arc::clone(&barrier));
+            tokio::spawn(async move {
+                let unit = app.transact(async |mut tx| {
+                    let sql = "UPDATE tills SET amount = amount + 1 WHERE till_id = ?";
+                    tx.own_tables().execute("test.first", sql, vec![Value::from(first)]).await?;
+                    if runs.fetch_add(1, Ordering::SeqCst) < 2 {
+                        barrier.wait().await;
+                    }
+                    // What it says is passed over.
+                    let _ = tx.own_tables().execute("test.second", sql, vec![Value::from(second)]).await;
+                    let _ = tx.execute(NOTE, &["a", "unit"]).await;
+                    Ok::<_, StoreError>(())
+                });
+                unit.await
+            })
+        })
+        .collect();
+    for unit in units {
+        unit.await.unwrap().unwrap();
+    }
+    assert_eq!(runs.load(Ordering::SeqCst), 3, "one of the two lost once");
+    assert_eq!(rows(&app).await.len(), 2, "each has noted itself once");
     app.stop().await;
 }
 

@@ -43,10 +43,10 @@ impl Format for CloudEvents {
     }
 
     fn read(&self, received: &Received) -> Result<IncomingEvent, FormatError> {
-        if is_structured(received) {
-            read(&received.body)
-        } else {
+        if is_binary(&received.headers) && !is_structured(received) {
             read_binary(&received.headers, &received.body)
+        } else {
+            read(&received.body)
         }
     }
 }

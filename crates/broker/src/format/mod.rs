@@ -3,6 +3,7 @@
 mod cloud_events;
 mod own;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use towpath_core::channel::Channel;
@@ -17,6 +18,9 @@ use own::Own;
 /// Has the event's id on channels that follow the log: the id of a message there is its place in the log, so that who
 /// receives can record channel and message id and knows what comes before and after.
 pub const EVENT_ID_HEADER: &str = "x-event-id";
+
+/// How many formats are our own. They come first, and say so of themselves alone.
+const OURS: usize = 2;
 
 /// The formats that are known, by their names. Clones share them.
 #[derive(Clone)]
@@ -63,7 +67,8 @@ impl Formats {
         event: &EventEnvelope,
         destination: Destination,
     ) -> Result<Message, FormatError> {
-        let Written { content_type, headers, body } = self.named(&channel.format)?.write(event, channel)?;
+        let format = self.named(&channel.format)?;
+        let Written { content_type, headers, body } = guarded(|| format.write(event, channel))?;
         Ok(Message {
             destination,
             message_id: event.event_id.to_string(),
@@ -76,24 +81,33 @@ impl Formats {
         })
     }
 
-    /// The event in a message that has arrived. A message says by itself which format it is in; one without a content type
-    /// is read in the format that the receiver names, if it names one.
+    /// The event in a message that has arrived. A message says by itself which format it is in. Where several would take it,
+    /// the one that the receiver names does; one without a content type is read in that one only.
     ///
     /// # Errors
     /// What is wrong with it, and in which field. All of it is unrecoverable.
     pub fn read(&self, received: &Received, named: Option<&str>) -> Result<IncomingEvent, FormatError> {
-        if let Some(format) = self.0.iter().find(|format| format.recognises(received)) {
-            return format.read(received);
-        }
-        match named {
+        let (ours, others) = self.0.split_at(self.0.len().min(OURS));
+        let named = named.map(|name| self.named(name)).transpose()?;
+        guarded(|| {
+            let recognises = |format: &&Arc<dyn Format>| format.recognises(received);
             // People who publish by hand forget the content type; the body still has to be right.
-            Some(name) if received.media_type().is_empty() => self.named(name)?.read(received),
-            _ => {
-                let content_type = received.content_type.clone().unwrap_or_default();
-                Err(FormatError::Unknown { content_type })
+            let named = named.filter(|named| received.media_type().is_empty() || named.recognises(received));
+            let ours = ours.iter().find(recognises).map(AsRef::as_ref);
+            match ours.or(named).or_else(|| others.iter().find(recognises).map(AsRef::as_ref)) {
+                Some(format) => format.read(received),
+                None => {
+                    let content_type = received.content_type.clone().unwrap_or_default();
+                    Err(FormatError::Unknown { content_type })
+                }
             }
-        }
+        })
     }
+}
+
+/// Runs a format's own code: a bug in one must not end the worker that reads or publishes for all.
+fn guarded<T>(run: impl FnOnce() -> Result<T, FormatError>) -> Result<T, FormatError> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or(Err(FormatError::Panicked))
 }
 
 #[cfg(test)]

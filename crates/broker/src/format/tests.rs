@@ -344,3 +344,65 @@ proptest! {
         prop_assert!(read(&received).is_err());
     }
 }
+
+/// A format of an application's own, whose messages are plain JSON, as others' may be.
+struct Plain(&'static str);
+
+impl Format for Plain {
+    fn name(&self) -> &'static str {
+        self.0
+    }
+
+    fn write(&self, _: &EventEnvelope, _: &Channel) -> Result<Written, FormatError> {
+        panic!("a bug in a format, on purpose")
+    }
+
+    fn recognises(&self, received: &Received) -> bool {
+        received.media_type() == "application/json"
+    }
+
+    fn read(&self, received: &Received) -> Result<IncomingEvent, FormatError> {
+        assert!(!received.body.is_empty(), "a bug in a format, on purpose");
+        let event_type = EventName::from_stored(format!("read.by.{}", self.0));
+        Ok(EventEnvelope { event_type, ..order_created() }.into())
+    }
+}
+
+#[test]
+fn of_several_formats_that_would_take_a_message_the_named_one_does() {
+    let formats = Formats::default().with(Plain("first")).with(Plain("second"));
+    let plain = || Received {
+        content_type: Some("application/json".into()),
+        body: b"{}".to_vec(),
+        ..arrived(written_as(TOWPATH, &order_created()))
+    };
+    let reader = |received: &Received, named| {
+        formats.read(received, named).map(|event| event.event_type.to_string()).map_err(|error| error.code())
+    };
+    assert_eq!(reader(&plain(), Some("second")), Ok("read.by.second".to_owned()));
+    assert_eq!(reader(&plain(), None), Ok("read.by.first".to_owned()));
+    assert_eq!(
+        reader(&Received { content_type: None, ..plain() }, Some("second")),
+        Ok("read.by.second".to_owned())
+    );
+    assert_eq!(reader(&Received { content_type: None, ..plain() }, None), Err("format-unknown"));
+    // What says that it is ours is ours, whoever is asked.
+    let ours = arrived(written_as(TOWPATH, &order_created()));
+    assert_eq!(reader(&ours, Some("second")), Ok("ORDER_CREATED".to_owned()));
+    assert_eq!(reader(&plain(), Some("third")), Err("format-not-registered"));
+}
+
+#[test]
+fn a_format_that_panics_is_an_error_like_any_other() {
+    let formats = Formats::default().with(Plain("plain"));
+    let destination = Destination { exchange: "facts".into(), routing_key: "k".into() };
+    let written = formats.message(&channel("plain"), &order_created(), destination);
+    assert_eq!(written.unwrap_err().code(), "format-panicked");
+    let empty = Received {
+        content_type: Some("application/json".into()),
+        body: Vec::new(),
+        ..arrived(written_as(TOWPATH, &order_created()))
+    };
+    let read = formats.read(&empty, None).unwrap_err();
+    assert_eq!((read.code(), read.class()), ("format-panicked", ErrorClass::Unrecoverable));
+}

@@ -3,7 +3,7 @@
 //! A row is written before the change begins and answered with it, so that a change whose process died is known, and a
 //! repeat of the same request gets the same answer. The effects behind an operation are conditional themselves: the
 //! claim keeps twins apart, it does not stand in for their own checks. An effect that has a transaction of its own can
-//! write the answer in it ([`StoreTx::answer_operation`](super::store::StoreTx::answer_operation)): then there is no moment
+//! write the answer in it ([`StoreTx::answer`](super::store::StoreTx::answer)): then there is no moment
 //! at which the one is there without the other.
 
 use std::time::Duration;

@@ -9,7 +9,7 @@ use towpath::follow::{FollowError, FollowPolicy, Follower};
 use towpath::retry::ErrorClass;
 
 use super::config::ServeFlags;
-use super::serve::start_log;
+use super::serve::{not_started, start_log};
 use super::signals::told_to_stop;
 use super::{Failure, output};
 use crate::plugin::erased::Applications;
@@ -66,9 +66,9 @@ pub(crate) async fn follow(flags: FollowFlags, applications: &Applications) -> R
     if let Some(size) = config.log_page_size {
         builder = builder.page_size(size);
     }
-    let app = builder.start().await.map_err(|error| {
-        Failure::unreachable(format!("{} [{}]\n{}", error.report(), error.code(), error.next_step()))
-    })?;
+    // No application runs here, and channels may still be in their formats.
+    builder = applications.iter().fold(builder, |builder, application| application.switched_off(builder));
+    let app = builder.start().await.map_err(not_started)?;
     let following = match app.follow(follower.mirror(&name)).await {
         Ok(following) => following,
         Err(error) => {

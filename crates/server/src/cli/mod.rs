@@ -123,12 +123,18 @@ pub(crate) fn main(server: Server, arguments: impl IntoIterator<Item = OsString>
 /// Our own commands, and one of each application.
 pub(crate) fn command_line(applications: &Applications) -> Result<clap::Command, Failure> {
     let mut line = Arguments::command();
+    // A section that two would read, or an application and the server, would be read by the first alone.
+    let mut sections = config::NAMES.to_vec();
     for application in applications {
         let name = application.name();
-        let is_twice = applications.iter().filter(|other| other.name() == name).count() > 1;
-        if is_twice || line.find_subcommand(name).is_some() || config::NAMES.contains(&name) {
+        if line.find_subcommand(name).is_some() || sections.contains(&name) {
             return Err(Failure::usage(format!("an application cannot be called {name}: that is taken")));
         }
+        sections.push(name);
+        if let Some(short) = application.short_sections().iter().find(|short| sections.contains(*short)) {
+            return Err(Failure::usage(format!("{name} cannot have a section [{short}]: that is taken")));
+        }
+        sections.extend(application.short_sections());
         if let Some(command) = application.command() {
             line = line.subcommand(command);
         }

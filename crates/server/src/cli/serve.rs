@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use towpath::{BrokerUrl, StoreUrl, Towpath};
+use towpath::{BrokerUrl, StartError, StoreUrl, Towpath};
 
 use super::config::{Config, LogSettings, ServeFlags};
 use super::signals::told_to_stop;
@@ -60,9 +60,7 @@ pub(crate) async fn serve(flags: ServeFlags, server: Server) -> Result<(), Failu
     }
     builder = opened.iter().fold(builder, |builder, application| application.install(builder));
     builder = extensions.into_iter().fold(builder, |builder, extend| extend(builder));
-    let app = builder.start().await.map_err(|error| {
-        Failure::unreachable(format!("{} [{}]\n{}", error.report(), error.code(), error.next_step()))
-    })?;
+    let app = builder.start().await.map_err(not_started)?;
     let running = opened.iter().map(|application| application.begin(&app));
     let (paths, stops): (Vec<_>, Vec<_>) = running.map(Running::split).unzip();
     let address = listener.local_addr().map_err(|error| Failure::unreachable(error.to_string()))?;
@@ -99,15 +97,26 @@ pub(crate) async fn serve(flags: ServeFlags, server: Server) -> Result<(), Failu
     connections::serve(listener, http::router(state, paths), &config.limits, grace, told_to_stop).await;
     // One patience for both: a database that does not answer the one does not answer the other.
     let deadline = Instant::now() + grace;
+    let patience = || deadline.saturating_duration_since(Instant::now());
     for stop in stops {
-        stop(deadline.saturating_duration_since(Instant::now())).await;
+        // An application that takes longer is left behind: the others and Towpath itself still have to end.
+        let _ = tokio::time::timeout(patience(), stop(patience())).await;
     }
-    app.stop_within(deadline.saturating_duration_since(Instant::now())).await;
+    app.stop_within(patience()).await;
     #[cfg(feature = "otel")]
     if let Some(traces) = traces {
         traces.end().await;
     }
     Ok(())
+}
+
+/// Why Towpath did not start. What is written wrong is the user's; the rest could not be reached.
+pub(crate) fn not_started(error: StartError) -> Failure {
+    let told = format!("{} [{}]\n{}", error.report(), error.code(), error.next_step());
+    match error {
+        StartError::Format { .. } => Failure::usage(told),
+        _ => Failure::unreachable(told),
+    }
 }
 
 /// How many may follow the event stream. Without keys everybody is one caller, and has all of it.

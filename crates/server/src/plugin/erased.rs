@@ -28,6 +28,8 @@ pub(crate) trait AnyPlugin {
     fn name(&self) -> &'static str;
     fn short_sections(&self) -> &'static [&'static str];
     fn confidential(&self) -> &'static [&'static str];
+    /// What is known of it where it does not run.
+    fn switched_off(&self, builder: Builder) -> Builder;
     /// Its paths, as if it were switched off.
     #[cfg(test)]
     fn paths(&self) -> Paths;
@@ -100,6 +102,10 @@ impl<P: Plugin> AnyPlugin for Listed<P> {
 
     fn confidential(&self) -> &'static [&'static str] {
         P::CONFIDENTIAL
+    }
+
+    fn switched_off(&self, builder: Builder) -> Builder {
+        P::switched_off(builder)
     }
 
     #[cfg(test)]

@@ -38,7 +38,7 @@ pub(crate) enum Channels {
         /// Always this key; without, the event's type
         #[arg(long)]
         routing_key: Option<String>,
-        /// towpath, market or cloud-events
+        /// towpath, cloud-events, or one that an application brings
         #[arg(long, default_value = "towpath")]
         format: String,
         /// Where it begins: first, now, or a position
