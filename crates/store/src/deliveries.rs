@@ -182,6 +182,7 @@ impl SqlTransaction {
                 // commit. The next one is begun anew and not chained: a chained one would inherit what the handler
                 // has set for its own.
                 self.session().plain("commit", "SELECT 1; COMMIT; BEGIN").await?;
+                (self.ended, self.was_handed_out) = (None, false);
                 Ok(Some(self))
             }
             #[cfg(feature = "mysql")]
