@@ -274,6 +274,7 @@ impl Tx {
     }
 
     /// Appends facts of another log as they are there: what has happened there is not judged here.
+    #[cfg_attr(not(feature = "follow"), allow(dead_code, reason = "only a follower has another log"))]
     pub(crate) async fn append_as_it_is(&mut self, append: &Append) -> Result<Appended, StoreError> {
         let open = self.open_mut();
         open.is_under_way = true;
