@@ -88,9 +88,7 @@ fn usual_format() -> String {
 }
 
 fn format() -> utoipa::openapi::schema::Object {
-    use utoipa::openapi::schema::{ObjectBuilder, Type};
-    let description = "towpath, cloud-events, or one that an application brings.";
-    ObjectBuilder::new().schema_type(Type::String).description(Some(description)).min_length(Some(1)).build()
+    one_of(["towpath", "market", "cloud-events"])
 }
 
 /// Where a channel begins: `first`, `now`, or a position.
