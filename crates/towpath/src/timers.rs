@@ -404,6 +404,7 @@ impl<'a> IntoFuture for Schedule<'a> {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
+            crate::transact::refuse_inside().map_err(SendError::Store)?;
             let bus = &self.app.bus;
             let timer = self.timer()?;
             let scheduled = async {
@@ -461,6 +462,7 @@ impl Towpath {
 
     /// Cancels a timer that has not begun; answers whether it did.
     pub async fn cancel_timer(&self, timer_id: Uuid) -> Result<bool, StoreError> {
+        crate::transact::refuse_inside()?;
         let mut tx = self.bus.store.begin().await?;
         let canceled = tx.cancel(timer_id, self.bus.clock.now()).await?;
         tx.commit().await?;

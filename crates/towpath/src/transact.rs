@@ -55,7 +55,7 @@ impl Towpath {
     /// ```
     ///
     /// # Guarantees
-    /// It is run again when it lost against others (up to 30 times), or lost its connection before the commit (for 3
+    /// It is run again when it lost against others (up to 30 runs in all), or lost its connection before the commit (for 3
     /// seconds). A commit whose answer was lost is looked for, for 15 seconds, and done exactly once.
     ///
     /// # Errors

@@ -178,8 +178,8 @@ impl Tx {
         self.open().bus.clock.now()
     }
 
-    /// The connection, on PostgreSQL. A statement on it that nobody answers ends with the handler's attempt, once others of
-    /// the store have waited in vain as well. What a statement says that fails here should go through [`fault`](Self::fault).
+    /// The connection, on PostgreSQL. A statement on it that nobody answers ends with the handler's attempt or the unit's
+    /// round, once others of the store have waited in vain as well; in a joined transaction nobody ends it. What a statement says that fails here should go through [`fault`](Self::fault).
     #[cfg(feature = "postgres")]
     pub fn postgres(&mut self) -> Result<&mut sqlx::PgConnection, WrongDatabase> {
         self.sql().postgres().ok_or(WrongDatabase { asked: "PostgreSQL" })
@@ -260,8 +260,8 @@ impl Tx {
     /// exactly as those of commands do.
     ///
     /// # Errors
-    /// `ForbiddenEvent` for what the aggregate cannot have now; `VersionConflict`, `DuplicateEvent`. The transaction
-    /// cannot be committed then.
+    /// `ForbiddenEvent` for what the aggregate cannot have now; `VersionConflict`, `DuplicateEvent`. A unit of work and a
+    /// joined transaction cannot be committed then; a handler must return the error.
     pub async fn append(&mut self, facts: impl IntoAppend) -> Result<Appended, StoreError> {
         let open = self.open_mut();
         let append = facts.into_append(open.context())?;
@@ -398,8 +398,8 @@ impl Joined {
     /// Makes all of it true; what was appended, sent and scheduled goes on at once.
     ///
     /// # Errors
-    /// `TransactionLost` when a statement failed in it, or something may be half done. `Unavailable`: whether it was committed is not
-    /// known; unlike [`Towpath::transact`], nobody finds out here.
+    /// `TransactionLost` when a statement failed in it, or something may be half done. `Unavailable`: whether it was
+    /// committed is not known; unlike [`Towpath::transact`], nobody finds out here.
     pub async fn commit(self) -> Result<(), StoreError> {
         let Held::Own(open) = self.0.0 else { return Err(StoreError::Nested) };
         if let Some(why) = open.spoilt() {
@@ -413,9 +413,7 @@ impl Joined {
         }
         outcome
     }
-}
 
-impl Joined {
     /// Makes none of it true.
     pub async fn rollback(self) -> Result<(), StoreError> {
         let Held::Own(open) = self.0.0 else { return Err(StoreError::Nested) };

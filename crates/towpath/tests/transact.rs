@@ -17,7 +17,7 @@ use support::{Fresh, Order, OrderCommand, OrderEvent, eventually};
 use towpath::ports::store::{Append, Store as _, StoreError};
 use towpath::sqlx;
 use towpath::tables::Value;
-use towpath::{StoreOptions, Towpath, Tx};
+use towpath::{Channel, Consumer, Delivery, HandlerError, Next, StoreOptions, Towpath, Tx};
 use towpath_testkit::broker::TcpProxy;
 
 on_every_database!(
@@ -29,6 +29,7 @@ on_every_database!(
     commands_of_one_unit_are_told_apart_whatever_they_follow_from,
     two_first_facts_of_an_aggregate_at_once_are_both_appended,
     an_append_that_is_left_halfway_is_not_committed,
+    what_a_handler_appends_belongs_to_the_flow_of_its_fact,
 );
 
 const NOTE: &str = "INSERT INTO effects (event_id, handler) VALUES (?, ?)";
@@ -148,6 +149,12 @@ async fn a_unit_inside_of_a_unit_is_refused(fresh: &Fresh) {
         Ok::<_, StoreError>(sent.unwrap_err().code())
     });
     assert_eq!(refused.await.unwrap(), "nested-transaction");
+    let refused = app.transact(async |_tx| {
+        let timer = app.timer::<Order>("o-1", OrderCommand::Note).await.unwrap_err();
+        let canceled = app.cancel_timer(uuid::Uuid::now_v7()).await.unwrap_err();
+        Ok::<_, StoreError>((timer.code(), canceled.code()))
+    });
+    assert_eq!(refused.await.unwrap(), ("nested-transaction", "nested-transaction"));
     app.transact(async |_tx| Ok::<_, StoreError>(())).await.unwrap();
     app.stop().await;
 }
@@ -222,6 +229,31 @@ async fn an_append_that_is_left_halfway_is_not_committed(fresh: &Fresh) {
     assert_eq!(lost.await.unwrap_err().code(), "transaction-lost");
     assert!(rows(&app).await.is_empty());
     assert!(app.load::<Order>("o-1").await.unwrap().is_none());
+    app.stop().await;
+}
+
+async fn what_a_handler_appends_belongs_to_the_flow_of_its_fact(fresh: &Fresh) {
+    let note = |mut delivery: Delivery| async move {
+        delivery.tx.append(Append::of::<Order>("o-1").events([OrderEvent::Noted])).await?;
+        Ok::<Next, HandlerError>(delivery.handled())
+    };
+    let consumer = Consumer::of("orders").only(["order.placed"]).each("note", note);
+    let channel = Channel::named("orders", ["order.*"]).map(Channel::published);
+    let app = Towpath::builder()
+        .store(fresh.url())
+        .aggregate::<Order>()
+        .channel(channel)
+        .consumer(consumer)
+        .start()
+        .await
+        .unwrap();
+    let placed = app.send::<Order>("o-1", OrderCommand::Place { sku: "tea".to_owned() }).await.unwrap();
+    let key = towpath::ids::AggregateKey::new("order", "o-1").unwrap();
+    let noted =
+        eventually("the handler has noted it", || async { app.events_of(&key, 1, 1).await.unwrap().pop() });
+    let noted = noted.await.envelope;
+    assert_eq!(noted.correlation_id, placed.correlation_id);
+    assert_eq!(noted.causation_id.unwrap().to_string(), placed.events[0].event_id.to_string());
     app.stop().await;
 }
 

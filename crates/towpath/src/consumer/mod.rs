@@ -220,7 +220,10 @@ impl ConsumerOf {
                 };
                 let Delivered { event, attempt, redelivered, headers } = delivered;
                 match tx {
-                    Some(tx) => run(Delivery { event, attempt, redelivered, headers, tx }).await,
+                    Some(mut tx) => {
+                        tx.because_of(&event);
+                        run(Delivery { event, attempt, redelivered, headers, tx }).await
+                    }
                     None => Ok(Next::handled(None)),
                 }
             }
@@ -332,7 +335,7 @@ impl Delivery {
         aggregate_id: impl AsRef<str>,
         command: A::Command,
     ) -> Result<(), HandlerError> {
-        Ok(self.tx.because_of(&self.event).send::<A>(aggregate_id, command).await?)
+        Ok(self.tx.send::<A>(aggregate_id, command).await?)
     }
 
     /// Done: commit, then acknowledge.
