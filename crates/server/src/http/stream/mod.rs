@@ -3,6 +3,7 @@
 //! Reading order: this file is the path; `feed` is the one task that follows the log and keeps its newest part, written
 //! as it is sent; `reader` is what one client gets.
 
+#[cfg(any(test, feature = "bench"))]
 pub(crate) mod client;
 mod feed;
 mod reader;

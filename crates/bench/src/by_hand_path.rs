@@ -16,10 +16,10 @@ use tokio::task::JoinSet;
 use towpath::sqlx::{self, Executor, PgPool, Row};
 use uuid::Uuid;
 
-use super::super::Failure;
-use super::latency::{HANDLERS, PREFETCH, Times};
-use super::on_postgres;
-use super::queue::{EVENT_TYPE, close, connection, consumer, declare, fresh_name, on_rabbitmq};
+use crate::Failure;
+use crate::latency::{HANDLERS, PREFETCH, Times};
+use crate::on_postgres;
+use crate::queue::{EVENT_TYPE, close, connection, consumer, declare, fresh_name, on_rabbitmq};
 
 const TABLES: &str = "\
     CREATE TABLE by_hand_events (event_id uuid PRIMARY KEY, aggregate_id text NOT NULL, payload text NOT NULL); \
@@ -33,12 +33,12 @@ const TABLES: &str = "\
 const BATCH: i64 = 100;
 
 /// Makes the tables of the hand-written way.
-pub(super) async fn prepare(pool: &PgPool) -> Result<(), Failure> {
+pub(crate) async fn prepare(pool: &PgPool) -> Result<(), Failure> {
     on_postgres(pool.execute(sqlx::raw_sql(TABLES)).await).map(|_| ())
 }
 
 /// The hand-written way, with relay and consumer at work.
-pub(super) struct ByHandPath {
+pub(crate) struct ByHandPath {
     pool: PgPool,
     woken: Arc<Notify>,
     connections: [Connection; 2],
@@ -47,14 +47,14 @@ pub(super) struct ByHandPath {
 
 /// The side that commits.
 #[derive(Clone)]
-pub(super) struct Writer {
+pub(crate) struct Writer {
     pool: PgPool,
     woken: Arc<Notify>,
 }
 
 impl ByHandPath {
     /// Starts a relay and a consumer on a queue of their own.
-    pub(super) async fn start(pool: &PgPool, broker_url: &str, times: &Arc<Times>) -> Result<Self, Failure> {
+    pub(crate) async fn start(pool: &PgPool, broker_url: &str, times: &Arc<Times>) -> Result<Self, Failure> {
         let queue = fresh_name();
         towpath::ports::broker::Broker::close(&declare(broker_url, &queue).await?).await;
         let (publishing, receiving) = (connection(broker_url).await?, connection(broker_url).await?);
@@ -78,12 +78,12 @@ impl ByHandPath {
     }
 
     /// The side that commits.
-    pub(super) fn writer(&self) -> Writer {
+    pub(crate) fn writer(&self) -> Writer {
         Writer { pool: self.pool.clone(), woken: self.woken.clone() }
     }
 
     /// Ends when relay or consumer fail.
-    pub(super) async fn failed(&mut self) -> Failure {
+    pub(crate) async fn failed(&mut self) -> Failure {
         match self.workers.join_next().await {
             Some(Ok(Err(failure))) => failure,
             Some(Err(error)) => Failure::unreachable(error.to_string()),
@@ -92,7 +92,7 @@ impl ByHandPath {
     }
 
     /// Stops.
-    pub(super) async fn stop(mut self) {
+    pub(crate) async fn stop(mut self) {
         self.workers.shutdown().await;
         for connection in &self.connections {
             close(connection).await;
@@ -102,7 +102,7 @@ impl ByHandPath {
 
 impl Writer {
     /// Commits one event with its outbox row, wakes the relay and answers the event's id.
-    pub(super) async fn write(&self, aggregate_id: &str) -> Result<Uuid, Failure> {
+    pub(crate) async fn write(&self, aggregate_id: &str) -> Result<Uuid, Failure> {
         let id = Uuid::now_v7();
         let mut transaction = on_postgres(self.pool.begin().await)?;
         let sql = "INSERT INTO by_hand_events (event_id, aggregate_id, payload) VALUES ($1, $2, $3)";

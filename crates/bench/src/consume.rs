@@ -17,13 +17,13 @@ use towpath::{
     Towpath,
 };
 
-use super::super::{Failure, output};
-use super::by_hand_consumer::ByHandConsumer;
-use super::{bare, failed, median, queue};
+use crate::Failure;
+use crate::by_hand_consumer::ByHandConsumer;
+use crate::{answer, bare, median, queue};
 
 /// The flags of `towpath bench consume`.
 #[derive(Args)]
-pub(crate) struct ConsumeFlags {
+pub struct ConsumeFlags {
     /// The PostgreSQL to measure on; other stores with `--alone`
     #[arg(long, env = "TOWPATH_STORE", value_name = "URL")]
     store: String,
@@ -77,16 +77,16 @@ enum Way {
 /// How a contender consumes.
 #[derive(Clone, Copy, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Shape {
+pub(crate) struct Shape {
     /// How many run at once.
-    pub(super) handlers: usize,
+    pub(crate) handlers: usize,
     /// How many messages share a transaction.
-    pub(super) batch: usize,
+    pub(crate) batch: usize,
 }
 
 impl Shape {
     /// How many messages are fetched ahead, by both contenders: what all handlers are at, and as much again for batches.
-    pub(super) fn prefetch(self) -> u16 {
+    pub(crate) fn prefetch(self) -> u16 {
         let ahead = if self.batch == 1 { 8 } else { 2 };
         u16::try_from(self.handlers * self.batch * ahead).unwrap_or(u16::MAX)
     }
@@ -94,12 +94,12 @@ impl Shape {
 
 /// What is in a message.
 #[derive(Deserialize)]
-pub(super) struct Deposit {
-    pub(super) amount: i64,
+pub(crate) struct Deposit {
+    pub(crate) amount: i64,
 }
 
 /// Counts what was handled. The first fifth is a warm-up: connections are made, statements prepared.
-pub(super) struct Tally {
+pub(crate) struct Tally {
     warm_up: u64,
     began: OnceLock<(Instant, u64)>,
     handled: AtomicU64,
@@ -111,7 +111,7 @@ impl Tally {
     }
 
     /// So many more were handled. The clock starts with those that end the warm-up.
-    pub(super) fn count(&self, messages: u64) {
+    pub(crate) fn count(&self, messages: u64) {
         let handled = self.handled.fetch_add(messages, Ordering::Relaxed) + messages;
         if handled >= self.warm_up {
             self.began.get_or_init(|| (Instant::now(), handled));
@@ -145,26 +145,20 @@ const EFFECTS: [&str; 2] = ["by_hand_effects", "towpath_effects"];
 const STUCK: Duration = Duration::from_secs(30);
 
 /// Measures and prints what came out.
-pub(crate) async fn run(flags: ConsumeFlags) -> Result<(), Failure> {
-    let scratch = Scratch::make(&flags.store).await.map_err(failed)?;
+pub(crate) async fn run(flags: ConsumeFlags) -> Result<String, Failure> {
+    let scratch = Scratch::make(&flags.store).await?;
     let report = measure(&scratch, &flags).await;
-    scratch.remove().await.map_err(failed)?;
+    scratch.remove().await?;
     let report = report?;
-    if flags.json {
-        let json = serde_json::to_string_pretty(&report);
-        output::line(&json.map_err(|error| Failure::unreachable(error.to_string()))?);
-    } else {
-        print(&report);
-    }
-    Ok(())
+    answer(flags.json, &report, text)
 }
 
 async fn measure(scratch: &Scratch, flags: &ConsumeFlags) -> Result<Report, Failure> {
     use towpath::ports::store::Store as _;
 
-    let url = StoreUrl::parse(scratch.url()).map_err(failed)?;
-    let store = SqlStore::connect_with(&url, options(flags)).await.map_err(failed)?;
-    store.migrate().await.map_err(failed)?;
+    let url = StoreUrl::parse(scratch.url())?;
+    let store = SqlStore::connect_with(&url, options(flags)).await?;
+    store.migrate().await?;
     let by_hand = match (store.postgres_pool(), flags.alone) {
         (_, true) => None,
         (Some(pool), false) => Some(ByHandConsumer { pool: pool.clone(), broker: flags.broker.clone() }),
@@ -365,9 +359,10 @@ async fn empty(store: &SqlStore, table: &str) -> Result<(), Failure> {
     emptied.map_err(|error| Failure::unreachable(error.to_string()))
 }
 
-fn print(report: &Report) {
+fn text(report: &Report) -> String {
+    let mut lines = Vec::new();
     let Report { database, messages, shapes } = report;
-    output::line(&format!("{messages} messages from a quorum queue, {database}, median of the turns"));
+    lines.push(format!("{messages} messages from a quorum queue, {database}, median of the turns"));
     for ShapeReport { shape, by_hand_per_second, towpath_per_second, ratio } in shapes {
         let Shape { handlers, batch } = shape;
         let how = if *batch == 1 {
@@ -375,11 +370,12 @@ fn print(report: &Report) {
         } else {
             format!("{handlers} handlers, {batch} messages in a transaction")
         };
-        output::line(&format!("  {how}"));
+        lines.push(format!("  {how}"));
         if let Some(by_hand) = by_hand_per_second {
-            output::line(&format!("    hand-written consumer {by_hand:>8.0} messages/s"));
+            lines.push(format!("    hand-written consumer {by_hand:>8.0} messages/s"));
         }
         let of = ratio.map(|ratio| format!("   {ratio:.2} of hand-written")).unwrap_or_default();
-        output::line(&format!("    Towpath consumer      {towpath_per_second:>8.0} messages/s{of}"));
+        lines.push(format!("    Towpath consumer      {towpath_per_second:>8.0} messages/s{of}"));
     }
+    lines.join("\n")
 }

@@ -27,7 +27,7 @@ macro_rules! by_hand {
         let row = sqlx::query($select).bind($account).fetch_one(&mut *transaction).await?;
         let version: i64 = row.try_get(0)?;
         let data: String = row.try_get(1)?;
-        let mut account: super::write::Account =
+        let mut account: crate::write::Account =
             serde_json::from_str(&data).map_err(|error| sqlx::Error::Decode(error.into()))?;
         account.deposits += 1;
         let data = serde_json::to_string(&account).map_err(|error| sqlx::Error::Encode(error.into()))?;
@@ -114,7 +114,7 @@ impl ByHand {
     }
 }
 
-pub(super) async fn execute(store: &SqlStore, sql: String) -> Result<(), sqlx::Error> {
+pub(crate) async fn execute(store: &SqlStore, sql: String) -> Result<(), sqlx::Error> {
     let sql = sqlx::AssertSqlSafe(sql);
     if let Some(pool) = store.postgres_pool() {
         pool.execute(sql).await?;

@@ -18,13 +18,13 @@ use towpath::{
     StoreUrl, Towpath,
 };
 
-use super::super::{Failure, output};
-use super::bare::ByHand;
-use super::{failed, median};
+use crate::Failure;
+use crate::bare::ByHand;
+use crate::{answer, median};
 
 /// The flags of `towpath bench write`.
 #[derive(Args)]
-pub(crate) struct WriteFlags {
+pub struct WriteFlags {
     /// A store to measure; may be given several times [default: a SQLite file under ./data]
     #[arg(long, value_name = "URL")]
     store: Vec<String>,
@@ -61,20 +61,31 @@ const DEPTH_PAIRS: usize = 400;
 
 /// The business: an account that takes deposits. The hand-written contender keeps the same value in its own row.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Account {
-    pub(crate) deposits: u64,
+pub struct Account {
+    /// How many it has taken.
+    pub deposits: u64,
 }
 
+/// What can be asked of an account.
 #[derive(Serialize, Deserialize, Command)]
-pub(crate) enum AccountCommand {
+pub enum AccountCommand {
+    /// To take an amount.
     #[serde(rename = "account.deposit")]
-    Deposit { amount: u64 },
+    Deposit {
+        /// How much.
+        amount: u64,
+    },
 }
 
+/// What happens to an account.
 #[derive(Serialize, Deserialize, Event)]
-pub(crate) enum AccountEvent {
+pub enum AccountEvent {
+    /// It took an amount.
     #[serde(rename = "account.deposited")]
-    Deposited { amount: u64 },
+    Deposited {
+        /// How much.
+        amount: u64,
+    },
 }
 
 impl Aggregate for Account {
@@ -115,7 +126,7 @@ struct Report {
 }
 
 /// Measures each store and prints what came out.
-pub(crate) async fn run(flags: WriteFlags) -> Result<(), Failure> {
+pub(crate) async fn run(flags: WriteFlags) -> Result<String, Failure> {
     let stores = if flags.store.is_empty() {
         vec!["sqlite://data/towpath.db".to_owned()]
     } else {
@@ -123,26 +134,19 @@ pub(crate) async fn run(flags: WriteFlags) -> Result<(), Failure> {
     };
     let mut reports = Vec::new();
     for url in &stores {
-        let scratch = Scratch::make(url).await.map_err(failed)?;
+        let scratch = Scratch::make(url).await?;
         let report = measure(&scratch, &flags).await;
-        scratch.remove().await.map_err(failed)?;
+        scratch.remove().await?;
         reports.push(report?);
     }
-    if flags.json {
-        let json = serde_json::to_string_pretty(&reports)
-            .map_err(|error| Failure::unreachable(error.to_string()))?;
-        output::line(&json);
-    } else {
-        print(&reports);
-    }
-    Ok(())
+    answer(flags.json, reports.as_slice(), text)
 }
 
 async fn measure(scratch: &Scratch, flags: &WriteFlags) -> Result<Report, Failure> {
     let counting = Arc::new(Counting::default());
     let options = StoreOptions { max_connections: flags.connections, ..StoreOptions::default() };
-    let url = StoreUrl::parse(scratch.url()).map_err(failed)?;
-    let raw = SqlStore::connect_with(&url, options.clone()).await.map_err(failed)?;
+    let url = StoreUrl::parse(scratch.url())?;
+    let raw = SqlStore::connect_with(&url, options.clone()).await?;
     let app = Towpath::builder()
         .store(scratch.url())
         .store_options(StoreOptions { probe: counting.clone(), ..options })
@@ -296,11 +300,11 @@ where
 /// Gives every account its first event.
 async fn fill(store: &SqlStore, accounts: &[String]) -> Result<(), Failure> {
     for chunk in accounts.chunks(500) {
-        let mut transaction = store.begin().await.map_err(failed)?;
+        let mut transaction = store.begin().await?;
         for account in chunk {
-            transaction.append(&deposits(account, Expected::New, 1, 1)?).await.map_err(failed)?;
+            transaction.append(&deposits(account, Expected::New, 1, 1)?).await?;
         }
-        transaction.commit().await.map_err(failed)?;
+        transaction.commit().await?;
     }
     Ok(())
 }
@@ -310,10 +314,10 @@ async fn deepen(store: &SqlStore, account: &str, events: u64) -> Result<(), Fail
     let mut version = 0;
     while version < events {
         let count = (events - version).min(500);
-        let mut transaction = store.begin().await.map_err(failed)?;
+        let mut transaction = store.begin().await?;
         let append = deposits(account, Expected::after(version), count, version + count)?;
-        transaction.append(&append).await.map_err(failed)?;
-        transaction.commit().await.map_err(failed)?;
+        transaction.append(&append).await?;
+        transaction.commit().await?;
         version += count;
     }
     Ok(())
@@ -400,27 +404,28 @@ impl Probe for Counting {
     }
 }
 
-fn print(reports: &[Report]) {
+fn text(reports: &[Report]) -> String {
+    let mut lines = Vec::new();
     for report in reports {
         let Report { database, connections, .. } = report;
-        output::line(&format!("{database}, {connections} connections, median of the turns"));
-        output::line(&format!("  bare transaction      {:>8.0} tx/s", report.bare_per_second));
-        output::line(&format!(
+        lines.push(format!("{database}, {connections} connections, median of the turns"));
+        lines.push(format!("  bare transaction      {:>8.0} tx/s", report.bare_per_second));
+        lines.push(format!(
             "  hand-written outbox   {:>8.0} tx/s   {:.2} of bare",
             report.by_hand_per_second, report.by_hand_ratio
         ));
-        output::line(&format!(
+        lines.push(format!(
             "  Towpath command       {:>8.0} tx/s   {:.2} of bare",
             report.towpath_per_second, report.towpath_ratio
         ));
         let named: Vec<String> =
             report.statements.iter().map(|(name, count)| format!("{name} {count:.2}")).collect();
-        output::line(&format!(
+        lines.push(format!(
             "  statements = round trips per command: {:.2} ({}); bare 4, hand-written 6",
             report.statements_per_command,
             named.join(", ")
         ));
-        output::line(&format!(
+        lines.push(format!(
             "  one command with {} events behind it {:.0} us, with {} events {:.0} us: ratio {:.2}",
             report.shallow_events,
             report.shallow_micros,
@@ -429,4 +434,5 @@ fn print(reports: &[Report]) {
             report.depth_ratio
         ));
     }
+    lines.join("\n")
 }

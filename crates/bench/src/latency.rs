@@ -16,15 +16,15 @@ use towpath::ports::store::Store as _;
 use towpath::{Channel, Consumer, ConsumerPolicy, Scratch, SqlStore, StoreOptions, StoreUrl, Towpath};
 use uuid::Uuid;
 
-use super::super::{Failure, output};
-use super::backlog::{Circumstances, bench_lease};
-use super::by_hand_path::{ByHandPath, Writer, prepare};
-use super::write::{Account, AccountCommand};
-use super::{failed, median, queue};
+use crate::Failure;
+use crate::backlog::{Circumstances, bench_lease};
+use crate::by_hand_path::{ByHandPath, Writer, prepare};
+use crate::write::{Account, AccountCommand};
+use crate::{answer, median, queue};
 
 /// The flags of `towpath bench latency`.
 #[derive(Args)]
-pub(crate) struct LatencyFlags {
+pub struct LatencyFlags {
     /// The PostgreSQL to measure on; other stores with `--alone`
     #[arg(long, env = "TOWPATH_STORE", value_name = "URL")]
     store: String,
@@ -58,8 +58,8 @@ pub(crate) struct LatencyFlags {
 }
 
 /// How many handlers run at once, and how many messages are fetched ahead, for both contenders.
-pub(super) const HANDLERS: usize = 8;
-pub(super) const PREFETCH: u16 = 64;
+pub(crate) const HANDLERS: usize = 8;
+pub(crate) const PREFETCH: u16 = 64;
 
 const CHANNEL: &str = "latency";
 
@@ -77,7 +77,7 @@ const LAST: Duration = Duration::from_secs(30);
 
 /// When events were committed and handled.
 #[derive(Default)]
-pub(super) struct Times {
+pub(crate) struct Times {
     committed: Mutex<HashMap<Uuid, Instant>>,
     handled: Mutex<HashMap<Uuid, Instant>>,
 }
@@ -89,7 +89,7 @@ impl Times {
     }
 
     /// The handler of an event was called. The first time counts.
-    pub(super) fn handled(&self, id: Uuid, at: Instant) {
+    pub(crate) fn handled(&self, id: Uuid, at: Instant) {
         self.handled.lock().unwrap_or_else(PoisonError::into_inner).entry(id).or_insert(at);
     }
 
@@ -155,24 +155,18 @@ struct Report {
 }
 
 /// Measures and prints what came out.
-pub(crate) async fn run(flags: LatencyFlags) -> Result<(), Failure> {
-    let scratch = Scratch::make(&flags.store).await.map_err(failed)?;
+pub(crate) async fn run(flags: LatencyFlags) -> Result<String, Failure> {
+    let scratch = Scratch::make(&flags.store).await?;
     let report = measure(&scratch, &flags).await;
-    scratch.remove().await.map_err(failed)?;
+    scratch.remove().await?;
     let report = report?;
-    if flags.json {
-        let json = serde_json::to_string_pretty(&report);
-        output::line(&json.map_err(|error| Failure::unreachable(error.to_string()))?);
-    } else {
-        print(&report);
-    }
-    Ok(())
+    answer(flags.json, &report, text)
 }
 
 async fn measure(scratch: &Scratch, flags: &LatencyFlags) -> Result<Report, Failure> {
-    let url = StoreUrl::parse(scratch.url()).map_err(failed)?;
-    let store = SqlStore::connect_with(&url, options()).await.map_err(failed)?;
-    store.migrate().await.map_err(failed)?;
+    let url = StoreUrl::parse(scratch.url())?;
+    let store = SqlStore::connect_with(&url, options()).await?;
+    store.migrate().await?;
     let pool = match (store.postgres_pool(), flags.alone) {
         (_, true) => None,
         (Some(pool), false) => Some(pool),
@@ -310,14 +304,15 @@ where
     Ok(Percentiles::of(&times.between(began + WARM_UP)))
 }
 
-fn print(report: &Report) {
+fn text(report: &Report) -> String {
+    let mut lines = Vec::new();
     let Report { rate, seconds, circumstances, .. } = report;
-    output::line(&format!(
+    lines.push(format!(
         "{rate} events/s for {seconds} s{circumstances}, from the commit to the handler, in milliseconds, median of the turns"
     ));
-    output::line("                          p50      p90      p99      max");
-    let line = |name: &str, Percentiles { p50, p90, p99, max }: &Percentiles| {
-        output::line(&format!("  {name:<18} {p50:>8.2} {p90:>8.2} {p99:>8.2} {max:>8.2}"));
+    lines.push("                          p50      p90      p99      max".to_owned());
+    let mut line = |name: &str, Percentiles { p50, p90, p99, max }: &Percentiles| {
+        lines.push(format!("  {name:<18} {p50:>8.2} {p90:>8.2} {p99:>8.2} {max:>8.2}"));
     };
     if let Some(by_hand) = &report.by_hand_millis {
         line("hand-written", by_hand);
@@ -326,4 +321,5 @@ fn print(report: &Report) {
     if let Some(ratio) = &report.ratio {
         line("ratio", ratio);
     }
+    lines.join("\n")
 }

@@ -18,11 +18,10 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
 use towpath::{Aggregate, Context, Scratch, Towpath};
+use towpath_bench::{Account, AccountCommand, median};
 
-use super::super::config::ServeFlags;
-use super::super::{Failure, output};
-use super::write::{Account, AccountCommand};
-use super::{failed, median};
+use super::config::ServeFlags;
+use super::{Failure, output};
 use crate::http::access::Access;
 use crate::http::limits::{LimitSettings, Limits};
 use crate::http::stream::client::StreamClient;
@@ -127,9 +126,9 @@ struct Report {
 
 /// Measures and prints what came out.
 pub(crate) async fn run(flags: StreamFlags) -> Result<(), Failure> {
-    let scratch = Scratch::make(&flags.store).await.map_err(failed)?;
+    let scratch = Scratch::make(&flags.store).await?;
     let report = measure(&scratch, &flags).await;
-    scratch.remove().await.map_err(failed)?;
+    scratch.remove().await?;
     let report = report?;
     if flags.json {
         let json = serde_json::to_string_pretty(&report);

@@ -18,12 +18,12 @@ use towpath::sqlx::postgres::PgRow;
 use towpath::sqlx::{self, Executor, PgPool, Row};
 use towpath::{BrokerUrl, RabbitMq};
 
-use super::super::Failure;
-use super::backlog::{EVENT_TYPE, PAYLOAD};
-use super::on_postgres;
+use crate::Failure;
+use crate::backlog::{EVENT_TYPE, PAYLOAD};
+use crate::on_postgres;
 
 /// The hand-written relay.
-pub(super) struct ByHandRelay {
+pub(crate) struct ByHandRelay {
     pool: PgPool,
     broker: String,
 }
@@ -63,13 +63,13 @@ struct Aggregate<'a> {
 
 impl ByHandRelay {
     /// Makes its table.
-    pub(super) async fn prepare(pool: &PgPool, broker: &str) -> Result<Self, Failure> {
+    pub(crate) async fn prepare(pool: &PgPool, broker: &str) -> Result<Self, Failure> {
         on_postgres(pool.execute(sqlx::raw_sql(TABLE)).await)?;
         Ok(Self { pool: pool.clone(), broker: broker.to_owned() })
     }
 
     /// Writes a backlog.
-    pub(super) async fn fill(&self, events: u64, aggregates: u64) -> Result<(), Failure> {
+    pub(crate) async fn fill(&self, events: u64, aggregates: u64) -> Result<(), Failure> {
         let sql = "INSERT INTO by_hand_outbox (event_id, aggregate_id, aggregate_version, event_type, occurred_at, \
              correlation_id, payload, status) \
              SELECT gen_random_uuid(), 'turn-0-' || (number % $2), number / $2 + 1, $3, clock_timestamp(), \
@@ -80,7 +80,7 @@ impl ByHandRelay {
     }
 
     /// Publishes everything to a queue.
-    pub(super) async fn drain(
+    pub(crate) async fn drain(
         &self,
         topology: &Topology,
         queue: &str,

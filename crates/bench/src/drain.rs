@@ -13,14 +13,14 @@ use towpath::ports::store::{ClaimRoom, OutboxClaim, Store};
 use towpath::sqlx::Executor;
 use towpath::{Channel, ChannelPolicy, Scratch, SqlStore, Towpath};
 
-use super::super::{Failure, output};
-use super::backlog::{Circumstances, bench_lease, fill, give_positions};
-use super::by_hand_relay::ByHandRelay;
-use super::{failed, median, on_postgres};
+use crate::Failure;
+use crate::backlog::{Circumstances, bench_lease, fill, give_positions};
+use crate::by_hand_relay::ByHandRelay;
+use crate::{answer, median, on_postgres};
 
 /// The flags of `towpath bench drain`.
 #[derive(Args)]
-pub(crate) struct DrainFlags {
+pub struct DrainFlags {
     /// The PostgreSQL to measure on
     #[arg(long, env = "TOWPATH_STORE", value_name = "URL")]
     store: String,
@@ -98,23 +98,17 @@ const CHANNEL: &str = "drain";
 const QUEUE_EXPIRES_MILLIS: i64 = 120_000;
 
 /// Measures and prints what came out.
-pub(crate) async fn run(flags: DrainFlags) -> Result<(), Failure> {
-    let scratch = Scratch::make(&flags.store).await.map_err(failed)?;
+pub(crate) async fn run(flags: DrainFlags) -> Result<String, Failure> {
+    let scratch = Scratch::make(&flags.store).await?;
     let report = measure(&scratch, &flags).await;
-    scratch.remove().await.map_err(failed)?;
+    scratch.remove().await?;
     let report = report?;
-    if flags.json {
-        let json = serde_json::to_string_pretty(&report);
-        output::line(&json.map_err(|error| Failure::unreachable(error.to_string()))?);
-    } else {
-        print(&report);
-    }
-    Ok(())
+    answer(flags.json, &report, text)
 }
 
 async fn measure(scratch: &Scratch, flags: &DrainFlags) -> Result<Report, Failure> {
-    let store = SqlStore::connect(scratch.url()).await.map_err(failed)?;
-    store.migrate().await.map_err(failed)?;
+    let store = SqlStore::connect(scratch.url()).await?;
+    store.migrate().await?;
     let pool = store
         .postgres_pool()
         .ok_or_else(|| Failure::usage("`bench drain` measures on PostgreSQL: give a postgres:// URL"))?;
@@ -178,7 +172,7 @@ async fn drain(scratch: &Scratch, flags: &DrainFlags, store: &SqlStore) -> Resul
             now: chrono::Utc::now(),
             room: ClaimRoom::UNLIMITED,
         };
-        if store.claim_outbox(&look).await.map_err(failed)?.is_empty() {
+        if store.claim_outbox(&look).await?.is_empty() {
             break;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -211,25 +205,27 @@ fn peak_kibibytes() -> Option<u64> {
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
-fn print(report: &Report) {
+fn text(report: &Report) -> String {
+    let mut lines = Vec::new();
     let Report { events, aggregates, batch, circumstances, .. } = report;
     let kind = match report.queue {
         QueueKind::Classic => "classic",
         QueueKind::Quorum => "quorum",
     };
-    output::line(&format!(
+    lines.push(format!(
         "{events} events of {aggregates} aggregates to a {kind} queue, {batch} at a time{circumstances}"
     ));
     if let (Some(by_hand), Some(ratio)) = (report.by_hand_per_second, report.ratio) {
-        output::line(&format!("  hand-written relay    {by_hand:>8.0} events/s"));
-        output::line(&format!(
+        lines.push(format!("  hand-written relay    {by_hand:>8.0} events/s"));
+        lines.push(format!(
             "  Towpath relay         {:>8.0} events/s   {ratio:.2} of hand-written",
             report.towpath_per_second
         ));
     } else {
-        output::line(&format!("  Towpath relay         {:>8.0} events/s", report.towpath_per_second));
+        lines.push(format!("  Towpath relay         {:>8.0} events/s", report.towpath_per_second));
     }
     if let Some(peak) = report.peak_kibibytes {
-        output::line(&format!("  peak memory of this process {:.1} MiB", peak as f64 / 1024.0));
+        lines.push(format!("  peak memory of this process {:.1} MiB", peak as f64 / 1024.0));
     }
+    lines.join("\n")
 }

@@ -16,10 +16,10 @@ use tokio::task::JoinSet;
 use towpath::sqlx::{self, Executor, PgPool, Row};
 use uuid::Uuid;
 
-use super::super::Failure;
-use super::consume::{Deposit, Shape, Tally};
-use super::on_postgres;
-use super::queue::{close, connection, consumer, on_rabbitmq};
+use crate::Failure;
+use crate::consume::{Deposit, Shape, Tally};
+use crate::on_postgres;
+use crate::queue::{close, connection, consumer, on_rabbitmq};
 
 /// What it keeps beside its effects.
 const TABLES: &str = "\
@@ -30,9 +30,9 @@ const TABLES: &str = "\
 const GATHER: Duration = Duration::from_millis(5);
 
 /// The hand-written consumer.
-pub(super) struct ByHandConsumer {
-    pub(super) pool: PgPool,
-    pub(super) broker: String,
+pub(crate) struct ByHandConsumer {
+    pub(crate) pool: PgPool,
+    pub(crate) broker: String,
 }
 
 /// What it reads of a message.
@@ -44,19 +44,19 @@ struct Fact {
 }
 
 /// Hand-written consumers at work.
-pub(super) struct Running {
+pub(crate) struct Running {
     connection: Connection,
     workers: JoinSet<Result<(), Failure>>,
 }
 
 impl ByHandConsumer {
     /// Makes its table.
-    pub(super) async fn prepare(&self) -> Result<(), Failure> {
+    pub(crate) async fn prepare(&self) -> Result<(), Failure> {
         on_postgres(self.pool.execute(sqlx::raw_sql(TABLES)).await).map(|_| ())
     }
 
     /// Starts to consume.
-    pub(super) async fn start(
+    pub(crate) async fn start(
         &self,
         queue: &str,
         shape: Shape,
@@ -91,7 +91,7 @@ impl ByHandConsumer {
 
 impl Running {
     /// Ends when one of them fails.
-    pub(super) async fn failed(&mut self) -> Failure {
+    pub(crate) async fn failed(&mut self) -> Failure {
         match self.workers.join_next().await {
             Some(Ok(Err(failure))) => failure,
             Some(Err(error)) => Failure::unreachable(error.to_string()),
@@ -100,7 +100,7 @@ impl Running {
     }
 
     /// Stops.
-    pub(super) async fn stop(mut self) {
+    pub(crate) async fn stop(mut self) {
         self.workers.shutdown().await;
         close(&self.connection).await;
     }

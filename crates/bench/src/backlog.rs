@@ -11,12 +11,12 @@ use towpath::ports::store::{Append, Expected, LeaseGrant, NewEvent, Routing, Sto
 use towpath::sqlx::{self, Executor};
 use towpath::{ChangeContext, Payload, SqlStore};
 
-use super::super::Failure;
-use super::{failed, on_postgres};
+use crate::Failure;
+use crate::on_postgres;
 
 /// What both contenders say.
-pub(super) const EVENT_TYPE: &str = "account.deposited";
-pub(super) const PAYLOAD: &str = r#"{"amount":1,"currency":"EUR","note":"a deposit like every other"}"#;
+pub(crate) const EVENT_TYPE: &str = "account.deposited";
+pub(crate) const PAYLOAD: &str = r#"{"amount":1,"currency":"EUR","note":"a deposit like every other"}"#;
 
 /// How many aggregates the facts behind belong to, and how many of them one append writes.
 const AGGREGATES_BEHIND: u64 = 1_000;
@@ -25,7 +25,7 @@ const FACTS_PER_APPEND: u64 = 100;
 /// What makes it harder.
 #[derive(Args, Clone, Copy, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Circumstances {
+pub(crate) struct Circumstances {
     /// How many rows were sent before
     #[arg(long, default_value_t = 0)]
     sent_behind: u64,
@@ -46,11 +46,11 @@ impl fmt::Display for Circumstances {
 }
 
 /// A session that sleeps in its transaction as long as this is kept.
-pub(super) struct Idle(#[expect(dead_code, reason = "dropping it ends the session")] sqlx::PgConnection);
+pub(crate) struct Idle(#[expect(dead_code, reason = "dropping it ends the session")] sqlx::PgConnection);
 
 impl Circumstances {
     /// Makes them so.
-    pub(super) async fn make(
+    pub(crate) async fn make(
         self,
         store: &SqlStore,
         lease: &LeaseGrant,
@@ -86,7 +86,7 @@ async fn idle_session(pool: &sqlx::PgPool) -> Result<sqlx::PgConnection, Failure
 }
 
 /// Writes a backlog: in turns, `run` events of one aggregate at a time.
-pub(super) async fn fill(
+pub(crate) async fn fill(
     store: &SqlStore,
     channel: &str,
     name: &str,
@@ -97,17 +97,17 @@ pub(super) async fn fill(
     let (aggregates, run) = (aggregates.max(1), run.max(1));
     let (mut written, mut version) = (0, 0);
     while written < events {
-        let mut transaction = store.begin().await.map_err(failed)?;
+        let mut transaction = store.begin().await?;
         for aggregate in 0..aggregates {
             let count = run.min(events - written);
             if count == 0 {
                 break;
             }
             let facts = facts(channel, &format!("{name}-{aggregate}"), version, count)?;
-            transaction.append(&facts).await.map_err(failed)?;
+            transaction.append(&facts).await?;
             written += count;
         }
-        transaction.commit().await.map_err(failed)?;
+        transaction.commit().await?;
         version += run;
     }
     Ok(())
@@ -136,16 +136,16 @@ fn facts(channel: &str, aggregate: &str, version: u64, count: u64) -> Result<App
 }
 
 /// For the positions, which are given before the clock starts.
-pub(super) async fn bench_lease(store: &SqlStore) -> Result<LeaseGrant, Failure> {
+pub(crate) async fn bench_lease(store: &SqlStore) -> Result<LeaseGrant, Failure> {
     let lease = LeaseName::from_stored("bench");
     let holder = InstanceId::from_stored("bench");
     let day = Duration::from_secs(86_400);
-    let granted = store.acquire_lease(&lease, &holder, day).await.map_err(failed)?;
+    let granted = store.acquire_lease(&lease, &holder, day).await?;
     granted.ok_or_else(|| Failure::unreachable("the lease of the benchmark is taken"))
 }
 
 /// Gives every fact its position.
-pub(super) async fn give_positions(store: &SqlStore, lease: &LeaseGrant) -> Result<(), Failure> {
-    while store.sequence(lease, 5_000).await.map_err(failed)?.count > 0 {}
+pub(crate) async fn give_positions(store: &SqlStore, lease: &LeaseGrant) -> Result<(), Failure> {
+    while store.sequence(lease, 5_000).await?.count > 0 {}
     Ok(())
 }

@@ -12,7 +12,7 @@ use towpath::name::EventName;
 use towpath::ports::broker::{Argument, Broker, Destination, Message, Published, Queue, Topology};
 use towpath::{BrokerUrl, Channel, EventEnvelope, Payload, RabbitMq};
 
-use super::super::Failure;
+use crate::Failure;
 
 /// How long a queue that nobody uses stays.
 const EXPIRES_MILLIS: i64 = 120_000;
@@ -24,15 +24,15 @@ const FILL: u64 = 2_000;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The type of the events in the queues.
-pub(super) const EVENT_TYPE: &str = "account.deposited";
+pub(crate) const EVENT_TYPE: &str = "account.deposited";
 
 /// A name that no queue has yet.
-pub(super) fn fresh_name() -> String {
+pub(crate) fn fresh_name() -> String {
     format!("towpath.bench.{}", uuid::Uuid::now_v7().simple())
 }
 
 /// A quorum queue that goes away by itself.
-pub(super) fn declared(queue: &str) -> Topology {
+pub(crate) fn declared(queue: &str) -> Topology {
     let arguments = vec![
         ("x-queue-type".to_owned(), Argument::Text("quorum".to_owned())),
         ("x-expires".to_owned(), Argument::Number(EXPIRES_MILLIS)),
@@ -41,7 +41,7 @@ pub(super) fn declared(queue: &str) -> Topology {
 }
 
 /// Makes a queue on the broker.
-pub(super) async fn declare(broker_url: &str, queue: &str) -> Result<RabbitMq, Failure> {
+pub(crate) async fn declare(broker_url: &str, queue: &str) -> Result<RabbitMq, Failure> {
     let url = BrokerUrl::parse(broker_url).map_err(|error| Failure::usage(error.to_string()))?;
     let broker = RabbitMq::connect(&url).map_err(|error| Failure::usage(error.to_string()))?;
     broker.declare(&declared(queue)).await.map_err(|error| Failure::unreachable(error.to_string()))?;
@@ -49,7 +49,7 @@ pub(super) async fn declare(broker_url: &str, queue: &str) -> Result<RabbitMq, F
 }
 
 /// Makes a queue and fills it with so many events, each with an id of its own.
-pub(super) async fn filled(broker_url: &str, messages: u64) -> Result<String, Failure> {
+pub(crate) async fn filled(broker_url: &str, messages: u64) -> Result<String, Failure> {
     let queue = fresh_name();
     let broker = declare(broker_url, &queue).await?;
     let mut written = 0;
@@ -92,17 +92,17 @@ fn deposit(queue: &str, number: u64) -> Result<Message, Failure> {
 
 /// Ends a connection after its turn. What was measured has been measured: that a channel of it closes by itself at the
 /// same moment, which lapin calls an error, does not matter any more.
-pub(super) async fn close(connection: &Connection) {
+pub(crate) async fn close(connection: &Connection) {
     let _ = connection.close(200, "done".into()).await;
 }
 
 /// A connection of the raw driver's.
-pub(super) async fn connection(broker_url: &str) -> Result<Connection, Failure> {
+pub(crate) async fn connection(broker_url: &str) -> Result<Connection, Failure> {
     on_rabbitmq(Connection::connect(broker_url, ConnectionProperties::default()).await)
 }
 
 /// A consumer of the raw driver's, on a channel of its own.
-pub(super) async fn consumer(
+pub(crate) async fn consumer(
     connection: &Connection,
     queue: &str,
     prefetch: u16,
@@ -113,6 +113,6 @@ pub(super) async fn consumer(
     on_rabbitmq(channel.basic_consume(queue.into(), "".into(), options, arguments).await)
 }
 
-pub(super) fn on_rabbitmq<T>(result: lapin::Result<T>) -> Result<T, Failure> {
+pub(crate) fn on_rabbitmq<T>(result: lapin::Result<T>) -> Result<T, Failure> {
     result.map_err(|error| Failure::unreachable(error.to_string()))
 }
