@@ -56,7 +56,7 @@ const LAST_OFFERS: u32 = 5;
 
 /// Where the shafts of a channel find each other, the lease keeper and their broker.
 #[derive(Clone)]
-pub(crate) struct Surroundings {
+pub(crate) struct RelayContext {
     pub(crate) broker: Arc<dyn Broker>,
     pub(crate) declaration: Declaration,
     pub(crate) held: watch::Receiver<Held>,
@@ -70,7 +70,7 @@ pub(crate) struct Surroundings {
 /// Starts the shafts of one channel.
 pub(crate) fn start(
     bus: &Bus,
-    around: &Surroundings,
+    around: &RelayContext,
     channel: Channel,
     target: Target,
     wakes: &RelayWakes,
@@ -112,7 +112,7 @@ fn partitions_of(shaft: u16) -> Range<u16> {
 struct Relay {
     bus: Bus,
     meters: ChannelMeters,
-    around: Surroundings,
+    around: RelayContext,
     channel: Channel,
     target: Target,
     /// Whether the last event did not leave: an absence is said once, however long it lasts.

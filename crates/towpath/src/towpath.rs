@@ -45,7 +45,7 @@ use crate::observer::{Eyes, Observer, ObserverStanding, Standings};
 use crate::operations::{self, Operations};
 use crate::outbox::Outbox;
 use crate::registry::Registry;
-use crate::relay::{self, RelayWakes, Surroundings};
+use crate::relay::{self, RelayContext, RelayWakes};
 use crate::send::Send;
 use crate::service::{STOPPING, Service, stop_all};
 use crate::tracker::{ChannelError, Trackers};
@@ -811,7 +811,7 @@ impl Builder {
             services.push(sequencer::start(bus.clone(), held.clone(), self.scan));
             for (channel, target) in publishing {
                 let (held, in_flight) = (held.clone(), in_flight.clone());
-                let around = Surroundings {
+                let around = RelayContext {
                     broker: broker.clone(),
                     declaration: declaration.clone(),
                     held,

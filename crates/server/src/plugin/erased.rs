@@ -83,15 +83,15 @@ impl Running {
 }
 
 /// An application by its type.
-pub(crate) struct Listed<P>(PhantomData<P>);
+pub(crate) struct Typed<P>(PhantomData<P>);
 
-impl<P> Listed<P> {
+impl<P> Typed<P> {
     pub(crate) fn new() -> Self {
         Self(PhantomData)
     }
 }
 
-impl<P: Plugin> AnyPlugin for Listed<P> {
+impl<P: Plugin> AnyPlugin for Typed<P> {
     fn name(&self) -> &'static str {
         P::App::NAME
     }

@@ -22,7 +22,7 @@ use crate::{Caller, Role};
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = HiveService)]
-pub(super) struct Shown {
+pub(super) struct ServiceBody {
     id: String,
     name: String,
     namespace: String,
@@ -184,7 +184,7 @@ fn conditions_of(snapshot: &Snapshot) -> Vec<ConditionShown> {
     shown.collect()
 }
 
-impl Shown {
+impl ServiceBody {
     pub(super) fn of(view: ServiceView, caller: &Caller) -> Self {
         let ServiceView { service_id, version, service } = view;
         let snapshot = service.snapshot.as_ref();
