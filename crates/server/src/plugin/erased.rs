@@ -29,6 +29,7 @@ pub(crate) trait AnyPlugin {
     fn short_sections(&self) -> &'static [&'static str];
     fn confidential(&self) -> &'static [&'static str];
     /// What is known of it where it does not run.
+    #[cfg(feature = "follow")]
     fn switched_off(&self, builder: Builder) -> Builder;
     /// Its paths, as if it were switched off.
     #[cfg(test)]
@@ -104,6 +105,7 @@ impl<P: Plugin> AnyPlugin for Typed<P> {
         P::CONFIDENTIAL
     }
 
+    #[cfg(feature = "follow")]
     fn switched_off(&self, builder: Builder) -> Builder {
         P::switched_off(builder)
     }
