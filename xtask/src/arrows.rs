@@ -22,7 +22,7 @@ const LAYERS: &[Layer] = &[
     Layer { name: MACROS, may_use: &[], tests_may_use_testkit: false },
     Layer { name: CORE, may_use: &[MACROS], tests_may_use_testkit: false },
     Layer { name: TESTKIT, may_use: &[CORE], tests_may_use_testkit: false },
-    Layer { name: "towpath-store", may_use: &[CORE], tests_may_use_testkit: true },
+    Layer { name: "towpath-store", may_use: &[MACROS, CORE], tests_may_use_testkit: true },
     Layer { name: "towpath-broker", may_use: &[CORE], tests_may_use_testkit: true },
     Layer {
         name: "towpath",

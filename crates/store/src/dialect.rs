@@ -380,6 +380,23 @@ impl Dialect {
         )
     }
 
+    /// Stands behind an insert that does nothing where the key of its row is there. MySQL cannot be told which key: it fails.
+    pub(crate) fn otherwise_nothing(self, table: &Table) -> String {
+        let nothing = || format!("ON CONFLICT ({}) DO NOTHING", table.primary_key.join(", "));
+        say!(self, nothing(), nothing(), String::new())
+    }
+
+    /// The same where the row is wanted next: MySQL takes it for this transaction alone.
+    pub(crate) fn otherwise_hold(self, table: &Table) -> String {
+        let held = || table.primary_key.first().map(|key| format!("{key} = {}.{key}", table.name));
+        say!(
+            self,
+            self.otherwise_nothing(table),
+            self.otherwise_nothing(table),
+            format!("ON DUPLICATE KEY UPDATE {}", held().unwrap_or_default())
+        )
+    }
+
     /// Whether a statement that fails ends its transaction, whatever it was.
     pub(crate) fn ends_transactions_by_errors(self) -> bool {
         say!(self, false, true, false)

@@ -141,6 +141,11 @@ impl Table {
         Self { name, columns, primary_key, indexes, foreign_key: None, hot: true }
     }
 
+    /// The same, whose rows are not changed: PostgreSQL fills its pages.
+    pub const fn append_only(self) -> Self {
+        Self { hot: false, ..self }
+    }
+
     /// Its name.
     pub const fn name(&self) -> &'static str {
         self.name
