@@ -50,7 +50,7 @@ pub use clock::SystemClock;
 pub use config::Channels;
 pub use consumer::{
     Afterwards, Batch, Consumer, ConsumerOf, ConsumerPolicy, DeadLetterQueue, DeadTo, Delivered, Delivery,
-    HandlerError, Letters, LettersError, Next, Preview, ReplayReport,
+    EventsOf, Fact, HandlerError, Letters, LettersError, Next, Preview, ReplayReport,
 };
 pub use listings::{ConsumerView, Trace, arranged};
 pub use operations::{OPERATION_KIND, OPERATION_PERFORMED, Operations, Outcome, Ran};
@@ -114,8 +114,8 @@ pub mod prelude {
     pub use serde::{Deserialize, Serialize};
 
     pub use crate::{
-        Aggregate, Channel, Command, Consumer, Context, Deadline, Delivery, Event, HandlerError, Machine,
-        Next, Reason, Refusal, Refused, Towpath,
+        Aggregate, Channel, Command, Consumer, Context, Deadline, Delivery, Event, Fact, HandlerError,
+        Machine, Next, Reason, Refusal, Refused, Towpath,
     };
 }
 

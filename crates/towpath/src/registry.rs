@@ -11,8 +11,10 @@ use towpath_core::decider::{Decider, RegistrationFlaw, StoredEvent, TypedDecider
 use towpath_core::envelope::ChangeContext;
 use towpath_core::format::Format;
 use towpath_core::ids::{AggregateKey, AggregateKind, ChannelName};
+use towpath_core::incoming::IncomingEvent;
 use towpath_core::machine::Step;
 use towpath_core::name::CommandName;
+use towpath_core::payload::{InvalidPayload, Payload};
 use towpath_core::ports::store::{
     AggregateRow, Append, AppendRules, DeadlineChange, NewEvent, NewTimer, Routing, Snapshot, StateChange,
     StoreError, StoreResult,
@@ -155,6 +157,22 @@ impl Registry {
     /// The decider of a kind of aggregate.
     pub fn decider_of_kind(&self, kind: &str) -> Option<&Arc<dyn Decider>> {
         self.by_kind.get(kind)
+    }
+
+    /// The payload of an event in the form of today, if it says its own and its aggregate is registered here.
+    pub(crate) fn in_form_of_today<'e>(
+        &self,
+        event: &'e IncomingEvent,
+    ) -> Result<Cow<'e, Payload>, InvalidPayload> {
+        let kind = event.aggregate.as_ref().map(|aggregate| aggregate.kind.as_str());
+        match (kind.and_then(|kind| self.by_kind.get(kind)), event.schema_version) {
+            (Some(decider), Some(schema_version)) => decider.in_form_of_today(StoredEvent {
+                name: event.event_type.as_str(),
+                schema_version,
+                payload: &event.payload,
+            }),
+            _ => Ok(Cow::Borrowed(&event.payload)),
+        }
     }
 
     /// All deciders, by kind.

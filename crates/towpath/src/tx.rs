@@ -3,18 +3,21 @@
 //! It is the same in a unit of work ([`Towpath::transact`]), in a handler, and around the application's own sqlx transaction
 //! ([`Towpath::join`]).
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::future::Future;
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
-use tokio::sync::OwnedMutexGuard;
+use tokio::sync::{Mutex, OwnedMutexGuard};
 use towpath_core::aggregate::Aggregate;
 use towpath_core::append::IntoAppend;
 use towpath_core::envelope::{ChangeContext, RecordedEvent};
 use towpath_core::ids::{AggregateKey, CausationId, CommandId, CorrelationId, EventId, HandlerName, Version};
 use towpath_core::incoming::IncomingEvent;
 use towpath_core::name::CommandName;
+use towpath_core::payload::{InvalidPayload, Payload};
 use towpath_core::ports::operations::OperationAnswer;
 use towpath_core::ports::store::{
     Append, Appended, BoxError, InboxMark, NewCommand, NewTimer, StoreError, StoreTx as _,
@@ -37,13 +40,40 @@ pub struct Tx(Held);
 enum Held {
     /// Its own.
     Own(Box<Open>),
-    /// A unit of work's, which has it back when this is dropped.
+    /// That of a unit of work or of a delivery, which has it back when this is dropped.
     Lent(OwnedMutexGuard<Open>),
+}
+
+/// Who lends a transaction out, to one at a time.
+#[derive(Clone)]
+pub(crate) struct Lender(Arc<Mutex<Open>>);
+
+impl Lender {
+    pub(crate) fn new(open: Open) -> Self {
+        Self(Arc::new(Mutex::new(open)))
+    }
+
+    /// # Errors
+    /// `TransactionLost`: whoever had it last has kept it.
+    pub(crate) fn lend(&self) -> Result<Tx, StoreError> {
+        let guard = Arc::clone(&self.0).try_lock_owned().map_err(|_| kept())?;
+        Ok(Tx(Held::Lent(guard)))
+    }
+
+    /// # Errors
+    /// `TransactionLost`: whoever had it last has kept it.
+    pub(crate) fn take_back(self) -> Result<Open, StoreError> {
+        Ok(Arc::into_inner(self.0).ok_or_else(kept)?.into_inner())
+    }
+}
+
+fn kept() -> StoreError {
+    StoreError::TransactionLost("it is kept beyond what it was for".to_owned())
 }
 
 /// What an open transaction is made of.
 pub(crate) struct Open {
-    sql: SqlTransaction,
+    pub(crate) sql: SqlTransaction,
     bus: Bus,
     origin: Origin,
     cause: Option<Cause>,
@@ -89,6 +119,33 @@ impl Open {
             spoilt: None,
             is_under_way: false,
         }
+    }
+
+    pub(crate) fn of_handler(sql: SqlTransaction, bus: &Bus, handler: &HandlerName) -> Self {
+        Self::new(sql, bus, Origin::Handler(handler.clone()))
+    }
+
+    /// Commits a handler's, if it and the mark of this delivery still stand; then wakes whom it concerns. Answers the next
+    /// transaction, where one is open already.
+    pub(crate) async fn commit_marked(
+        self,
+        marked: Option<EventId>,
+        handler: &HandlerName,
+    ) -> Result<Option<SqlTransaction>, StoreError> {
+        if self.is_under_way {
+            return Err(StoreError::TransactionLost("something in it was left halfway".to_owned()));
+        }
+        let bus = self.bus.clone();
+        let (sql, committed) = self.into_parts();
+        let next = match marked {
+            Some(event_id) => sql.finish_marked(event_id, handler).await?,
+            None => {
+                sql.finish().await?;
+                None
+            }
+        };
+        bus.committed(&committed);
+        Ok(next)
     }
 
     /// The transaction and what to wake after its commit.
@@ -146,14 +203,6 @@ fn invalid(code: &'static str, source: BoxError) -> StoreError {
 }
 
 impl Tx {
-    pub(crate) fn of_handler(sql: SqlTransaction, bus: &Bus, handler: &HandlerName) -> Self {
-        Self(Held::Own(Box::new(Open::new(sql, bus, Origin::Handler(handler.clone())))))
-    }
-
-    pub(crate) fn lent(open: OwnedMutexGuard<Open>) -> Self {
-        Self(Held::Lent(open))
-    }
-
     fn open(&self) -> &Open {
         match &self.0 {
             Held::Own(open) => open,
@@ -169,7 +218,7 @@ impl Tx {
     }
 
     /// The store's own side of it.
-    pub(crate) fn sql(&mut self) -> &mut SqlTransaction {
+    fn sql(&mut self) -> &mut SqlTransaction {
         &mut self.open_mut().sql
     }
 
@@ -236,6 +285,14 @@ impl Tx {
         limit: u32,
     ) -> Result<Vec<RecordedEvent>, StoreError> {
         self.open().bus.store.events_of(aggregate, after, limit).await
+    }
+
+    /// The payload of an event in the form of today, as far as its aggregate is known here.
+    pub(crate) fn in_form_of_today<'e>(
+        &self,
+        event: &'e IncomingEvent,
+    ) -> Result<Cow<'e, Payload>, InvalidPayload> {
+        self.open().bus.registry.in_form_of_today(event)
     }
 
     /// What is appended and sent from here on follows from this fact. A handler of single deliveries begins so.
@@ -349,31 +406,6 @@ impl Tx {
         let open = self.open_mut();
         let outcome = open.sql.answer(&claim, answer, open.bus.clock.now()).await;
         open.noted("an answer", outcome)
-    }
-
-    /// Commits a handler's, if it and the mark of this delivery still stand; then wakes whom it concerns. Answers the next
-    /// transaction, where one is open already.
-    pub(crate) async fn commit_marked(
-        self,
-        marked: Option<EventId>,
-        handler: &HandlerName,
-    ) -> Result<Option<SqlTransaction>, StoreError> {
-        // A handler's transaction is its own.
-        let Held::Own(open) = self.0 else { return Err(StoreError::Nested) };
-        if open.is_under_way {
-            return Err(StoreError::TransactionLost("something in it was left halfway".to_owned()));
-        }
-        let bus = open.bus.clone();
-        let (sql, committed) = open.into_parts();
-        let next = match marked {
-            Some(event_id) => sql.finish_marked(event_id, handler).await?,
-            None => {
-                sql.finish().await?;
-                None
-            }
-        };
-        bus.committed(&committed);
-        Ok(next)
     }
 }
 

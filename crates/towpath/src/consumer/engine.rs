@@ -30,13 +30,13 @@ use super::failing::Failure;
 use super::reading::{self, Readable};
 use super::receiving::{Arrived, Gather, Inbound, receive};
 use super::redelivery::redeliver;
-use super::{Batch, Consumer, DeadTo, Delivered, HandlerError, Next, Step};
+use super::{Consumer, DeadTo, Delivered, HandlerError, Next, Step};
 use crate::bus::{Bus, random_unit, with_causes};
 use crate::declaring::Declaration;
 use crate::metrics::ConsumerMeters;
 use crate::service::{Service, Stopping, Wake};
 use crate::spans;
-use crate::tx::Tx;
+use crate::tx::{Lender, Open};
 use crate::watch::{Delivering, DeliveringOutcome, Watchers};
 
 /// What a consumer works with.
@@ -434,8 +434,8 @@ impl Job {
 
     /// One transaction: mark, handle, commit.
     async fn attempt(&self, deliveries: &mut [Ready], spare: &mut Spare) -> Attempt {
-        let tx = match self.open(spare.take()).await {
-            Ok(tx) => tx,
+        let open = match self.open(spare.take()).await {
+            Ok(open) => open,
             Err(error) => return Attempt::NoStore(error),
         };
         let mut arrived = Vec::with_capacity(deliveries.len());
@@ -445,15 +445,15 @@ impl Job {
             let Ready { arrived: Arrived { received, .. }, event_id, lane, came_before, .. } = &*ready;
             arrived.push(Trying { id: *event_id, event, received, lane: *lane, begun: *came_before });
         }
-        self.attempt_events(arrived, None, tx).await
+        self.attempt_events(arrived, None, open).await
     }
 
-    pub(super) async fn open(&self, spare: Spare) -> Result<Tx, StoreError> {
+    pub(super) async fn open(&self, spare: Spare) -> Result<Open, StoreError> {
         let inner = match spare {
             Some(spare) => spare,
             None => self.running.store.open_transaction().await?,
         };
-        Ok(Tx::of_handler(inner, &self.running.bus, &self.handler))
+        Ok(Open::of_handler(inner, &self.running.bus, &self.handler))
     }
 
     /// Mark, handle, commit, in this transaction. With a letter, it is the one that holds it. What is logged meanwhile
@@ -462,25 +462,30 @@ impl Job {
         &self,
         arrived: Vec<Trying<'_>>,
         letter: Option<&Letter>,
-        tx: Tx,
+        open: Open,
     ) -> Attempt {
         let handled: Vec<&IncomingEvent> = arrived.iter().map(|trying| &trying.event).collect();
         let span = spans::consume(&self.queue, self.handler.as_str(), &handled);
-        self.attempt_inside(arrived, letter, tx).instrument(span).await
+        self.attempt_inside(arrived, letter, open).instrument(span).await
     }
 
-    async fn attempt_inside(&self, arrived: Vec<Trying<'_>>, letter: Option<&Letter>, mut tx: Tx) -> Attempt {
+    async fn attempt_inside(
+        &self,
+        arrived: Vec<Trying<'_>>,
+        letter: Option<&Letter>,
+        mut open: Open,
+    ) -> Attempt {
         let now = self.running.bus.clock.now();
         if self.consumer.policy.in_order && letter.is_none() {
             let lanes: Vec<Lane> = arrived.iter().map(|trying| trying.lane).collect();
-            match tx.sql().waiting_lanes(&self.handler, &lanes).await {
+            match open.sql.waiting_lanes(&self.handler, &lanes).await {
                 Ok(waiting) if waiting.is_empty() => {}
                 Ok(waiting) => return Attempt::Waits(waiting),
                 Err(error) => return Attempt::NoStore(error),
             }
         }
         let ids: Vec<_> = arrived.iter().map(|trying| trying.id).collect();
-        let first = match tx.sql().mark_deliveries(&ids, &self.handler, now).await {
+        let first = match open.sql.mark_deliveries(&ids, &self.handler, now).await {
             Ok(first) => first,
             Err(error) => return Attempt::NoStore(error),
         };
@@ -510,12 +515,13 @@ impl Job {
             });
         }
         let (handled, duplicates) = (deliveries.len(), (all - deliveries.len()) as u64);
+        let lost = open.connection_lost();
+        let lender = Lender::new(open);
         let answer = if deliveries.is_empty() {
-            Ok(Next::handled(Some(tx)))
+            Ok(Next::handled())
         } else {
-            let lost = tx.sql().lost();
             // The call itself is inside: a handler may panic before it has made its future.
-            let run = async { (self.consumer.run)(Batch { deliveries, tx }).await };
+            let run = async { (self.consumer.run)(deliveries, lender.clone()).await };
             let begun = Instant::now();
             let ran = tokio::select! {
                 ran = AssertUnwindSafe(run).catch_unwind() => ran,
@@ -529,35 +535,23 @@ impl Job {
             }
         };
         let failure = match answer {
-            // From here on an error counts as a failure, also one of the connection: a handler that outlives its
-            // transaction, or breaks a rule that is checked at the commit, would come again for ever. If the commit
-            // took effect after all, counting the failure finds the delivery handled.
-            Ok(Next(Step::Handled(Some(mut tx)))) => {
-                let ended = match letter {
-                    Some(letter) => tx.sql().letter_handled(letter, now).await,
-                    None => Ok(()),
-                };
-                let marked = first.first().map(|first| first.event_id);
-                match ended {
-                    Ok(()) => match tx.commit_marked(marked, &self.handler).await {
-                        Ok(next) => {
-                            self.meters.handled.increment(handled as u64);
-                            self.meters.duplicates.increment(duplicates);
-                            for (event, received, outcome) in &told {
-                                self.tell(received, Some(event), *outcome);
-                            }
-                            return Attempt::Done { next, handled };
+            Ok(Next(Step::Handled)) => match lender.take_back() {
+                // From here on an error counts as a failure, also one of the connection: a handler that outlives its
+                // transaction, or breaks a rule that is checked at the commit, would come again for ever. If the commit
+                // took effect after all, counting the failure finds the delivery handled.
+                Ok(open) => match self.commit(open, letter, first.first(), now).await {
+                    Ok(next) => {
+                        self.meters.handled.increment(handled as u64);
+                        self.meters.duplicates.increment(duplicates);
+                        for (event, received, outcome) in &told {
+                            self.tell(received, Some(event), *outcome);
                         }
-                        Err(error) => Failure::of_store(&error),
-                    },
+                        return Attempt::Done { next, handled };
+                    }
                     Err(error) => Failure::of_store(&error),
-                }
-            }
-            Ok(Next(Step::Handled(None))) => Failure::new(
-                ErrorClass::Unrecoverable,
-                "transaction-lost",
-                "the handler answered without its transaction",
-            ),
+                },
+                Err(kept) => Failure::new(ErrorClass::Unrecoverable, kept.code(), with_causes(&kept)),
+            },
             Ok(Next(Step::RetryAfter { delay, reason, message })) => {
                 Failure { after: Some(delay), ..Failure::new(ErrorClass::Transient, reason, message) }
             }
@@ -570,6 +564,20 @@ impl Job {
             },
         };
         Attempt::Failed(failure)
+    }
+
+    /// Commits, and the letter with it if there is one.
+    async fn commit(
+        &self,
+        mut open: Open,
+        letter: Option<&Letter>,
+        marked: Option<&FirstDelivery>,
+        now: DateTime<Utc>,
+    ) -> Result<Spare, StoreError> {
+        if let Some(letter) = letter {
+            open.sql.letter_handled(letter, now).await?;
+        }
+        open.commit_marked(marked.map(|first| first.event_id), &self.handler).await
     }
 
     /// What watchers are told once the deliveries are through. Nothing, when nobody watches.

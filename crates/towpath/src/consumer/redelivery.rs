@@ -206,13 +206,13 @@ impl Job {
             if !before.unfinished.is_empty() {
                 break Failure::not_ended();
             }
-            let mut tx = self.open(None).await?;
-            if !tx.sql().holds_letter(letter).await? {
-                drop(tx);
+            let mut open = self.open(None).await?;
+            if !open.sql.holds_letter(letter).await? {
+                drop(open);
                 self.let_go_of(&[*id]).await;
                 return Ok(true);
             }
-            match self.attempt_events(vec![trying()], Some(letter), tx).await {
+            match self.attempt_events(vec![trying()], Some(letter), open).await {
                 // A letter does not wait behind itself.
                 Attempt::Done { .. } | Attempt::SetAside | Attempt::Waits(_) | Attempt::CameBefore(_) => {
                     return Ok(true);

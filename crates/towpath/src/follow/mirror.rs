@@ -20,7 +20,7 @@ pub(super) async fn keep(
     store: &SqlStore,
     mut tx: Tx,
     facts: &[(Position, &EventEnvelope, u32)],
-) -> Result<Tx, FollowError> {
+) -> Result<(), FollowError> {
     let mut rest = facts;
     while let Some((position, first, _)) = rest.first() {
         // What one command led to is one append.
@@ -50,7 +50,7 @@ pub(super) async fn keep(
             Err(error) => return Err(error.into()),
         }
     }
-    Ok(tx)
+    Ok(())
 }
 
 /// Whether one fact follows the other in the same change.
