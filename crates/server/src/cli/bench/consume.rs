@@ -160,8 +160,6 @@ pub(crate) async fn run(flags: ConsumeFlags) -> Result<(), Failure> {
 }
 
 async fn measure(scratch: &Scratch, flags: &ConsumeFlags) -> Result<Report, Failure> {
-    use towpath::ports::store::Store as _;
-
     let url = StoreUrl::parse(scratch.url()).map_err(failed)?;
     let store = SqlStore::connect_with(&url, options(flags)).await.map_err(failed)?;
     store.migrate().await.map_err(failed)?;
