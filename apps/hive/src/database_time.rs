@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use chrono::{DateTime, Utc};
 use tokio::time::Instant;
 use towpath::SqlStore;
-use towpath::ports::store::{Store as _, StoreResult};
+use towpath::ports::store::StoreResult;
 
 use crate::views::later;
 

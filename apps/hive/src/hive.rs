@@ -9,7 +9,7 @@ use chrono::{DateTime, Utc};
 use sha2::{Digest as _, Sha256};
 use towpath::ids::{AggregateKey, Version};
 use towpath::observer::{Observer, ObserverPolicy, ObserverWake};
-use towpath::ports::store::{StateEvent, Store as _, StoreError};
+use towpath::ports::store::{StateEvent, StoreError};
 use towpath::retry::RetryPolicy;
 use towpath::tables::{OwnTables, Record, Value};
 use towpath::{

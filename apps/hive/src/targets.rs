@@ -15,7 +15,7 @@ use futures_util::StreamExt as _;
 use tokio::time::Instant;
 use towpath::ids::AggregateKey;
 use towpath::observer::{Decision, ExternalResources, Hints, Looked, ObserveError, Platform};
-use towpath::ports::store::{Store as _, StoreError, StoreResult};
+use towpath::ports::store::{StoreError, StoreResult};
 use towpath::retry::duration_text;
 use towpath::tables::{OwnTables, Record, Value};
 use towpath::{Aggregate as _, InvalidPayload, Payload, SqlStore};

@@ -12,7 +12,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use towpath::SqlStore;
 use towpath::ports::probe::Probe;
-use towpath::ports::store::Store as _;
 use towpath::tables::{Table, Value};
 use towpath_hive::gateway::simulated::SimulatedCluster;
 use towpath_hive::gateway::{

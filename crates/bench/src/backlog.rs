@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use towpath::ids::{AggregateKey, ChannelName, CorrelationId, EventId, InstanceId, LeaseName};
 use towpath::name::EventName;
-use towpath::ports::store::{Append, Expected, LeaseGrant, NewEvent, Routing, Store};
+use towpath::ports::store::{Append, Expected, LeaseGrant, NewEvent, Routing};
 use towpath::sqlx::{self, Executor};
 use towpath::{ChangeContext, Payload, SqlStore};
 

@@ -154,8 +154,6 @@ pub(crate) async fn run(flags: ConsumeFlags) -> Result<String, Failure> {
 }
 
 async fn measure(scratch: &Scratch, flags: &ConsumeFlags) -> Result<Report, Failure> {
-    use towpath::ports::store::Store as _;
-
     let url = StoreUrl::parse(scratch.url())?;
     let store = SqlStore::connect_with(&url, options(flags)).await?;
     store.migrate().await?;

@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 use towpath::ids::{ChannelName, Lane};
 use towpath::ports::broker::{Argument, Queue, Topology};
-use towpath::ports::store::{ClaimRoom, OutboxClaim, Store};
+use towpath::ports::store::{ClaimRoom, OutboxClaim};
 use towpath::sqlx::Executor;
 use towpath::{Channel, ChannelPolicy, Scratch, SqlStore, Towpath};
 

@@ -12,7 +12,6 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use tokio::task::JoinSet;
-use towpath::ports::store::Store as _;
 use towpath::{Channel, Consumer, ConsumerPolicy, Scratch, SqlStore, StoreOptions, StoreUrl, Towpath};
 use uuid::Uuid;
 

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use towpath::ids::{AggregateKey, CorrelationId, EventId};
 use towpath::name::EventName;
 use towpath::ports::probe::Probe;
-use towpath::ports::store::{Append, Expected, NewEvent, Routing, Snapshot, Store};
+use towpath::ports::store::{Append, Expected, NewEvent, Routing, Snapshot};
 use towpath::{
     Aggregate, ChangeContext, Channel, Command, Context, Event, Payload, Scratch, SqlStore, StoreOptions,
     StoreUrl, Towpath,

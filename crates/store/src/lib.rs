@@ -2,8 +2,7 @@
 //!
 //! All SQL on Towpath's own tables lives in this crate. Reading order: [`url`](StoreUrl) (which database), `schema` (the
 //! tables as data), `dialect` (what databases say differently), `sql` (running a statement), `rows` (values to
-//! columns and back), `ops` (the operations, written once), `pools` (connections), [`SqlStore`], and `port`, which puts the
-//! operations into transactions.
+//! columns and back), `pools` (connections), [`SqlStore`], and `ops`, the contract topic by topic, written once.
 //!
 //! An application with tables of its own joins its own sqlx transaction:
 //!
@@ -26,22 +25,16 @@
     )
 )]
 
-mod backlog;
 mod bounded;
-mod deliveries;
+mod connections;
 mod dialect;
 mod floors;
-mod followed;
 mod lent;
-mod listings;
 mod migrate;
 mod migrations;
-mod notices;
-mod operations;
 mod ops;
 mod own_tables;
 mod pools;
-mod port;
 mod rows;
 mod schema;
 mod scratch;
@@ -51,16 +44,10 @@ mod transaction;
 mod url;
 mod views;
 
-pub use backlog::{
-    Backlog, CommandBacklog, Connections, LetterCount, LogBacklog, OutboxBacklog, TimerBacklog,
-};
-pub use deliveries::Unfinished;
+pub use connections::Connections;
 pub use dialect::Dialect;
-pub use followed::FollowedLog;
 pub use lent::Ended;
-pub use listings::{COMMANDS_BYTES, FoundAs, OutboxFilter};
-pub use notices::{Heard, Notices};
-pub use ops::inbox::{CameBefore, FirstDelivery, message_key};
+pub use ops::inbox::message_key;
 pub use own_tables::{ColumnValue, OwnConnection, OwnTables, Record, Row};
 pub use pools::StoreOptions;
 pub use schema::{Column, ColumnKind, Index, Table};
@@ -68,6 +55,6 @@ pub use scratch::Scratch;
 pub use sql::{Value, fault, gives_way, is_unique_violation};
 pub use sqlx;
 pub use store::SqlStore;
-pub use transaction::{JoinTransaction, SqlTransaction};
+pub use transaction::{JoinTransaction, SqlTransaction, Unfinished};
 pub use url::StoreUrl;
 pub use views::{Shows, SqlView, ViewRows, ViewType};

@@ -9,7 +9,7 @@ mod fixtures;
 use fixtures::Fresh;
 use sqlx::{AssertSqlSafe, Connection as _, Row as _};
 use towpath_core::ids::ActorId;
-use towpath_core::ports::store::{Store as _, TimerOutcome};
+use towpath_core::ports::store::TimerOutcome;
 use towpath_store::{SqlStore, StoreUrl};
 use towpath_testkit::store::StoreFixture as _;
 use towpath_testkit::store::acts::{hold_new_lease, schedule};

@@ -94,12 +94,13 @@ pub use towpath_core::name;
 pub use towpath_core::notifications;
 pub use towpath_core::payload::{InvalidPayload, Payload};
 pub use towpath_core::ports;
+pub use towpath_core::ports::store::{Backlog, COMMANDS_BYTES, FoundAs, OutboxBacklog, OutboxFilter};
 pub use towpath_core::retry;
 pub use towpath_core::route::Glob;
 pub use towpath_core::{from_variant, to_variant};
 pub use towpath_store::{
-    Backlog, COMMANDS_BYTES, FoundAs, JoinTransaction, OutboxBacklog, OutboxFilter, Scratch, SqlStore,
-    StoreOptions, StoreUrl, fault, gives_way, is_unique_violation, message_key, sqlx,
+    JoinTransaction, Scratch, SqlStore, StoreOptions, StoreUrl, fault, gives_way, is_unique_violation,
+    message_key, sqlx,
 };
 /// Tables and views of an application's own, declared as data and used on any of the databases.
 pub mod tables {

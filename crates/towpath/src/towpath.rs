@@ -22,7 +22,7 @@ use towpath_core::ids::{AggregateKey, CommandId, CorrelationId, InstanceId, Inva
 use towpath_core::payload::Payload;
 use towpath_core::ports::broker::{Broker, BrokerError, Topology};
 use towpath_core::ports::clock::Clock;
-use towpath_core::ports::store::{AggregateRow, CommandRecord, Flow, StateEvent, Store, StoreError};
+use towpath_core::ports::store::{AggregateRow, CommandRecord, Flow, StateEvent, StoreError};
 use towpath_core::retry::RetryPolicy;
 use towpath_core::route::Route;
 use towpath_core::to_variant;

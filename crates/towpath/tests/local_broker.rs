@@ -21,7 +21,7 @@ use towpath::ports::probe::Probe;
 use towpath::ports::queues::{
     Ending, Fate, Layout, Parcel, Placement, PutError, QueueDepth, Queues, Receiver, TakenMessage,
 };
-use towpath::ports::store::{LeaseGrant, Store, StoreError, StoreResult};
+use towpath::ports::store::{Inspection as _, LeaseGrant, StoreError, StoreResult};
 use towpath::{Channel, LocalBroker, LocalOptions, SqlStore, StoreOptions, StoreUrl, Towpath};
 use towpath_testkit::broker::acts::{
     Lane, bodies, message, next, numbered, numbers, publish, publish_again, publish_all, publish_within,
@@ -404,10 +404,6 @@ impl Queues for Forgetful {
 
     async fn recover_messages(&self) -> StoreResult<u64> {
         self.store.recover_messages().await
-    }
-
-    async fn queue_depth(&self, queue: &str) -> StoreResult<QueueDepth> {
-        self.store.queue_depth(queue).await
     }
 
     async fn queue_depths(&self, queues: &[&str]) -> StoreResult<Vec<Option<QueueDepth>>> {

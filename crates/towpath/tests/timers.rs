@@ -15,7 +15,6 @@ use support::{Fresh, Order, OrderCommand, eventually};
 use towpath::ids::{AggregateKey, CommandId, Version};
 use towpath::lifecycle::{CommandStatus, TaskState};
 use towpath::ports::probe::Probe;
-use towpath::ports::store::Store;
 use towpath::{Aggregate, Builder, Command, Context, Deadline, Event, Machine, StoreOptions, Towpath};
 use towpath_testkit::VirtualClock;
 use uuid::Uuid;

@@ -14,7 +14,7 @@ use std::task::Poll;
 use support::delivery::{execute, make_table, rows};
 use support::probe::ProbeAt;
 use support::{Fresh, Order, OrderCommand, OrderEvent, eventually};
-use towpath::ports::store::{Append, Store as _, StoreError};
+use towpath::ports::store::{Append, Inspection as _, StoreError};
 use towpath::sqlx;
 use towpath::tables::Value;
 use towpath::{Channel, Consumer, Delivery, HandlerError, Next, StoreOptions, Towpath, Tx};

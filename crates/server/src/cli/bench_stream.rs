@@ -187,7 +187,7 @@ async fn measure(scratch: &Scratch, flags: &StreamFlags) -> Result<Report, Failu
     };
     let (one, many) = (of(&one), of(&many));
     Ok(Report {
-        database: towpath::ports::store::Store::promises(app.store()).database.to_owned(),
+        database: app.store().promises().database.to_owned(),
         readers: flags.readers,
         rate: flags.rate,
         seconds: flags.seconds,

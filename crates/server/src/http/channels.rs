@@ -10,7 +10,7 @@ use towpath::channel::{RoutingKey, Target};
 use towpath::format::TOWPATH;
 use towpath::ids::{ActorId, ChannelName, HandlerName};
 use towpath::lifecycle::LetterStatus;
-use towpath::ports::store::{ChannelRow, Disabled, Store as _};
+use towpath::ports::store::{ChannelRow, Disabled};
 use towpath::{Backlog, Channel, ConsumerView, OutboxBacklog, Start, Towpath};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, Schema, Type};

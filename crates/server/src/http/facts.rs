@@ -6,7 +6,6 @@ use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use towpath::ids::{AggregateId, AggregateKey, AggregateKind, InvalidId};
-use towpath::ports::store::Store as _;
 use towpath::{Payload, Towpath};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;

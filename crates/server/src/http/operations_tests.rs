@@ -17,7 +17,7 @@ use towpath::ids::{ActorId, AggregateKey, CommandId, OperationName};
 use towpath::ports::operations::{
     NewOperation, OperationAnswer, OperationKey, OperationStanding, Operations as _,
 };
-use towpath::ports::store::{Expected, Store as _, StoreError};
+use towpath::ports::store::{Expected, StoreError};
 use towpath::{OPERATION_KIND, OPERATION_PERFORMED, SendError, Towpath};
 use uuid::Uuid;
 

@@ -3,16 +3,19 @@
 //! Each count is read from an index that holds only such rows, and ends at [`COUNTED`]: whatever lies behind it, and
 //! however much waits, a look costs no more than that.
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{ChannelName, HandlerName};
 use towpath_core::lifecycle::LetterStatus;
-use towpath_core::ports::store::StoreResult;
+use towpath_core::ports::store::{
+    Backlog, Backlogs, CommandBacklog, LetterCount, LogBacklog, OutboxBacklog, StoreResult, TimerBacklog,
+};
 
-use crate::backlog::{Backlog, CommandBacklog, LetterCount, LogBacklog, OutboxBacklog, TimerBacklog};
 use crate::floors::{Floors, Place};
 use crate::rows::stored;
 use crate::schema::{COMMAND_BOX, EVENT_OUTBOX, Index, TIMERS};
 use crate::sql::{Session, Value, unreadable, values};
+use crate::store::{SqlStore, listing};
 
 /// How far is counted: what shows this number may be more.
 pub(crate) const COUNTED: u32 = 100_000;
@@ -20,7 +23,14 @@ pub(crate) const COUNTED: u32 = 100_000;
 /// How many letters of a status are counted. Their rows are wide, and not all that is asked stands in an index.
 const LETTERS_COUNTED: u32 = 10_000;
 
-pub(crate) async fn look(
+#[async_trait]
+impl Backlogs for SqlStore {
+    async fn backlog(&self, channels: &[ChannelName], now: DateTime<Utc>) -> StoreResult<Backlog> {
+        listing!(self, look, channels, now, self.floors())
+    }
+}
+
+async fn look(
     session: &mut Session<'_>,
     channels: &[ChannelName],
     now: DateTime<Utc>,

@@ -7,11 +7,12 @@
 
 use std::collections::BTreeMap;
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{ActorId, EventId, HandlerName, Lane};
 use towpath_core::letters::{AsideOutcome, Letter, LetterFilter, LetterGroup, NewLetter, SetAside};
 use towpath_core::lifecycle::{InboxStatus, InboxStep, LetterStatus, LetterStep};
-use towpath_core::ports::store::{InboxEntry, InboxFailure, LeaseGrant, StoreError, StoreResult};
+use towpath_core::ports::store::{InboxEntry, InboxFailure, LeaseGrant, Letters, StoreError, StoreResult};
 
 use crate::ops::leases::fence;
 use crate::rows::{
@@ -20,6 +21,141 @@ use crate::rows::{
 };
 use crate::schema::DEAD_LETTERS;
 use crate::sql::{Chosen, Session, SqlFault, Value, code, readable, unreadable, values};
+use crate::store::{SqlStore, listing, reading, transacting, writing_once};
+
+#[async_trait]
+impl Letters for SqlStore {
+    async fn set_aside(&self, aside: &SetAside) -> StoreResult<AsideOutcome> {
+        transacting!(self, set_aside, aside)
+    }
+
+    async fn next_letter_due(&self, handler: &HandlerName) -> StoreResult<Option<DateTime<Utc>>> {
+        reading!(self, next_due, handler)
+    }
+
+    async fn take_letter(
+        &self,
+        handler: &HandlerName,
+        in_hand: &[u64],
+        now: DateTime<Utc>,
+        until: DateTime<Utc>,
+    ) -> StoreResult<Option<Letter>> {
+        transacting!(self, take, handler, in_hand, now, until)
+    }
+
+    async fn release_letter(&self, letter: &Letter, due_at: DateTime<Utc>) -> StoreResult<bool> {
+        writing_once!(self, release, letter, due_at)
+    }
+
+    async fn count_failure_of(
+        &self,
+        letter: &Letter,
+        failure: &InboxFailure<'_>,
+    ) -> StoreResult<Option<InboxEntry>> {
+        transacting!(self, count_failure, letter, failure)
+    }
+
+    async fn advance_letters(
+        &self,
+        handler: &HandlerName,
+        after: Option<Lane>,
+        now: DateTime<Utc>,
+    ) -> StoreResult<Option<Lane>> {
+        transacting!(self, advance_behind, handler, after, now)
+    }
+
+    async fn advance_lanes(
+        &self,
+        handler: &HandlerName,
+        lanes: &[Lane],
+        now: DateTime<Utc>,
+    ) -> StoreResult<()> {
+        transacting!(self, advance_lanes, handler, lanes, now)
+    }
+
+    async fn letter_given_back(&self, letter: &Letter, now: DateTime<Utc>) -> StoreResult<bool> {
+        writing_once!(self, given_back, letter, now)
+    }
+
+    async fn read_in_letter(
+        &self,
+        letter: &NewLetter,
+        death_key: &str,
+        reason: &str,
+        now: DateTime<Utc>,
+    ) -> StoreResult<bool> {
+        match transacting!(self, read_in, letter, death_key, reason, now) {
+            // Somebody else has taken the same one in.
+            Err(StoreError::Contention(_)) => {
+                transacting!(self, read_in, letter, death_key, reason, now)
+            }
+            answer => answer,
+        }
+    }
+
+    async fn letter(&self, letter_id: u64) -> StoreResult<Option<Letter>> {
+        reading!(self, find, letter_id)
+    }
+
+    async fn letters(&self, filter: &LetterFilter, after: u64, limit: u32) -> StoreResult<Vec<Letter>> {
+        listing!(self, list, filter, after, limit)
+    }
+
+    async fn letters_in_short(
+        &self,
+        filter: &LetterFilter,
+        after: u64,
+        limit: u32,
+    ) -> StoreResult<Vec<Letter>> {
+        listing!(self, list_in_short, filter, after, limit)
+    }
+
+    async fn letter_groups(&self, filter: &LetterFilter) -> StoreResult<Vec<LetterGroup>> {
+        listing!(self, groups, filter)
+    }
+
+    async fn replay_letters(
+        &self,
+        letter_ids: &[u64],
+        by: Option<&ActorId>,
+        now: DateTime<Utc>,
+    ) -> StoreResult<u64> {
+        transacting!(self, replay, letter_ids, by, now)
+    }
+
+    async fn forget_death(&self, letter_id: u64) -> StoreResult<bool> {
+        writing_once!(self, forget_death, letter_id)
+    }
+
+    async fn letter_republished(
+        &self,
+        letter_id: u64,
+        by: Option<&ActorId>,
+        now: DateTime<Utc>,
+    ) -> StoreResult<bool> {
+        writing_once!(self, republished, letter_id, by, now)
+    }
+
+    async fn edit_letter(
+        &self,
+        letter: &Letter,
+        body: &[u8],
+        by: Option<&ActorId>,
+        now: DateTime<Utc>,
+    ) -> StoreResult<bool> {
+        writing_once!(self, edit, letter, body, by, now)
+    }
+
+    async fn discard_letter(
+        &self,
+        letter: &Letter,
+        by: Option<&ActorId>,
+        message: Option<&str>,
+        now: DateTime<Utc>,
+    ) -> StoreResult<bool> {
+        transacting!(self, discard, letter, by, message, now)
+    }
+}
 
 /// Which of these lanes have letters of a handler that are not through. Waits for nobody: a letter that is being handled
 /// at this moment still counts. Deliveries of one lane come one after the other, so no first letter can appear meanwhile.
@@ -89,7 +225,7 @@ pub(crate) async fn set_behind(
 }
 
 /// Sets a failed delivery aside until it is due, or for an operator. Runs in a transaction.
-pub(crate) async fn set_aside(session: &mut Session<'_>, aside: &SetAside) -> StoreResult<AsideOutcome> {
+async fn set_aside(session: &mut Session<'_>, aside: &SetAside) -> StoreResult<AsideOutcome> {
     let known = match (aside.letter_id, aside.held_until) {
         (Some(letter_id), Some(held_until)) if !is_held(session, letter_id, held_until).await? => {
             return Ok(AsideOutcome::Elsewhere);
@@ -193,7 +329,7 @@ pub(crate) async fn set_aside_of(
 }
 
 /// Takes a message of the broker's dead-letter queue in. Answers whether it was new. Runs in a transaction.
-pub(crate) async fn read_in(
+async fn read_in(
     session: &mut Session<'_>,
     letter: &NewLetter,
     death_key: &str,
@@ -246,10 +382,7 @@ async fn open_letter_of(session: &mut Session<'_>, letter: &NewLetter) -> StoreR
 }
 
 /// When the next letter of a handler is due.
-pub(crate) async fn next_due(
-    session: &mut Session<'_>,
-    handler: &HandlerName,
-) -> StoreResult<Option<DateTime<Utc>>> {
+async fn next_due(session: &mut Session<'_>, handler: &HandlerName) -> StoreResult<Option<DateTime<Utc>>> {
     let (due_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[2], "");
     let sql =
         format!("SELECT due_at FROM dead_letters WHERE {due_handler} = ?{condition} ORDER BY due_at LIMIT 1");
@@ -260,7 +393,7 @@ pub(crate) async fn next_due(
 /// Takes the next letter of a handler that is due, and holds it until a moment: it is due again then. Runs in a transaction
 /// of its own. The letter is answered as it is held. Those `in_hand` are passed over: their hold has run out, and the caller
 /// knows who is at them.
-pub(crate) async fn take(
+async fn take(
     session: &mut Session<'_>,
     handler: &HandlerName,
     in_hand: &[u64],
@@ -302,11 +435,7 @@ pub(crate) async fn is_held(
 }
 
 /// Lets go of a letter that is held, or holds it on: it is due then. Answers whether it was still held.
-pub(crate) async fn release(
-    session: &mut Session<'_>,
-    letter: &Letter,
-    due_at: DateTime<Utc>,
-) -> StoreResult<bool> {
+async fn release(session: &mut Session<'_>, letter: &Letter, due_at: DateTime<Utc>) -> StoreResult<bool> {
     let sql =
         "UPDATE dead_letters SET due_at = ? WHERE dead_letter_id = ? AND status = 'RETRY' AND due_at = ?";
     let held =
@@ -315,7 +444,7 @@ pub(crate) async fn release(
 }
 
 /// Counts a failure of a letter that is held; `None` when somebody else has it by now. Runs in a transaction.
-pub(crate) async fn count_failure(
+async fn count_failure(
     session: &mut Session<'_>,
     letter: &Letter,
     failure: &InboxFailure<'_>,
@@ -347,11 +476,7 @@ pub(crate) async fn handled(
 
 /// Ends a letter that went back to its queue, unless it was set aside anew since it was taken: its message may have been
 /// delivered again by then, and then it is not due when it was. Answers whether it ended.
-pub(crate) async fn given_back(
-    session: &mut Session<'_>,
-    letter: &Letter,
-    now: DateTime<Utc>,
-) -> StoreResult<bool> {
+async fn given_back(session: &mut Session<'_>, letter: &Letter, now: DateTime<Utc>) -> StoreResult<bool> {
     let (letter_id, until) = (letter.letter_id, letter.due_at);
     let ended = if letter.replayed_at.is_some() {
         let status = step(LetterStatus::Retry, LetterStep::Handle)?;
@@ -371,7 +496,7 @@ const LOOKED_THROUGH: usize = 1000;
 /// Lets lanes of a handler go on whose first letter only waits: the one it waited for ended while it was set aside. Looks at
 /// one page of the letters behind a lane, in the order of an index; answers after which lane to go on, `None` at the end.
 /// Runs in a transaction.
-pub(crate) async fn advance_behind(
+async fn advance_behind(
     session: &mut Session<'_>,
     handler: &HandlerName,
     after: Option<Lane>,
@@ -399,7 +524,7 @@ pub(crate) async fn advance_behind(
 }
 
 /// The same for lanes that are known.
-pub(crate) async fn advance_lanes(
+async fn advance_lanes(
     session: &mut Session<'_>,
     handler: &HandlerName,
     lanes: &[Lane],
@@ -460,7 +585,7 @@ fn first_of<'a>(session: &Session<'_>, handler: &'a HandlerName, lane: Lane) -> 
 
 // Operators -------------------------------------------------------------------------------------------------
 
-pub(crate) async fn find(session: &mut Session<'_>, letter_id: u64) -> StoreResult<Option<Letter>> {
+async fn find(session: &mut Session<'_>, letter_id: u64) -> StoreResult<Option<Letter>> {
     let sql = format!(
         "SELECT {} FROM dead_letters d WHERE d.dead_letter_id = ?",
         select_list(&DEAD_LETTERS, "d", "")
@@ -470,7 +595,7 @@ pub(crate) async fn find(session: &mut Session<'_>, letter_id: u64) -> StoreResu
 }
 
 /// Letters behind a number, in order.
-pub(crate) async fn list(
+async fn list(
     session: &mut Session<'_>,
     filter: &LetterFilter,
     after: u64,
@@ -480,7 +605,7 @@ pub(crate) async fn list(
 }
 
 /// The same without their bodies and headers. Whether there is an original body is still told.
-pub(crate) async fn list_in_short(
+async fn list_in_short(
     session: &mut Session<'_>,
     filter: &LetterFilter,
     after: u64,
@@ -510,10 +635,7 @@ async fn list_with(
 }
 
 /// Letters by cause, the largest groups first.
-pub(crate) async fn groups(
-    session: &mut Session<'_>,
-    filter: &LetterFilter,
-) -> StoreResult<Vec<LetterGroup>> {
+async fn groups(session: &mut Session<'_>, filter: &LetterFilter) -> StoreResult<Vec<LetterGroup>> {
     let (condition, keys) = condition(filter);
     let by = "d.status, d.handler, d.queue, d.message_type, d.status_reason";
     let sql = format!(
@@ -569,7 +691,7 @@ fn condition(filter: &LetterFilter) -> (String, Vec<Value<'_>>) {
 
 /// Lets dead letters of handlers be tried again: the letters and their inbox rows together. Answers how many were still
 /// dead. Runs in a transaction.
-pub(crate) async fn replay(
+async fn replay(
     session: &mut Session<'_>,
     letter_ids: &[u64],
     by: Option<&ActorId>,
@@ -616,13 +738,13 @@ pub(crate) async fn replay(
 
 /// Forgets which death of its message a letter was. Before it goes back to the broker: given up once more, it must not
 /// be taken for the same death. Answers whether it is still dead.
-pub(crate) async fn forget_death(session: &mut Session<'_>, letter_id: u64) -> StoreResult<bool> {
+async fn forget_death(session: &mut Session<'_>, letter_id: u64) -> StoreResult<bool> {
     let sql = "UPDATE dead_letters SET death_key = NULL WHERE dead_letter_id = ? AND status = 'DEAD'";
     Ok(session.execute("letters.forget_death", sql, values![letter_id]).await? == 1)
 }
 
 /// Marks a letter as replayed that went back to the broker.
-pub(crate) async fn republished(
+async fn republished(
     session: &mut Session<'_>,
     letter_id: u64,
     by: Option<&ActorId>,
@@ -636,7 +758,7 @@ pub(crate) async fn republished(
 }
 
 /// Replaces the body of a dead letter. The first one is kept beside it.
-pub(crate) async fn edit(
+async fn edit(
     session: &mut Session<'_>,
     letter: &Letter,
     body: &[u8],
@@ -659,7 +781,7 @@ pub(crate) async fn edit(
 }
 
 /// Throws a letter away and lets the next of its lane go on. `false` when it is through already. Runs in a transaction.
-pub(crate) async fn discard(
+async fn discard(
     session: &mut Session<'_>,
     letter: &Letter,
     by: Option<&ActorId>,

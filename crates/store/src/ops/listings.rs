@@ -1,23 +1,77 @@
 //! What operators look through, page by page: each page is read from an index, whatever lies before and behind it.
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{AggregateId, AggregateKey, AggregateKind, CommandId, CorrelationId};
 use towpath_core::lifecycle::{CommandStatus, OutboxStatus};
-use towpath_core::ports::store::{AggregateRow, CommandRecord, FailedFilter, FailedRow, StoreResult};
+use towpath_core::ports::store::{
+    AggregateRow, COMMANDS_BYTES, CommandRecord, FailedFilter, FailedRow, FoundAs, Listings, OutboxFilter,
+    StoreError, StoreResult,
+};
 use uuid::Uuid;
 
 use crate::bounded::how_many_fit;
-use crate::listings::{FoundAs, OutboxFilter};
 use crate::ops::failed;
 use crate::rows::{read_aggregate, read_command, read_event, read_outbox, select_list, select_list_instead};
 use crate::schema::{AGGREGATES, COMMAND_BOX, DOMAIN_EVENTS, EVENT_OUTBOX, Index};
 use crate::sql::{Session, Value, unreadable, values};
+use crate::store::{SqlStore, listing};
 
 /// How many flows of one aggregate are looked for: its last events tell.
 const LAST_EVENTS: u32 = 100;
 
+#[async_trait]
+impl Listings for SqlStore {
+    async fn commands(
+        &self,
+        status: Option<CommandStatus>,
+        behind: Option<&CommandId>,
+        limit: u32,
+    ) -> StoreResult<Vec<CommandRecord>> {
+        let behind = match behind {
+            None => None,
+            Some(id) => {
+                let missing = || StoreError::Missing { what: "command", name: id.to_string() };
+                let command = self.command(id).await?.ok_or_else(missing)?;
+                Some((command.command.context.occurred_at, id))
+            }
+        };
+        listing!(self, commands, status, behind, limit, COMMANDS_BYTES)
+    }
+
+    async fn outbox_rows(
+        &self,
+        filter: &OutboxFilter,
+        after: u64,
+        limit: u32,
+    ) -> StoreResult<Vec<FailedRow>> {
+        listing!(self, outbox, filter, after, limit)
+    }
+
+    async fn outbox_row(&self, outbox_id: u64) -> StoreResult<Option<FailedRow>> {
+        listing!(self, outbox_row, outbox_id)
+    }
+
+    async fn aggregates(
+        &self,
+        kind: &AggregateKind,
+        after: Option<&AggregateId>,
+        limit: u32,
+    ) -> StoreResult<Vec<AggregateRow>> {
+        listing!(self, aggregates, kind, after, limit)
+    }
+
+    async fn trace(
+        &self,
+        id: &str,
+        aggregates: &[AggregateKey],
+    ) -> StoreResult<Vec<(FoundAs, CorrelationId)>> {
+        listing!(self, trace, id, aggregates)
+    }
+}
+
 /// Commands, the last received first, behind one of them.
-pub(crate) async fn commands(
+async fn commands(
     session: &mut Session<'_>,
     status: Option<CommandStatus>,
     behind: Option<(DateTime<Utc>, &CommandId)>,
@@ -59,7 +113,7 @@ pub(crate) async fn commands(
 }
 
 /// Outbox rows with their facts, but not with the payloads of those, by number, behind one of them.
-pub(crate) async fn outbox(
+async fn outbox(
     session: &mut Session<'_>,
     filter: &OutboxFilter,
     after: u64,
@@ -128,7 +182,7 @@ pub(crate) async fn outbox(
 }
 
 /// One outbox row with its fact.
-pub(crate) async fn outbox_row(session: &mut Session<'_>, outbox_id: u64) -> StoreResult<Option<FailedRow>> {
+async fn outbox_row(session: &mut Session<'_>, outbox_id: u64) -> StoreResult<Option<FailedRow>> {
     let sql = format!(
         "SELECT {}, {} FROM event_outbox o JOIN domain_events e ON e.event_id = o.event_id WHERE o.outbox_id = ?",
         select_list(&EVENT_OUTBOX, "o", ""),
@@ -139,7 +193,7 @@ pub(crate) async fn outbox_row(session: &mut Session<'_>, outbox_id: u64) -> Sto
 }
 
 /// Aggregates of a kind without their snapshots, by id, behind one of them.
-pub(crate) async fn aggregates(
+async fn aggregates(
     session: &mut Session<'_>,
     kind: &AggregateKind,
     after: Option<&AggregateId>,
@@ -160,7 +214,7 @@ pub(crate) async fn aggregates(
 }
 
 /// What an id is the id of, and the flows it belongs to, the last first.
-pub(crate) async fn trace(
+async fn trace(
     session: &mut Session<'_>,
     id: &str,
     aggregates: &[AggregateKey],

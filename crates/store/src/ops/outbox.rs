@@ -6,11 +6,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{ChannelName, EventId, Lane};
 use towpath_core::lifecycle::{OutboxStatus, OutboxStep};
 use towpath_core::ports::store::{
-    Counts, LeaseGrant, OutboxClaim, OutboxItem, OutboxOutcome, OutboxResult, OutboxRow, StoreResult,
+    Counts, FailedFilter, FailedRow, LeaseGrant, Outbox, OutboxClaim, OutboxItem, OutboxOutcome,
+    OutboxResult, OutboxRow, StoreResult,
 };
 
 use crate::floors::{Floors, Place, count_return, guarded, standing_of};
@@ -18,6 +20,62 @@ use crate::ops::leases::fence;
 use crate::rows::{insert_sql, read_event, read_outbox, select_list, stored};
 use crate::schema::{DOMAIN_EVENTS, EVENT_OUTBOX, Index, PARKED_LANES};
 use crate::sql::{Chosen, Row, Session, Value, code, readable, unreadable, values};
+use crate::store::{SqlStore, listing, reading, transacting};
+
+#[async_trait]
+impl Outbox for SqlStore {
+    async fn claim_outbox(&self, claim: &OutboxClaim<'_>) -> StoreResult<Vec<OutboxItem>> {
+        // Only what one look has seen at once: rows of several looks could pass each other.
+        loop {
+            let look = reading!(self, look, claim, self.floors())?;
+            let set_aside = if look.behind.is_empty() {
+                0
+            } else {
+                transacting!(self, park_behind, claim, &look.behind)?
+            };
+            // With nothing ready and nothing set aside the next look would see the same.
+            if !look.ready.is_empty() || set_aside == 0 {
+                self.taken(&Place::Outbox(claim.channel.clone()), look.ready.len() as u64).await;
+                return Ok(look.ready);
+            }
+        }
+    }
+
+    async fn record_outbox(
+        &self,
+        leases: &[LeaseGrant],
+        channel: &ChannelName,
+        now: DateTime<Utc>,
+        results: &[OutboxResult],
+    ) -> StoreResult<()> {
+        transacting!(self, record, leases, channel, now, results)
+    }
+
+    async fn skip_outbox(&self, outbox_id: u64, reason: &str, now: DateTime<Utc>) -> StoreResult<bool> {
+        transacting!(self, skip, outbox_id, reason, now)
+    }
+
+    async fn reopen_outbox(&self, outbox_ids: &[u64], now: DateTime<Utc>) -> StoreResult<u64> {
+        transacting!(self, reopen, outbox_ids, now)
+    }
+
+    async fn failed_outbox(
+        &self,
+        filter: &FailedFilter,
+        after: u64,
+        limit: u32,
+    ) -> StoreResult<Vec<FailedRow>> {
+        listing!(self, super::failed::list, filter, after, limit)
+    }
+
+    async fn count_failed(&self, filter: &FailedFilter) -> StoreResult<u64> {
+        listing!(self, super::failed::count, filter)
+    }
+
+    async fn reopen_failed(&self, filter: &FailedFilter, limit: u32, now: DateTime<Utc>) -> StoreResult<u64> {
+        transacting!(self, super::failed::reopen_some, filter, limit, now)
+    }
+}
 
 /// What one look at the ready rows found.
 #[derive(Default)]
@@ -32,11 +90,7 @@ pub(crate) struct Look {
 ///
 /// Always from the beginning, or from a floor below which nothing can wait: a row that commits late has a lower number
 /// than rows that were seen before it, and later rows of its lane must not pass it.
-pub(crate) async fn look(
-    session: &mut Session<'_>,
-    claim: &OutboxClaim<'_>,
-    floors: &Floors,
-) -> StoreResult<Look> {
+async fn look(session: &mut Session<'_>, claim: &OutboxClaim<'_>, floors: &Floors) -> StoreResult<Look> {
     let place = Place::Outbox(claim.channel.clone());
     if let Some(floor) = floors.of(&place) {
         let mut keys = values![];
@@ -154,7 +208,7 @@ fn in_partitions(session: &Session<'_>, partitions: &[u16], keys: &mut Vec<Value
 ///
 /// The lanes are locked first, and only rows behind the head that a lane has now are touched: whoever looked long ago
 /// must neither leave a row behind whose lane has gone on, nor set the new head aside.
-pub(crate) async fn park_behind(
+async fn park_behind(
     session: &mut Session<'_>,
     claim: &OutboxClaim<'_>,
     behind: &[(u64, Lane)],
@@ -200,7 +254,7 @@ async fn lock_heads(
 }
 
 /// Writes how publishing ended. Runs in a transaction.
-pub(crate) async fn record(
+async fn record(
     session: &mut Session<'_>,
     leases: &[LeaseGrant],
     channel: &ChannelName,
@@ -333,7 +387,7 @@ fn parks(outcome: &OutboxOutcome) -> bool {
 }
 
 /// Goes on without a row. Runs in a transaction.
-pub(crate) async fn skip(
+async fn skip(
     session: &mut Session<'_>,
     outbox_id: u64,
     reason: &str,

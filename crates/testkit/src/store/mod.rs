@@ -48,7 +48,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use towpath_core::ports::probe::{NoProbe, Probe};
-use towpath_core::ports::store::Store;
+use towpath_core::ports::store::InspectedStore;
 
 pub use kill::KillChild;
 
@@ -61,7 +61,7 @@ pub trait StoreFixture: Send + Sync {
     ///
     /// Cases open up to ten of these at once and leave most of them idle: pools should open connections lazily,
     /// and allow at least four each.
-    async fn connect(&self, probe: Arc<dyn Probe>) -> Arc<dyn Store>;
+    async fn connect(&self, probe: Arc<dyn Probe>) -> Arc<dyn InspectedStore>;
 
     /// Opens a database session that is not the store's, begins a transaction, reads from Towpath's tables in it
     /// (from `domain_events`, `event_outbox` and `leases` at least), and leaves it open until the answer is
@@ -80,14 +80,14 @@ pub trait StoreFixture: Send + Sync {
     fn kill_child(&self) -> Option<KillChild>;
 
     /// A migrated store with a connection pool of its own.
-    async fn store(&self) -> Arc<dyn Store> {
+    async fn store(&self) -> Arc<dyn InspectedStore> {
         let store = self.connect(Arc::new(NoProbe)).await;
         store.migrate().await.expect("migrate");
         store
     }
 
     /// A migrated store whose statements a probe sees; it has not seen those of the migration.
-    async fn store_with_probe(&self, probe: Arc<dyn Probe>) -> Arc<dyn Store> {
+    async fn store_with_probe(&self, probe: Arc<dyn Probe>) -> Arc<dyn InspectedStore> {
         self.store().await;
         self.connect(probe).await
     }

@@ -21,9 +21,9 @@ use towpath_core::ids::{AggregateKey, EventId, HandlerName, Lane};
 use towpath_core::incoming::IncomingEvent;
 use towpath_core::letters::Letter;
 use towpath_core::ports::broker::{Broker, BrokerError, DeliveryTag, Received, Settlement};
-use towpath_core::ports::store::StoreError;
+use towpath_core::ports::store::{CameBefore, FirstDelivery, StoreError, StoreTx as _};
 use towpath_core::retry::ErrorClass;
-use towpath_store::{CameBefore, FirstDelivery, SqlStore, SqlTransaction};
+use towpath_store::{SqlStore, SqlTransaction};
 use tracing::Instrument as _;
 
 use super::failing::Failure;

@@ -9,7 +9,7 @@ use towpath_core::incoming::IncomingEvent;
 use towpath_core::letters::{AsideOutcome, Letter, NewLetter, SetAside};
 use towpath_core::lifecycle::InboxStatus;
 use towpath_core::ports::broker::{Received, Settlement};
-use towpath_core::ports::store::{InboxFailure, StoreError};
+use towpath_core::ports::store::{InboxFailure, StoreError, StoreTx as _};
 use towpath_core::retry::{ErrorClass, RetryDecision};
 
 use super::engine::{Backoff, Job, Ready, Trying, lane_of_key};

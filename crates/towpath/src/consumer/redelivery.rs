@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use towpath_core::letters::{Letter, SetAside};
-use towpath_core::ports::store::StoreError;
+use towpath_core::ports::store::{StoreError, StoreTx as _};
 
 use super::DeadTo;
 use super::engine::{Attempt, Backoff, GIVES_WAY_AT_MOST, Job, Trying, lane_of, way_clear};

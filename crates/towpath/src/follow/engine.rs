@@ -8,9 +8,9 @@ use futures_util::FutureExt as _;
 use tokio::sync::watch;
 use towpath_core::envelope::EventEnvelope;
 use towpath_core::ids::{EventId, HandlerName, Position};
-use towpath_core::ports::store::StoreError;
+use towpath_core::ports::store::{FollowedLog, StoreError, StoreTx as _};
 use towpath_core::retry::ErrorClass;
-use towpath_store::{FollowedLog, SqlStore};
+use towpath_store::SqlStore;
 
 use super::page::Page;
 use super::peer::{Fetched, Peer};

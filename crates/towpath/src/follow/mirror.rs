@@ -8,7 +8,6 @@ use towpath_store::SqlStore;
 use super::FollowError;
 use crate::bus::Bus;
 use crate::tx::Tx;
-use towpath_core::ports::store::Store as _;
 
 /// Appends facts with the ids, aggregates and versions they have, and routes them by the channels of this Towpath. One
 /// that is here already, because it was mirrored under another name before, is left as it is. Where what is here is not

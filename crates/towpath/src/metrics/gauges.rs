@@ -11,7 +11,7 @@ use towpath_core::ids::ChannelName;
 use towpath_core::lifecycle::LetterStatus;
 use towpath_core::ports::broker::{Broker, BrokerResult, QueueStanding};
 use towpath_core::ports::clock::Clock;
-use towpath_core::ports::store::{Store, StoreResult};
+use towpath_core::ports::store::StoreResult;
 use towpath_store::SqlStore;
 
 use super::facade::Counter;

@@ -1,16 +1,33 @@
 //! How far the logs of others were applied.
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{HandlerName, Position};
-use towpath_core::ports::store::StoreResult;
+use towpath_core::ports::store::{FollowedLog, Following, StoreResult};
 
-use crate::followed::FollowedLog;
 use crate::rows::insert_sql;
 use crate::schema::FOLLOWED_LOGS;
 use crate::sql::{Session, SqlFault, unreadable, values};
+use crate::store::{SqlStore, reading, writing_once};
+
+#[async_trait]
+impl Following for SqlStore {
+    async fn open_followed_log(
+        &self,
+        follower: &HandlerName,
+        peer_url: &str,
+        now: DateTime<Utc>,
+    ) -> StoreResult<FollowedLog> {
+        writing_once!(self, open, follower, peer_url, now)
+    }
+
+    async fn followed_log(&self, follower: &HandlerName) -> StoreResult<Option<FollowedLog>> {
+        reading!(self, find, follower)
+    }
+}
 
 /// Where a follower is; one that nobody has seen before stands before the first fact.
-pub(crate) async fn open(
+async fn open(
     session: &mut Session<'_>,
     follower: &HandlerName,
     peer_url: &str,
@@ -42,10 +59,7 @@ pub(crate) async fn advance(
     Ok(session.execute("followed.advance", sql, moved).await? == 1)
 }
 
-pub(crate) async fn find(
-    session: &mut Session<'_>,
-    follower: &HandlerName,
-) -> StoreResult<Option<FollowedLog>> {
+async fn find(session: &mut Session<'_>, follower: &HandlerName) -> StoreResult<Option<FollowedLog>> {
     let sql = "SELECT position, digest FROM followed_logs WHERE follower = ?";
     let row = session.row("followed.find", sql, values![follower.as_str()]).await?;
     let read = |row: &crate::sql::Row| {

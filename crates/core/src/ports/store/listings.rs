@@ -1,13 +1,10 @@
 //! What operators look through: commands, outbox rows, aggregates, and what an id belongs to.
 
-use towpath_core::ids::{AggregateId, AggregateKey, AggregateKind, ChannelName, CommandId, CorrelationId};
-use towpath_core::lifecycle::{CommandStatus, OutboxStatus};
-use towpath_core::ports::store::{
-    AggregateRow, CommandRecord, FailedRow, Store as _, StoreError, StoreResult,
-};
+use async_trait::async_trait;
 
-use crate::ops;
-use crate::store::{Purpose, SqlStore, listing};
+use super::{AggregateRow, CommandRecord, FailedRow, StoreResult};
+use crate::ids::{AggregateId, AggregateKey, AggregateKind, ChannelName, CommandId, CorrelationId};
+use crate::lifecycle::{CommandStatus, OutboxStatus};
 
 /// Which outbox rows. What is not said fits all.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -34,61 +31,41 @@ pub enum FoundAs {
     Aggregate,
 }
 
-impl SqlStore {
+/// What operators look through: commands, outbox rows, aggregates, and what an id belongs to.
+#[async_trait]
+pub trait Listings: Send + Sync + 'static {
     /// Commands, the last received first: the next `limit` behind one of them, or fewer where their payloads have more
     /// than [`COMMANDS_BYTES`] together.
     ///
     /// # Errors
     /// `Missing` when there is no such command to go on behind.
-    pub async fn commands(
+    async fn commands(
         &self,
         status: Option<CommandStatus>,
         behind: Option<&CommandId>,
         limit: u32,
-    ) -> StoreResult<Vec<CommandRecord>> {
-        let behind = match behind {
-            None => None,
-            Some(id) => {
-                let missing = || StoreError::Missing { what: "command", name: id.to_string() };
-                let command = self.command(id).await?.ok_or_else(missing)?;
-                Some((command.command.context.occurred_at, id))
-            }
-        };
-        listing!(self, ops::listings::commands, status, behind, limit, COMMANDS_BYTES)
-    }
+    ) -> StoreResult<Vec<CommandRecord>>;
 
     /// Outbox rows that fit a filter, with their facts, by number: the next `limit` behind `after`. The payloads of the
     /// facts are not read, and are `null` here.
-    pub async fn outbox_rows(
-        &self,
-        filter: &OutboxFilter,
-        after: u64,
-        limit: u32,
-    ) -> StoreResult<Vec<FailedRow>> {
-        listing!(self, ops::listings::outbox, filter, after, limit)
-    }
+    async fn outbox_rows(&self, filter: &OutboxFilter, after: u64, limit: u32)
+    -> StoreResult<Vec<FailedRow>>;
 
     /// One outbox row with its fact.
-    pub async fn outbox_row(&self, outbox_id: u64) -> StoreResult<Option<FailedRow>> {
-        listing!(self, ops::listings::outbox_row, outbox_id)
-    }
+    async fn outbox_row(&self, outbox_id: u64) -> StoreResult<Option<FailedRow>>;
 
     /// Aggregates of a kind, by id: the next `limit` behind one of them. Their snapshots are not read.
-    pub async fn aggregates(
+    async fn aggregates(
         &self,
         kind: &AggregateKind,
         after: Option<&AggregateId>,
         limit: u32,
-    ) -> StoreResult<Vec<AggregateRow>> {
-        listing!(self, ops::listings::aggregates, kind, after, limit)
-    }
+    ) -> StoreResult<Vec<AggregateRow>>;
 
     /// What an id is the id of, and the flows it belongs to. Which aggregates it could name is the caller's to say.
-    pub async fn trace(
+    async fn trace(
         &self,
         id: &str,
         aggregates: &[AggregateKey],
-    ) -> StoreResult<Vec<(FoundAs, CorrelationId)>> {
-        listing!(self, ops::listings::trace, id, aggregates)
-    }
+    ) -> StoreResult<Vec<(FoundAs, CorrelationId)>>;
 }

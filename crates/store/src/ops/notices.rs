@@ -6,8 +6,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use towpath_core::ports::probe::NoProbe;
-use towpath_core::ports::store::{StoreError, StoreResult};
+use towpath_core::ports::store::{Heard, NoticeListener, Notices, StoreError, StoreResult};
 
 use crate::pools::Pool;
 use crate::sql::{classify, values};
@@ -25,23 +26,14 @@ const SILENCE: Duration = Duration::from_secs(30);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Hears notices.
-pub struct Notices {
+struct Listener {
     #[cfg(feature = "postgres")]
     listener: sqlx::postgres::PgListener,
 }
 
-/// What was heard.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Heard {
-    /// A notice of this sender.
-    Notice(String),
-    /// The connection was lost and is there again; what was said meanwhile is lost.
-    Interruption,
-}
-
-impl SqlStore {
-    /// Sends a notice. Does nothing where the database carries none.
-    pub async fn notify(&self, sender: &str) -> StoreResult<()> {
+#[async_trait]
+impl Notices for SqlStore {
+    async fn notify(&self, sender: &str) -> StoreResult<()> {
         match self.pool() {
             #[cfg(feature = "postgres")]
             Pool::Postgres { .. } => {
@@ -57,8 +49,7 @@ impl SqlStore {
         }
     }
 
-    /// Begins to hear notices, on a connection of its own. `None` where the database carries none.
-    pub async fn hear(&self) -> StoreResult<Option<Notices>> {
+    async fn hear(&self) -> StoreResult<Option<Box<dyn NoticeListener>>> {
         match self.pool() {
             #[cfg(feature = "postgres")]
             Pool::Postgres { all: pool, .. } => {
@@ -71,7 +62,7 @@ impl SqlStore {
                     Ok(listener)
                 };
                 let listener = heard.await.map_err(|error| StoreError::from(classify("listen", error)))?;
-                Ok(Some(Notices { listener }))
+                Ok(Some(Box::new(Listener { listener })))
             }
             #[allow(unreachable_patterns, reason = "reachable when more databases are built in")]
             _ => Ok(None),
@@ -79,10 +70,9 @@ impl SqlStore {
     }
 }
 
-impl Notices {
-    /// The next notice; waits for one.
-    #[cfg_attr(not(feature = "postgres"), allow(clippy::unused_async, reason = "nothing to wait for"))]
-    pub async fn next(&mut self) -> StoreResult<Heard> {
+#[async_trait]
+impl NoticeListener for Listener {
+    async fn next(&mut self) -> StoreResult<Heard> {
         // Who only listens never learns that the other side is gone.
         #[cfg(feature = "postgres")]
         loop {

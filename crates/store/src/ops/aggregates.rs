@@ -1,16 +1,71 @@
 //! Reading aggregates, their events, their history, and flows.
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use towpath_core::envelope::RecordedEvent;
 use towpath_core::ids::{AggregateKey, CommandId, CorrelationId, TenantId, Version};
 use towpath_core::ports::store::{
-    AggregateRow, Append, Expected, Flow, Loaded, StateEvent, StoreError, StoreResult,
+    AggregateRow, Aggregates, Append, Expected, Flow, Loaded, StateEvent, StoreError, StoreResult,
 };
 
 use crate::bounded::how_many_fit;
 use crate::rows::{read_aggregate, read_command, read_recorded_event, read_state_event, select_list};
 use crate::schema::{AGGREGATES, COMMAND_BOX, DOMAIN_EVENTS, STATE_EVENTS, STATUS_VALUES, Table};
 use crate::sql::{Row, Session, SqlFault, values};
+use crate::store::{SqlStore, listing, reading, writing_once};
+
+#[async_trait]
+impl Aggregates for SqlStore {
+    async fn events_of(
+        &self,
+        aggregate: &AggregateKey,
+        after: Version,
+        limit: u32,
+    ) -> StoreResult<Vec<RecordedEvent>> {
+        reading!(self, events_of, aggregate, after, limit)
+    }
+
+    async fn events_of_within(
+        &self,
+        aggregate: &AggregateKey,
+        after: Version,
+        limit: u32,
+        bytes: u64,
+    ) -> StoreResult<Vec<RecordedEvent>> {
+        reading!(self, events_of_within, aggregate, after, limit, bytes)
+    }
+
+    async fn history_of(
+        &self,
+        aggregate: &AggregateKey,
+        after: Version,
+        limit: u32,
+    ) -> StoreResult<Vec<StateEvent>> {
+        reading!(self, history_of, aggregate, after, limit)
+    }
+
+    async fn last_state_change(&self, aggregate: &AggregateKey) -> StoreResult<Option<StateEvent>> {
+        reading!(self, last_state_change, aggregate)
+    }
+
+    async fn flow(&self, correlation: &CorrelationId, limit: u32) -> StoreResult<Flow> {
+        listing!(self, flow, correlation, limit)
+    }
+
+    async fn set_status(
+        &self,
+        aggregate: &AggregateKey,
+        status: &str,
+        reason: Option<&str>,
+        now: DateTime<Utc>,
+    ) -> StoreResult<()> {
+        writing_once!(self, set_status, aggregate, status, reason, now)
+    }
+
+    async fn add_status_value(&self, tenant: &TenantId, value: &str) -> StoreResult<()> {
+        writing_once!(self, add_status_value, tenant, value)
+    }
+}
 
 /// An aggregate and a command in one round trip.
 pub(crate) async fn load(
@@ -37,7 +92,7 @@ pub(crate) async fn load(
     })
 }
 
-pub(crate) async fn events_of(
+async fn events_of(
     session: &mut Session<'_>,
     aggregate: &AggregateKey,
     after: Version,
@@ -53,7 +108,7 @@ pub(crate) async fn events_of(
     session.rows("events.of", &sql, keys).await?.iter().map(read_recorded_event).collect()
 }
 
-pub(crate) async fn events_of_within(
+async fn events_of_within(
     session: &mut Session<'_>,
     aggregate: &AggregateKey,
     after: Version,
@@ -78,7 +133,7 @@ fn sizes(rows: &[Row]) -> StoreResult<Vec<u64>> {
     rows.iter().map(|row| row.count("bytes")).collect()
 }
 
-pub(crate) async fn history_of(
+async fn history_of(
     session: &mut Session<'_>,
     aggregate: &AggregateKey,
     after: Version,
@@ -93,7 +148,7 @@ pub(crate) async fn history_of(
     session.rows("history.of", &sql, keys).await?.iter().map(read_state_event).collect()
 }
 
-pub(crate) async fn last_state_change(
+async fn last_state_change(
     session: &mut Session<'_>,
     aggregate: &AggregateKey,
 ) -> StoreResult<Option<StateEvent>> {
@@ -111,11 +166,7 @@ pub(crate) async fn last_state_change(
 const FLOW_BYTES: u64 = 8 << 20;
 
 /// Everything of a flow. The largest payloads are left out where all of them would be too much.
-pub(crate) async fn flow(
-    session: &mut Session<'_>,
-    correlation: &CorrelationId,
-    limit: u32,
-) -> StoreResult<Flow> {
+async fn flow(session: &mut Session<'_>, correlation: &CorrelationId, limit: u32) -> StoreResult<Flow> {
     let mut flow = Flow::default();
     let from = format!(
         "FROM command_box c WHERE c.correlation_id = ? ORDER BY c.received_at, c.command_id LIMIT {limit}"
@@ -161,7 +212,7 @@ async fn payloads_that_fit(
     Ok((columns.replace(&format!("{alias}.payload AS payload"), &payload), Some(up_to)))
 }
 
-pub(crate) async fn set_status(
+async fn set_status(
     session: &mut Session<'_>,
     aggregate: &AggregateKey,
     status: &str,
@@ -186,11 +237,7 @@ pub(crate) async fn set_status(
     }
 }
 
-pub(crate) async fn add_status_value(
-    session: &mut Session<'_>,
-    tenant: &TenantId,
-    value: &str,
-) -> StoreResult<()> {
+async fn add_status_value(session: &mut Session<'_>, tenant: &TenantId, value: &str) -> StoreResult<()> {
     let sql = crate::rows::insert_sql(&STATUS_VALUES, 1);
     match session.execute("status.add", &sql, values![tenant.as_str(), value]).await {
         Ok(_) | Err(SqlFault::Unique { .. }) => Ok(()),

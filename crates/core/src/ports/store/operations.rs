@@ -3,7 +3,7 @@
 //! A row is written before the change begins and answered with it, so that a change whose process died is known, and a
 //! repeat of the same request gets the same answer. The effects behind an operation are conditional themselves: the
 //! claim keeps twins apart, it does not stand in for their own checks. An effect that has a transaction of its own can
-//! write the answer in it ([`StoreTx::answer`](super::store::StoreTx::answer)): then there is no moment
+//! write the answer in it ([`StoreTx::answer`](super::StoreTx::answer)): then there is no moment
 //! at which the one is there without the other.
 
 use std::time::Duration;
@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use super::store::{Append, LeaseGrant, StoreResult};
+use super::{Append, LeaseGrant, StoreResult};
 use crate::ids::{ActorId, OperationName, RequestId, TraceId};
 
 /// Under which name an operation is asked for, and by whom. Actors do not see each other's names.
@@ -108,7 +108,7 @@ pub struct LostOperation {
     pub answered: Option<u16>,
 }
 
-/// The part of the store's contract that is about operations.
+/// Operations, from their beginning to their answer.
 #[async_trait]
 pub trait Operations: Send + Sync + 'static {
     /// Begins an operation, or answers how it stands. One that was begun and not ended within its time is taken over by

@@ -11,9 +11,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 
+use super::{LeaseGrant, StoreError, StoreResult};
 use crate::ids::LeaseName;
 use crate::ports::broker::{Destination, Message, Topology};
-use crate::ports::store::{LeaseGrant, StoreError, StoreResult};
 
 /// The whole topology as it stands.
 #[derive(Debug, Clone, PartialEq)]
@@ -166,9 +166,6 @@ pub trait Queues: Send + Sync + 'static {
 
     /// Gives back what was taken by receivers that are gone, in all queues, and answers how many messages that were.
     async fn recover_messages(&self) -> StoreResult<u64>;
-
-    /// How many messages a queue holds.
-    async fn queue_depth(&self, queue: &str) -> StoreResult<QueueDepth>;
 
     /// How many messages each of these queues holds, in their order; `None` for one that is not there. Counts no further
     /// than it takes to know that there are many.
