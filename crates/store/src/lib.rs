@@ -61,7 +61,7 @@ pub use lent::Ended;
 pub use listings::{COMMANDS_BYTES, FoundAs, OutboxFilter};
 pub use notices::{Heard, Notices};
 pub use ops::inbox::{CameBefore, FirstDelivery, message_key};
-pub use own_tables::{ColumnValue, OwnConnection, OwnTables, Record, Row};
+pub use own_tables::{ColumnValue, OwnConnection, OwnTables, Record, Row, Run, Step, Version, Versions};
 pub use pools::StoreOptions;
 pub use schema::{Column, ColumnKind, Index, Table};
 pub use scratch::Scratch;
