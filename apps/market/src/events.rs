@@ -377,6 +377,7 @@ mod tests {
             price: "88.50".parse().unwrap(),
             total_amount: "88.50".parse().unwrap(),
             status: OrderStatus::Pending,
+            status_changed_at: at("2026-02-04T10:30:00.123456Z"),
             cancel_reason: None,
             create_time: at("2026-02-04T10:30:00.123456Z"),
             pay_time: None,

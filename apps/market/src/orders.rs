@@ -9,30 +9,14 @@ use towpath::ids::EventId;
 use towpath::ports::store::{Append, StoreError};
 use towpath::tables::Dialect;
 
-use crate::database::{OwnTables, values};
+use crate::database::{OwnTables, corrupt, values};
 use crate::error::MarketError;
 use crate::events::{self, Step};
-use crate::model::{BuyerCredit, ORDER, Order, OrderFilter, OrderStatus, ShipmentStatus};
+use crate::model::{BuyerCredit, Order, OrderFilter, OrderStatus, Shipment, ShipmentStatus};
 use crate::products;
 
 /// Why an order was cancelled that was never paid. Frozen.
 pub(crate) const TIMEOUT_REASON: &str = "timeout";
-
-pub(crate) async fn find(session: &mut OwnTables<'_>, order_id: i64) -> Result<Option<Order>, StoreError> {
-    let sql = format!("SELECT {ORDER} FROM orders WHERE order_id = ?");
-    let row = session.row("market.order", &sql, values![order_id]).await?;
-    row.as_ref().map(Order::read).transpose()
-}
-
-/// The same, and nobody changes it until the transaction ends.
-pub(crate) async fn find_and_hold(
-    session: &mut OwnTables<'_>,
-    order_id: i64,
-) -> Result<Option<Order>, StoreError> {
-    let sql = format!("SELECT {ORDER} FROM orders WHERE order_id = ?{}", session.dialect().locking());
-    let row = session.row("market.hold-order", &sql, values![order_id]).await?;
-    row.as_ref().map(Order::read).transpose()
-}
 
 pub(crate) async fn list(
     session: &mut OwnTables<'_>,
@@ -61,11 +45,8 @@ pub(crate) async fn list(
         OrderFilter { status: Some(_), .. } => session.dialect().by_index("orders_status"),
         _ => String::new(),
     };
-    let sql = format!(
-        "SELECT {ORDER} FROM orders{by_index} WHERE {} ORDER BY order_id LIMIT ?",
-        conditions.join(" AND ")
-    );
-    session.rows("market.orders", &sql, values).await?.iter().map(Order::read).collect()
+    let chosen = format!("{by_index} WHERE {} ORDER BY order_id LIMIT ?", conditions.join(" AND "));
+    session.rows_of("market.orders", &chosen, values).await
 }
 
 /// Places an order: the product is taken in the same transaction, for the price of the order, or nothing happens.
@@ -75,35 +56,18 @@ pub(crate) async fn place(
     step: &Step,
     timeout_event_id: EventId,
 ) -> Result<Order, MarketError> {
-    let session = &mut tx.own_tables();
-    if !products::take(session, order.product_id, order.price, step.now).await? {
+    if !products::take(&mut tx.own_tables(), order.product_id, order.price, step.now).await? {
         return Err(MarketError::NotOnSale(order.product_id));
     }
     let (created, timeout) = (step.event_id.to_string(), timeout_event_id.to_string());
-    let sql = "INSERT INTO orders (order_id, order_no, product_id, buyer_id, seller_id, quantity, price_cents, \
-        total_cents, status, status_changed_at, create_time, correlation_id, last_event_id, timeout_event_id) \
-        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
-    let values = values![
-        order.order_id,
-        order.order_no.as_str(),
-        order.product_id,
-        order.buyer_id,
-        order.seller_id,
-        order.quantity,
-        order.price.cents(),
-        order.total_amount.cents(),
-        order.status.as_str(),
-        order.create_time,
-        order.create_time,
-        order.correlation_id.as_deref().unwrap_or_default(),
-        created.as_str(),
-        timeout.as_str(),
-    ];
-    session.execute("market.place", sql, values).await?;
+    let order = Order { last_event_id: Some(created), timeout_event_id: Some(timeout), ..order };
+    if !tx.insert(&order).await? {
+        return Err(corrupt("market_numbers", "a number was given twice").into());
+    }
     for facts in &events::placed(&order, step, timeout_event_id)? {
         tx.append(facts).await?;
     }
-    Ok(Order { last_event_id: Some(created), timeout_event_id: Some(timeout), ..order })
+    Ok(order)
 }
 
 /// Pays an order.
@@ -194,11 +158,9 @@ pub(crate) async fn overdue(
     deadline: DateTime<Utc>,
     limit: u32,
 ) -> Result<Vec<Order>, StoreError> {
-    let sql = format!(
-        "SELECT {ORDER} FROM orders WHERE status = ? AND create_time <= ? ORDER BY create_time, order_id LIMIT ?"
-    );
+    let chosen = "WHERE status = ? AND create_time <= ? ORDER BY create_time, order_id LIMIT ?";
     let values = values![OrderStatus::Pending.as_str(), deadline, i64::from(limit)];
-    session.rows("market.overdue", &sql, values).await?.iter().map(Order::read).collect()
+    session.rows_of("market.overdue", chosen, values).await
 }
 
 /// What follows when an order is cancelled, for whatever reason: its product is on sale again, the buyer's credit is
@@ -250,7 +212,7 @@ async fn advance(
 
 /// Why a step touched no row.
 async fn refused(session: &mut OwnTables<'_>, order_id: i64, step: &'static str) -> MarketError {
-    match find(session, order_id).await {
+    match session.find::<Order>(&order_id).await {
         Ok(Some(order)) => MarketError::WrongStatus { order_id, status: order.status, step },
         Ok(None) => MarketError::UnknownOrder(order_id),
         Err(error) => MarketError::Store(error),
@@ -264,11 +226,10 @@ pub(crate) async fn set_shipment(
     status: ShipmentStatus,
     now: DateTime<Utc>,
 ) -> Result<(), StoreError> {
-    let sql = "UPDATE shipments SET status = ?, status_changed_at = ? WHERE order_id = ?";
-    if session.execute("market.shipment-step", sql, values![status.as_str(), now, order_id]).await? == 0 {
-        let sql =
-            "INSERT INTO shipments (order_id, status, status_changed_at, created_at) VALUES (?, ?, ?, ?)";
-        session.execute("market.shipment", sql, values![order_id, status.as_str(), now, now]).await?;
+    let row = Shipment { order_id, status, status_changed_at: now, created_at: now };
+    let begun = session.lock_or_insert(&row).await?;
+    if begun != row {
+        session.put_rows(&[Shipment { created_at: begun.created_at, ..row }]).await?;
     }
     Ok(())
 }
@@ -280,21 +241,8 @@ async fn recalculate_credit(
     buyer_id: i64,
     now: DateTime<Utc>,
 ) -> Result<(), StoreError> {
-    let row = "buyer_credit (buyer_id, completed_count, cancelled_count, timeout_count, score, updated_at) \
-        VALUES (?, 0, 0, 0, 100, ?)";
-    let sql = match session.dialect() {
-        // An ignored insert takes a shared lock on the row that is there, and two that then want it for themselves wait
-        // for each other.
-        Dialect::MySql => {
-            format!("INSERT INTO {row} ON DUPLICATE KEY UPDATE buyer_id = buyer_credit.buyer_id")
-        }
-        dialect => dialect.insert_unless_there(row),
-    };
-    session.execute("market.credit-row", &sql, values![buyer_id, now]).await?;
-    if session.dialect() != Dialect::Sqlite {
-        let sql = "SELECT buyer_id FROM buyer_credit WHERE buyer_id = ? FOR UPDATE";
-        session.row("market.hold-credit", sql, values![buyer_id]).await?;
-    }
+    let none = BuyerCredit::of(buyer_id, (0, 0, 0), now);
+    session.lock_or_insert(&none).await?;
     let sql = "SELECT \
         CAST(COALESCE(SUM(CASE WHEN status = 'completed' THEN 1 ELSE 0 END), 0) AS {integer}) AS completed_count, \
         CAST(COALESCE(SUM(CASE WHEN status = 'cancelled' AND cancel_reason <> 'timeout' THEN 1 ELSE 0 END), 0) \
@@ -306,12 +254,7 @@ async fn recalculate_credit(
     let Some(counts) = session.row("market.count-orders", &sql, values![buyer_id]).await? else {
         return Ok(());
     };
-    let (completed, cancelled, timeouts) =
+    let counts =
         (counts.long("completed_count")?, counts.long("cancelled_count")?, counts.long("timeout_count")?);
-    let score = BuyerCredit::score_of(completed, cancelled, timeouts);
-    let sql = "UPDATE buyer_credit SET completed_count = ?, cancelled_count = ?, timeout_count = ?, score = ?, \
-        updated_at = ? WHERE buyer_id = ?";
-    let values = values![completed, cancelled, timeouts, score, now, buyer_id];
-    session.execute("market.credit", sql, values).await?;
-    Ok(())
+    session.put_rows(&[BuyerCredit::of(buyer_id, counts, now)]).await
 }

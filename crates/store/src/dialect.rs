@@ -255,7 +255,20 @@ impl Dialect {
             self,
             "SELECT 1 AS one FROM sqlite_master WHERE type = 'table' AND name = ?",
             "SELECT 1 AS one FROM pg_tables WHERE tablename = ? AND schemaname = current_schema()",
-            "SELECT 1 AS one FROM information_schema.tables WHERE table_name = ? AND table_schema = DATABASE()"
+            "SELECT 1 AS one FROM information_schema.tables WHERE table_name = ? AND table_schema = DATABASE() \
+             AND table_type <> 'VIEW'"
+        )
+    }
+
+    /// The names of the columns of a table in the current schema, as `column_name`.
+    pub(crate) fn columns_of_table(self) -> &'static str {
+        say!(
+            self,
+            "SELECT name AS column_name FROM pragma_table_info(?)",
+            "SELECT CAST(column_name AS text) AS column_name FROM information_schema.columns \
+             WHERE table_name = ? AND table_schema = current_schema()",
+            "SELECT column_name AS column_name FROM information_schema.columns \
+             WHERE table_name = ? AND table_schema = DATABASE()"
         )
     }
 
@@ -343,6 +356,31 @@ impl Dialect {
             ),
             None
         )
+    }
+
+    /// The same for the tables of an application, which do not wait for ours.
+    pub(crate) fn named_lock(self, name: &str) -> Option<String> {
+        let lock = || {
+            format!(
+                "SET LOCAL lock_timeout = 0; SELECT pg_advisory_xact_lock(hashtextextended('{name}.' || current_schema(), 0))"
+            )
+        };
+        say!(self, None, Some(lock()), None)
+    }
+
+    /// Makes the table of the versions of an application, unless it is there.
+    pub(crate) fn versions_table(self, name: &str) -> String {
+        let (long, time) = (self.column_type(ColumnKind::Long), self.column_type(ColumnKind::Time));
+        format!(
+            "CREATE TABLE IF NOT EXISTS {name}_migrations \
+             (version {long} NOT NULL PRIMARY KEY, applied_at {time} NOT NULL)"
+        )
+    }
+
+    /// The one that is for this database.
+    pub(crate) fn own_words<'t>(self, sqlite: &'t str, postgres: &'t str, mysql: &'t str) -> &'t str {
+        let _ = (sqlite, postgres, mysql);
+        say!(self, sqlite, postgres, mysql)
     }
 
     /// Lets an insert of an existing key do nothing, where an error would end the transaction. MySQL's goes on, and
@@ -479,6 +517,17 @@ impl Dialect {
             table.name,
             index.columns.join(", ")
         )
+    }
+
+    /// The statement that takes an index from a table.
+    pub(crate) fn drop_index(self, table: &Table, index: &str) -> String {
+        let of_table = say!(self, String::new(), String::new(), format!(" ON {}", table.name));
+        format!("DROP INDEX {index}{of_table}")
+    }
+
+    /// The statement that adds a column to a table.
+    pub(crate) fn add_column(self, table: &Table, column: &Column) -> String {
+        format!("ALTER TABLE {} ADD COLUMN {}", table.name, self.column_line(column))
     }
 
     /// Turns `?` into the placeholders of the database.

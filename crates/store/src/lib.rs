@@ -48,7 +48,7 @@ pub use connections::Connections;
 pub use dialect::Dialect;
 pub use lent::Ended;
 pub use ops::inbox::message_key;
-pub use own_tables::{ColumnValue, OwnConnection, OwnTables, Record, Row};
+pub use own_tables::{ColumnValue, OwnConnection, OwnTables, Record, Row, Run, Step, Version, Versions};
 pub use pools::StoreOptions;
 pub use schema::{Column, ColumnKind, Index, Table};
 pub use scratch::Scratch;

@@ -3,10 +3,12 @@
 //! The application writes its statements once, with `?`, and keeps to what the databases say alike; what they say
 //! differently (types, upserts) is done here. The probe sees these statements, too.
 //!
-//! Rows that are structs of the application's own are in `row`, and what is done with them in `typed`.
+//! Rows that are structs of the application's own are in `row`, what is done with them in `typed`, and how their tables change
+//! from one build to the next in `versions`.
 
 mod row;
 mod typed;
+mod versions;
 
 use chrono::{DateTime, Utc};
 use towpath_core::ports::store::{StoreError, StoreResult};
@@ -19,6 +21,7 @@ use crate::transaction::SqlTransaction;
 use uuid::Uuid;
 
 pub use row::{ColumnValue, Row};
+pub use versions::{Run, Step, Version, Versions};
 
 /// How many bytes of rows one statement writes: servers refuse statements that are too large (MariaDB 16 MiB). A row that
 /// is larger goes alone.
@@ -225,7 +228,7 @@ impl SqlStore {
             let mut connection = self.connection(Purpose::Read).await?;
             let mut session = connection.session();
             for table in tables {
-                missing |= !exists(&mut session, table).await?;
+                missing |= !exists(&mut session, table.name).await?;
             }
         }
         if !missing {
@@ -238,7 +241,7 @@ impl SqlStore {
         }
         for table in tables {
             // On MySQL a table is made at once and only if it is missing: there nobody needs to take turns.
-            if !exists(&mut session, table).await? {
+            if !exists(&mut session, table.name).await? {
                 for statement in session.dialect().create_table(table) {
                     session.plain("tables.create", &statement).await?;
                 }
@@ -280,9 +283,9 @@ impl SqlStore {
     }
 }
 
-async fn exists(session: &mut Session<'_>, table: &Table) -> StoreResult<bool> {
+async fn exists(session: &mut Session<'_>, table: &str) -> StoreResult<bool> {
     let sql = session.dialect().table_exists();
-    Ok(session.row("tables.look", sql, values![table.name]).await?.is_some())
+    Ok(session.row("tables.look", sql, values![table]).await?.is_some())
 }
 
 impl Record {

@@ -105,8 +105,8 @@ pub use towpath_store::{
 /// Tables and views of an application's own, declared as data and used on any of the databases.
 pub mod tables {
     pub use towpath_store::{
-        Column, ColumnKind, ColumnValue, Dialect, Index, OwnConnection, OwnTables, Record, Row, Shows,
-        SqlTransaction, SqlView, Table, Value, ViewRows, ViewType,
+        Column, ColumnKind, ColumnValue, Dialect, Index, OwnConnection, OwnTables, Record, Row, Run, Shows,
+        SqlTransaction, SqlView, Step, Table, Value, Version, Versions, ViewRows, ViewType,
     };
 }
 

@@ -26,7 +26,7 @@ use towpath_core::ports::store::{AggregateRow, CommandRecord, Flow, StateEvent, 
 use towpath_core::retry::RetryPolicy;
 use towpath_core::route::Route;
 use towpath_core::to_variant;
-use towpath_store::{SqlStore, StoreOptions, StoreUrl, Table};
+use towpath_store::{SqlStore, StoreOptions, StoreUrl, Table, Versions};
 use uuid::Uuid;
 
 use crate::bus::{Bus, FoldError, SendError};
@@ -112,6 +112,7 @@ pub struct Builder {
     topology: Topology,
     consumers: Vec<Consumer>,
     tables: Vec<Table>,
+    versions: Vec<Versions>,
     observers: Vec<Observer>,
     dead_letter_queues: Vec<DeadLetterQueue>,
     watchers: Watchers,
@@ -234,6 +235,7 @@ impl Towpath {
             channels: Vec::new(),
             consumers: Vec::new(),
             tables: Vec::new(),
+            versions: Vec::new(),
             observers: Vec::new(),
             dead_letter_queues: Vec::new(),
             watchers: Watchers::default(),
@@ -581,6 +583,13 @@ impl Builder {
         self
     }
 
+    /// Adds the tables of an application that have changed since its first release: brought to their newest version at the
+    /// start.
+    pub fn versions(mut self, versions: Versions) -> Self {
+        self.versions.push(versions);
+        self
+    }
+
     /// Adds an observer of resources outside.
     pub fn observer(mut self, observer: Observer) -> Self {
         self.observers.push(observer);
@@ -733,6 +742,9 @@ impl Builder {
         if self.migrate {
             store.migrate().await?;
             store.create_tables(&self.tables).await?;
+            for versions in &self.versions {
+                store.migrate_tables(versions).await?;
+            }
             for prepare in self.preparations {
                 prepare(store.clone()).await?;
             }
