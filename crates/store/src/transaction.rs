@@ -5,14 +5,15 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
+use towpath_core::envelope::RecordedEvent;
 use towpath_core::ids::{EventId, HandlerName, Lane, Position};
 use towpath_core::letters::{Letter, NewLetter};
 use towpath_core::lifecycle::InboxStatus;
 use towpath_core::ports::operations::{OperationAnswer, OperationClaim};
 use towpath_core::ports::probe::Probe;
 use towpath_core::ports::store::{
-    Append, AppendRules, Appended, Expected, FirstDelivery, FollowedLog, InboxMark, LeaseGrant, NewCommand,
-    NewTimer, StoreError, StoreResult, StoreTx, Transactions,
+    Append, AppendRules, Appended, AppendedTogether, Expected, FirstDelivery, FollowedLog, InboxMark,
+    LeaseGrant, NewCommand, NewTimer, StoreError, StoreResult, StoreTx, Transactions,
 };
 use uuid::Uuid;
 
@@ -382,6 +383,21 @@ impl StoreTx for SqlTransaction {
         now: DateTime<Utc>,
     ) -> StoreResult<Vec<FirstDelivery>> {
         ops::inbox::mark_all(&mut self.session(), event_ids, handler, now).await
+    }
+
+    async fn facts_of_append(&mut self, event_id: EventId) -> StoreResult<Option<AppendedTogether>> {
+        ops::changes::appended_with(&mut self.session(), event_id).await
+    }
+
+    async fn facts_within(
+        &mut self,
+        appended: &AppendedTogether,
+        bytes: u64,
+    ) -> StoreResult<Vec<RecordedEvent>> {
+        let (before, count) = (appended.first.saturating_sub(1), u32::try_from(appended.count()));
+        let count = count.unwrap_or(u32::MAX);
+        ops::aggregates::events_of_within(&mut self.session(), &appended.aggregate, before, count, bytes)
+            .await
     }
 
     async fn waiting_lanes(&mut self, handler: &HandlerName, lanes: &[Lane]) -> StoreResult<Vec<Lane>> {

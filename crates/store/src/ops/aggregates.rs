@@ -3,9 +3,10 @@
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use towpath_core::envelope::RecordedEvent;
-use towpath_core::ids::{AggregateKey, CommandId, CorrelationId, TenantId, Version};
+use towpath_core::ids::{AggregateKey, CommandId, CorrelationId, EventId, TenantId, Version};
 use towpath_core::ports::store::{
-    AggregateRow, Aggregates, Append, Expected, Flow, Loaded, StateEvent, StoreError, StoreResult,
+    AggregateRow, Aggregates, Append, AppendedTogether, Expected, Flow, Loaded, StateEvent, StoreError,
+    StoreResult,
 };
 
 use crate::bounded::how_many_fit;
@@ -33,6 +34,10 @@ impl Aggregates for SqlStore {
         bytes: u64,
     ) -> StoreResult<Vec<RecordedEvent>> {
         reading!(self, events_of_within, aggregate, after, limit, bytes)
+    }
+
+    async fn appended_with(&self, event_id: EventId) -> StoreResult<Option<AppendedTogether>> {
+        reading!(self, super::changes::appended_with, event_id)
     }
 
     async fn history_of(
@@ -108,7 +113,7 @@ async fn events_of(
     session.rows("events.of", &sql, keys).await?.iter().map(read_recorded_event).collect()
 }
 
-async fn events_of_within(
+pub(crate) async fn events_of_within(
     session: &mut Session<'_>,
     aggregate: &AggregateKey,
     after: Version,

@@ -545,6 +545,18 @@ impl StoreTx for MemoryTx {
         absent()
     }
 
+    async fn facts_of_append(&mut self, _event_id: EventId) -> StoreResult<Option<AppendedTogether>> {
+        absent()
+    }
+
+    async fn facts_within(
+        &mut self,
+        _appended: &AppendedTogether,
+        _bytes: u64,
+    ) -> StoreResult<Vec<RecordedEvent>> {
+        absent()
+    }
+
     async fn waiting_lanes(&mut self, _handler: &HandlerName, _lanes: &[Lane]) -> StoreResult<Vec<Lane>> {
         absent()
     }
@@ -887,6 +899,10 @@ impl Aggregates for MemoryStore {
         bytes: u64,
     ) -> StoreResult<Vec<RecordedEvent>> {
         Ok(that_fit(self.events_of(aggregate, after, limit).await?, bytes))
+    }
+
+    async fn appended_with(&self, _event_id: EventId) -> StoreResult<Option<AppendedTogether>> {
+        absent()
     }
 
     async fn history_of(

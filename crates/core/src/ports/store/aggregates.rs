@@ -77,6 +77,31 @@ pub struct Flow {
     pub truncated: bool,
 }
 
+/// The facts of one append.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AppendedTogether {
+    /// Whose facts they are.
+    pub aggregate: AggregateKey,
+    /// The version of the first one.
+    pub first: Version,
+    /// The version of the last one.
+    pub last: Version,
+    /// The id of the last one.
+    pub last_event: EventId,
+}
+
+impl AppendedTogether {
+    /// How many facts there are.
+    pub fn count(&self) -> u64 {
+        self.last - self.first + 1
+    }
+
+    /// Whether a fact is one of them.
+    pub fn contains(&self, event_id: EventId) -> bool {
+        self.last_event.behind(event_id).is_some_and(|distance| distance < u128::from(self.count()))
+    }
+}
+
 /// Aggregates: their events, their history, their status.
 #[async_trait]
 pub trait Aggregates: Send + Sync + 'static {
@@ -96,6 +121,9 @@ pub trait Aggregates: Send + Sync + 'static {
         limit: u32,
         bytes: u64,
     ) -> StoreResult<Vec<RecordedEvent>>;
+
+    /// The facts that were appended with this one; none if it is not in the log.
+    async fn appended_with(&self, event_id: EventId) -> StoreResult<Option<AppendedTogether>>;
 
     /// State history of an aggregate behind a version, in order.
     async fn history_of(

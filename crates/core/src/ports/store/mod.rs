@@ -27,7 +27,7 @@ pub mod queues;
 mod timers;
 mod transactions;
 
-pub use aggregates::{AggregateRow, Aggregates, Flow, StateEvent};
+pub use aggregates::{AggregateRow, Aggregates, AppendedTogether, Flow, StateEvent};
 pub use appends::{
     Append, AppendRules, Appended, DeadlineChange, Expected, NewEvent, Routing, Snapshot, StateChange,
 };

@@ -5,9 +5,10 @@ use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::{
-    Append, AppendRules, Appended, FirstDelivery, FollowedLog, InboxMark, LeaseGrant, NewCommand, NewTimer,
-    OperationAnswer, OperationClaim, StoreResult,
+    Append, AppendRules, Appended, AppendedTogether, FirstDelivery, FollowedLog, InboxMark, LeaseGrant,
+    NewCommand, NewTimer, OperationAnswer, OperationClaim, StoreResult,
 };
+use crate::envelope::RecordedEvent;
 use crate::ids::{EventId, HandlerName, Lane, Position};
 use crate::letters::{Letter, NewLetter};
 
@@ -76,6 +77,17 @@ pub trait StoreTx: Send {
         handler: &HandlerName,
         now: DateTime<Utc>,
     ) -> StoreResult<Vec<FirstDelivery>>;
+
+    /// The facts that were appended with this one; none if it is not in the log.
+    async fn facts_of_append(&mut self, event_id: EventId) -> StoreResult<Option<AppendedTogether>>;
+
+    /// Facts that were appended together, in order: as many of the first ones as have so many bytes of payload together, and
+    /// at least one.
+    async fn facts_within(
+        &mut self,
+        appended: &AppendedTogether,
+        bytes: u64,
+    ) -> StoreResult<Vec<RecordedEvent>>;
 
     /// Which of these lanes have letters of a handler that are not through.
     async fn waiting_lanes(&mut self, handler: &HandlerName, lanes: &[Lane]) -> StoreResult<Vec<Lane>>;
