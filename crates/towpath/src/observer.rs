@@ -9,9 +9,12 @@
 //!
 //! What is due is asked of the application page by page, so a scan that finds nothing costs one statement.
 
+mod failing;
+mod health;
 mod holding;
 mod looking;
-mod standing;
+mod status;
+mod waiting;
 mod watching;
 
 use std::future::Future;
@@ -29,9 +32,9 @@ use towpath_store::{OwnTables, SqlStore};
 
 use crate::service::{Service, Wake};
 
-pub(crate) use looking::Eyes;
-pub(crate) use standing::Standings;
-pub use standing::{ObserverStanding, Platform};
+pub(crate) use looking::ObserverContext;
+pub(crate) use status::ObserverStatuses;
+pub use status::{ObserverStatus, Platform};
 
 /// Names of resources that may have changed, as they change.
 pub type Hints = Pin<Box<dyn Stream<Item = String> + Send>>;
@@ -314,7 +317,7 @@ pub struct Observer {
     pub(crate) start: Start,
 }
 
-pub(crate) type Start = Box<dyn FnOnce(Eyes) -> Service + Send>;
+pub(crate) type Start = Box<dyn FnOnce(ObserverContext) -> Service + Send>;
 
 impl Observer {
     /// Declares an observer. Its name is that of its lease, so all instances must call it the same.
@@ -325,11 +328,11 @@ impl Observer {
         wake: ObserverWake,
     ) -> Self {
         let resources = Arc::new(resources);
-        let start = move |eyes: Eyes| {
-            let eyes = Arc::new(eyes);
+        let start = move |context: ObserverContext| {
+            let context = Arc::new(context);
             Service::keep_running("observer", move |stopping| {
                 looking::run(
-                    Arc::clone(&eyes),
+                    Arc::clone(&context),
                     Arc::clone(&resources),
                     policy.clone(),
                     wake.clone(),

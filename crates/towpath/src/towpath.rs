@@ -41,7 +41,7 @@ use crate::declaring::Declaration;
 use crate::leases::{self, InFlight};
 use crate::listings::{ConsumerView, LARGEST_FLOW, cut, links};
 use crate::metrics::{Gauges, Meters};
-use crate::observer::{Eyes, Observer, ObserverStanding, Standings};
+use crate::observer::{Observer, ObserverContext, ObserverStatus, ObserverStatuses};
 use crate::operations::{self, Operations};
 use crate::outbox::Outbox;
 use crate::registry::Registry;
@@ -83,7 +83,7 @@ pub struct Towpath {
     /// Channels whose events get outbox rows.
     pub(crate) relayed: Arc<[Channel]>,
     pub(crate) consumers: Arc<[ConsumerView]>,
-    observers: Standings,
+    observers: ObserverStatuses,
     pub(crate) gauges: Arc<Gauges>,
     page_size: NonZeroU64,
     /// Events that begin flows: they may stand without a cause.
@@ -378,7 +378,7 @@ impl Towpath {
     }
 
     /// Where the observers of this instance are, by name.
-    pub fn observers(&self) -> Vec<ObserverStanding> {
+    pub fn observers(&self) -> Vec<ObserverStatus> {
         self.observers.all()
     }
 
@@ -851,15 +851,15 @@ impl Builder {
                 services.push(consumer::start_reader(running.clone(), queue));
             }
         }
-        let observers = Standings::default();
+        let observers = ObserverStatuses::default();
         for Observer { name, start } in self.observers.into_iter().filter(|_| self.workers) {
-            services.push(start(Eyes {
+            services.push(start(ObserverContext {
                 name,
                 bus: bus.clone(),
                 store: store.clone(),
                 instance: instance.clone(),
                 lease: self.lease,
-                standings: observers.clone(),
+                statuses: observers.clone(),
             }));
         }
         let published = self.workers.then(|| (broker.clone(), declaration.clone()));

@@ -18,7 +18,7 @@ use super::facade::Counter;
 use super::table;
 use crate::bus::with_causes;
 use crate::leases::Held;
-use crate::observer::Standings;
+use crate::observer::ObserverStatuses;
 use crate::towpath::Towpath;
 
 /// How old answers may be before they are asked for again.
@@ -41,7 +41,7 @@ pub(crate) struct Gauges {
     /// Queues that this instance has declared or takes from.
     queues: Vec<String>,
     /// Observers of this instance.
-    observers: Standings,
+    observers: ObserverStatuses,
     looked: Mutex<Looked>,
     store_errors: Counter,
     broker_errors: Counter,
@@ -81,7 +81,7 @@ impl Gauges {
         channels: Vec<ChannelName>,
         queues: BTreeSet<String>,
         consumers: BTreeSet<String>,
-        observers: Standings,
+        observers: ObserverStatuses,
     ) -> Self {
         let error = |part| table::SCRAPE_ERRORS.counter(&[part]);
         let mut known = consumers;

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use towpath_core::ids::LeaseName;
 use towpath_core::ports::store::{LeaseGrant, StoreResult};
 
-use super::looking::{Eyes, store_failed};
+use super::looking::{ObserverContext, store_failed};
 
 /// How long the store is left alone that could not say whose the lease is.
 const AFTER_A_FAILURE: Duration = Duration::from_secs(1);
@@ -31,18 +31,18 @@ impl Held {
 }
 
 /// Takes the lease when it is free, and renews it. Never ends.
-pub(super) async fn keep(eyes: Arc<Eyes>, publish: Arc<watch::Sender<Option<Held>>>) {
+pub(super) async fn keep(context: Arc<ObserverContext>, publish: Arc<watch::Sender<Option<Held>>>) {
     loop {
         let held = publish.borrow().clone();
         let asked_at = Instant::now();
-        let mut pause = eyes.lease / 3;
-        match renew_or_take(&eyes, held.as_ref()).await {
+        let mut pause = context.lease / 3;
+        match renew_or_take(&context, held.as_ref()).await {
             Ok(grant) => {
-                let held = grant.map(|grant| Held { grant, until: asked_at + eyes.lease });
+                let held = grant.map(|grant| Held { grant, until: asked_at + context.lease });
                 publish.send_replace(held);
             }
             Err(error) => {
-                store_failed(&eyes, "keep its lease", &error);
+                store_failed(&context, "keep its lease", &error);
                 pause = pause.min(AFTER_A_FAILURE);
                 // The store may come back before it has run out.
                 if held.is_some_and(|held| !held.is_sure()) {
@@ -54,23 +54,24 @@ pub(super) async fn keep(eyes: Arc<Eyes>, publish: Arc<watch::Sender<Option<Held
     }
 }
 
-async fn renew_or_take(eyes: &Eyes, held: Option<&Held>) -> StoreResult<Option<LeaseGrant>> {
-    let store = &eyes.bus.store;
+async fn renew_or_take(context: &ObserverContext, held: Option<&Held>) -> StoreResult<Option<LeaseGrant>> {
+    let store = &context.bus.store;
     if let Some(held) = held
-        && let Some(renewed) = store.renew_leases(std::slice::from_ref(&held.grant), eyes.lease).await?.pop()
+        && let Some(renewed) =
+            store.renew_leases(std::slice::from_ref(&held.grant), context.lease).await?.pop()
     {
         return Ok(Some(renewed));
     }
-    let name = LeaseName::from_stored(format!("observer/{}", eyes.name));
-    store.acquire_lease(&name, &eyes.instance, eyes.lease).await
+    let name = LeaseName::from_stored(format!("observer/{}", context.name));
+    store.acquire_lease(&name, &context.instance, context.lease).await
 }
 
 /// Gives the lease back.
-pub(super) async fn give_back(eyes: &Eyes, publish: &watch::Sender<Option<Held>>) {
+pub(super) async fn give_back(context: &ObserverContext, publish: &watch::Sender<Option<Held>>) {
     if let Some(held) = publish.send_replace(None)
-        && let Err(error) = eyes.bus.store.release_leases(&[held.grant]).await
+        && let Err(error) = context.bus.store.release_leases(&[held.grant]).await
     {
-        store_failed(eyes, "give its lease back", &error);
+        store_failed(context, "give its lease back", &error);
     }
 }
 

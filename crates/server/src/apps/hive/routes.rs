@@ -8,7 +8,7 @@ use chrono::{DateTime, Utc};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use towpath::observer::{ObserverStanding, Platform};
+use towpath::observer::{ObserverStatus, Platform};
 use towpath::retry::ErrorClass;
 use towpath::{HandlerError, Receipt, SendError, Towpath};
 use towpath_hive::alerts::Alert;
@@ -530,9 +530,9 @@ fn platform_state() -> utoipa::openapi::schema::Object {
     one_of(["unknown", "up", "down"])
 }
 
-impl From<ObserverStanding> for ObserverShown {
-    fn from(standing: ObserverStanding) -> Self {
-        let ObserverStanding { name, looking, platform, scanned_at, looks, failures, failing } = standing;
+impl From<ObserverStatus> for ObserverShown {
+    fn from(status: ObserverStatus) -> Self {
+        let ObserverStatus { name, looking, platform, scanned_at, looks, failures, failing } = status;
         let platform = match platform {
             Platform::Unknown => PlatformShown { state: "unknown", ..Default::default() },
             Platform::Up => PlatformShown { state: "up", ..Default::default() },

@@ -11,7 +11,7 @@ use crate::metrics::table;
 /// Where an observer of this process is.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct ObserverStanding {
+pub struct ObserverStatus {
     /// Its name.
     pub name: String,
     /// Whether this instance is the one that looks.
@@ -48,20 +48,20 @@ pub enum Platform {
     },
 }
 
-/// The standings of all observers of this process.
+/// The statuses of all observers of this process.
 #[derive(Clone, Default)]
-pub(crate) struct Standings(Arc<Mutex<BTreeMap<String, ObserverStanding>>>);
+pub(crate) struct ObserverStatuses(Arc<Mutex<BTreeMap<String, ObserverStatus>>>);
 
-impl Standings {
+impl ObserverStatuses {
     /// All of them, by name.
-    pub(crate) fn all(&self) -> Vec<ObserverStanding> {
+    pub(crate) fn all(&self) -> Vec<ObserverStatus> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
     /// Changes one.
-    pub(super) fn change(&self, name: &str, change: impl FnOnce(&mut ObserverStanding)) {
-        let mut standings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let standing = standings.entry(name.to_owned()).or_insert_with(|| ObserverStanding {
+    pub(super) fn change(&self, name: &str, change: impl FnOnce(&mut ObserverStatus)) {
+        let mut statuses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let status = statuses.entry(name.to_owned()).or_insert_with(|| ObserverStatus {
             name: name.to_owned(),
             looking: false,
             platform: Platform::Unknown,
@@ -70,7 +70,7 @@ impl Standings {
             failures: 0,
             failing: 0,
         });
-        change(standing);
+        change(status);
     }
 
     /// An observer begins.
@@ -83,23 +83,23 @@ impl Standings {
 
     /// Sets the gauges of all of them.
     pub(crate) fn measure(&self) {
-        for standing in self.all() {
-            let up = !matches!(standing.platform, Platform::Down { .. });
-            table::OBSERVER_PLATFORM_UP.gauge(&[&standing.name]).set(if up { 1.0 } else { 0.0 });
+        for status in self.all() {
+            let up = !matches!(status.platform, Platform::Down { .. });
+            table::OBSERVER_PLATFORM_UP.gauge(&[&status.name]).set(if up { 1.0 } else { 0.0 });
         }
     }
 
     /// A look has ended.
     pub(super) fn looked(&self, name: &str, seen: bool) {
         table::OBSERVER_LOOKS.counter(&[name, if seen { "seen" } else { "failed" }]).increment(1);
-        self.change(name, |standing| {
-            standing.looks += 1;
-            standing.failures += u64::from(!seen);
+        self.change(name, |status| {
+            status.looks += 1;
+            status.failures += u64::from(!seen);
         });
     }
 
     /// The platform was found to be there, or away.
     pub(super) fn platform_is(&self, name: &str, platform: Platform) {
-        self.change(name, |standing| standing.platform = platform);
+        self.change(name, |status| status.platform = platform);
     }
 }
