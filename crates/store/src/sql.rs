@@ -370,6 +370,13 @@ impl<'c> Session<'c> {
         chosen
     }
 
+    /// Tells the probe of a statement written with `?`, and answers what is sent.
+    fn announced(&self, name: &'static str, sql: &str) -> AssertSqlSafe<String> {
+        self.probe.before(name);
+        let instead = self.probe.instead(name, sql);
+        AssertSqlSafe(self.dialect().placeholders(instead.as_deref().unwrap_or(sql)))
+    }
+
     /// Runs a statement written with `?` and answers how many rows it touched.
     pub(crate) async fn execute(
         &mut self,
@@ -377,8 +384,7 @@ impl<'c> Session<'c> {
         sql: &str,
         values: Vec<Value<'_>>,
     ) -> Result<u64, SqlFault> {
-        self.probe.before(name);
-        let sql = AssertSqlSafe(self.dialect().placeholders(sql));
+        let sql = self.announced(name, sql);
         let Self { connection, care, .. } = self;
         let running = async {
             match connection {
@@ -426,8 +432,7 @@ impl<'c> Session<'c> {
         sql: &str,
         values: Vec<Value<'_>>,
     ) -> Result<Vec<Row>, SqlFault> {
-        self.probe.before(name);
-        let sql = AssertSqlSafe(self.dialect().placeholders(sql));
+        let sql = self.announced(name, sql);
         let Self { connection, care, .. } = self;
         let running = async {
             match connection {

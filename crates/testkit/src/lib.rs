@@ -25,4 +25,4 @@ pub mod store;
 pub use clock::VirtualClock;
 pub use control::under_control;
 pub use given::{Given, Then, When, given};
-pub use probe::{CountingProbe, KillProbe, PauseProbe, StopProbe};
+pub use probe::{CountingProbe, KillProbe, MutantProbe, PauseProbe, StopProbe};
