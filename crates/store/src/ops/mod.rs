@@ -16,6 +16,7 @@ pub(crate) mod listings;
 pub(crate) mod log;
 pub(crate) mod operations;
 pub(crate) mod outbox;
+pub(crate) mod projections;
 pub(crate) mod queues;
 pub(crate) mod reads;
 pub(crate) mod timers;
