@@ -735,6 +735,33 @@ pub(crate) const UNITS_OF_WORK: Table = Table {
     hot: false,
 };
 
+/// Up to which fact the rows of each aggregate are made, a row per projection and aggregate; locked while they are written. The
+/// one without an aggregate's id says by which version of the projection all were made that were there.
+pub(crate) const PROJECTIONS: Table = Table {
+    name: "projections",
+    columns: &[
+        column("projection", Name(64)),
+        column("aggregate_kind", Name(64)),
+        column("aggregate_id", Name(128)),
+        column("version", Long),
+        // Which version of the projection has made the rows; 0: none.
+        column("projection_version", Long),
+        // Why it does not go on behind `version`; null where it does.
+        nullable("failed_at", Time),
+        nullable("failed_reason", Name(128)),
+        nullable("failed_message", Text),
+    ],
+    primary_key: &["projection", "aggregate_kind", "aggregate_id"],
+    indexes: &[Index {
+        name: "projections_failed",
+        columns: &["failed_at", "projection"],
+        unique: false,
+        only: Only::FirstNotNull,
+    }],
+    foreign_key: None,
+    hot: true,
+};
+
 /// The revision of the local topology: one row, whose lock makes two that change it take turns.
 pub(crate) const LOCAL_TOPOLOGY: Table = Table {
     name: "local_topology",

@@ -27,6 +27,7 @@ mod notices;
 pub mod observer;
 mod operations;
 mod outbox;
+pub mod projection;
 mod publishing;
 mod registry;
 mod relay;
@@ -55,6 +56,7 @@ pub use consumer::{
 pub use listings::{ConsumerView, Trace, arranged};
 pub use operations::{OPERATION_KIND, OPERATION_PERFORMED, Operations, Outcome, Ran};
 pub use outbox::{Outbox, OutboxError};
+pub use projection::{Projection, Projections};
 pub use registry::Registry;
 pub use send::{Accepted, Send};
 pub use sequencer::complete_head;

@@ -44,6 +44,7 @@ use crate::metrics::{Gauges, Meters};
 use crate::observer::{Observer, ObserverContext, ObserverStatus, ObserverStatuses};
 use crate::operations::{self, Operations};
 use crate::outbox::Outbox;
+use crate::projection::{self, Projections};
 use crate::registry::Registry;
 use crate::relay::{self, RelayContext, RelayWakes};
 use crate::send::Send;
@@ -84,6 +85,7 @@ pub struct Towpath {
     pub(crate) relayed: Arc<[Channel]>,
     pub(crate) consumers: Arc<[ConsumerView]>,
     observers: ObserverStatuses,
+    pub(crate) projections: Arc<[Projections]>,
     pub(crate) gauges: Arc<Gauges>,
     page_size: NonZeroU64,
     /// Events that begin flows: they may stand without a cause.
@@ -111,6 +113,7 @@ pub struct Builder {
     channels: Vec<Channel>,
     topology: Topology,
     consumers: Vec<Consumer>,
+    projections: Vec<Projections>,
     tables: Vec<Table>,
     versions: Vec<Versions>,
     observers: Vec<Observer>,
@@ -234,6 +237,7 @@ impl Towpath {
             registry: Registry::default(),
             channels: Vec::new(),
             consumers: Vec::new(),
+            projections: Vec::new(),
             tables: Vec::new(),
             versions: Vec::new(),
             observers: Vec::new(),
@@ -592,6 +596,14 @@ impl Builder {
         self
     }
 
+    /// Adds projections: rows that are made from facts, by a consumer of their own. What an older version has made, or nobody,
+    /// is made anew in the background ([`Towpath::projections`] says how far that is).
+    pub fn projections(mut self, projections: Projections) -> Self {
+        self.consumers.push(projections.consumer());
+        self.projections.push(projections);
+        self
+    }
+
     /// Adds tables of the application's own: made at the start where they are missing.
     pub fn tables(mut self, tables: &[Table]) -> Self {
         self.tables.extend_from_slice(tables);
@@ -746,6 +758,7 @@ impl Builder {
             return Err(error.into());
         }
         each_once(&self.channels)?;
+        Projections::check(&self.projections).map_err(StartError::Wiring)?;
         let formats = self.registry.formats();
         check_formats(formats, &self.channels, &self.consumers, &self.dead_letter_queues)?;
         let broker_url = BrokerUrl::parse(&self.broker_url)?;
@@ -866,6 +879,10 @@ impl Builder {
             for queue in self.dead_letter_queues {
                 services.push(consumer::start_reader(running.clone(), queue));
             }
+            if !self.projections.is_empty() {
+                let (pace, all) = ((self.lease, self.scan), &self.projections);
+                services.push(projection::start(store.clone(), instance.clone(), pace, all));
+            }
         }
         let observers = ObserverStatuses::default();
         for Observer { name, start } in self.observers.into_iter().filter(|_| self.workers) {
@@ -907,6 +924,7 @@ impl Builder {
             relayed: outbox_channels,
             consumers: consumer_views,
             observers,
+            projections: self.projections.into(),
             gauges: Arc::new(gauges),
             page_size,
             root_events: self.root_events.into(),

@@ -222,7 +222,7 @@ impl Tx {
     }
 
     /// The store's own side of it.
-    fn sql(&mut self) -> &mut SqlTransaction {
+    pub(crate) fn sql(&mut self) -> &mut SqlTransaction {
         &mut self.open_mut().sql
     }
 

@@ -66,9 +66,14 @@ fn every_error_code_has_its_section() {
         assert!(read(&format!("apps/hive/src/{file}")).contains(&format!("\"{code}\"")), "{code}");
         codes.insert(code.to_owned());
     }
-    // A consumer of hive's keeps its own with the delivery.
-    assert!(read("apps/hive/src/views.rs").contains("\"fact-out-of-order\""));
-    codes.insert("fact-out-of-order".to_owned());
+    // Those of projections are kept with the delivery.
+    for (code, file) in
+        [("fact-out-of-order", "engine.rs"), ("projection-newer", "mod.rs"), ("row-not-asked-for", "rows.rs")]
+    {
+        let source = read(&format!("crates/towpath/src/projection/{file}"));
+        assert!(source.contains(&format!("\"{code}\"")), "{code}");
+        codes.insert(code.to_owned());
+    }
     codes.extend(of_problems);
     // The last words of a stream are no answers, and have no status.
     for code in ["reader-too-slow", "token-expired"] {

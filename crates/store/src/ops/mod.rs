@@ -23,6 +23,7 @@ pub(crate) mod log;
 pub(crate) mod notices;
 pub(crate) mod operations;
 pub(crate) mod outbox;
+pub(crate) mod projections;
 pub(crate) mod queues;
 pub(crate) mod timers;
 pub(crate) mod units;

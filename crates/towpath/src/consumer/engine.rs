@@ -731,7 +731,7 @@ pub(super) fn lane_of_key(received: &Received) -> Lane {
     AggregateKey::from_stored("message", key).lane()
 }
 
-fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "the handler panicked".to_owned())

@@ -35,7 +35,7 @@ use towpath_store::sqlx;
 use crate::bus::SendError;
 use crate::tx::{Lender, Tx, WrongDatabase};
 
-pub(crate) use engine::{Running, start};
+pub(crate) use engine::{Running, panic_message, start};
 pub use letters::{Letters, LettersError, Preview, ReplayReport};
 pub use reader::DeadLetterQueue;
 pub(crate) use reader::start as start_reader;

@@ -1,0 +1,201 @@
+//! Takes facts in: each once, in order, onto rows that are locked meanwhile.
+//!
+//! A row of the library's own per projection and aggregate says which fact was the last. It is locked first, so that
+//! instances, a rebuild and a delivery that comes twice take turns. Facts that are known are skipped; where some are missing, or
+//! the rows are of an older version of the projection, they are read from the log, a page at a time.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use towpath_core::ids::{AggregateId, AggregateKey, Version};
+use towpath_core::incoming::IncomingEvent;
+use towpath_core::ports::store::StoreError;
+use towpath_store::{Projected, SqlTransaction};
+
+use super::rows::{RowKey, Rows};
+use super::{AnyFact, AnyProjection, OwnedTable};
+use crate::consumer::{HandlerError, panic_message};
+use crate::observer::ObserverWake;
+
+/// How many facts are read from the log at a time, at most.
+const PAGE: u64 = 500;
+
+/// How many bytes of payloads are read at a time; one that is larger is read alone.
+const PAGE_BYTES: u64 = 4 << 20;
+
+/// The code of a fact that comes before those that it follows, which are not in the log either.
+const OUT_OF_ORDER: &str = "fact-out-of-order";
+
+/// Why facts were not taken in.
+pub(super) enum Trouble {
+    /// One of this aggregate's cannot be projected.
+    Fact(AggregateId, HandlerError),
+    /// Facts are missing, in the log too.
+    Missing(HandlerError),
+    /// A newer version of the projection has made the rows: this one must leave them alone.
+    MadeByNewer,
+    Store(StoreError),
+}
+
+impl From<StoreError> for Trouble {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+/// Takes in those facts that are the projection's.
+pub(super) async fn take_in(
+    sql: &mut SqlTransaction,
+    projection: &dyn AnyProjection,
+    events: &[IncomingEvent],
+) -> Result<Made, Trouble> {
+    let (name, kind, by) = (projection.name(), projection.kind(), projection.version());
+    let mut arrived: BTreeMap<String, BTreeMap<Version, &IncomingEvent>> = BTreeMap::new();
+    for event in events {
+        if let (Some(aggregate), Some(version)) = (&event.aggregate, event.aggregate_version)
+            && (aggregate.kind.as_str(), version > 0) == (kind, true)
+        {
+            arrived.entry(aggregate.id.to_string()).or_default().insert(version, event);
+        }
+    }
+    if arrived.is_empty() {
+        return Ok(Made::default());
+    }
+    let ids: Vec<String> = arrived.keys().cloned().collect();
+    let projected = sql.lock_projected(name, kind, &ids).await?;
+    if projected.values().any(|projected| projected.by > by) {
+        return Err(Trouble::MadeByNewer);
+    }
+    let anew: Vec<String> =
+        projected.iter().filter(|(_, projected)| projected.by < by).map(|(id, _)| id.clone()).collect();
+    clear(sql, projection, &anew).await?;
+
+    let mut made = Made::default();
+    let (mut together, mut reached) = (Vec::new(), Vec::new());
+    for (id, mut facts) in arrived {
+        let Projected { version, by: made_by } = projected.get(&id).copied().unwrap_or_default();
+        // What older rows were made of is acknowledged: it does not come again.
+        let (known, at_least) = if made_by == by { (version, 0) } else { (0, version) };
+        let new = facts.split_off(&(known + 1));
+        let Some(last) = new.keys().next_back().map(|last| at_least.max(*last)) else { continue };
+        if last - known == new.len() as u64 {
+            together.extend(new.into_values());
+        } else {
+            let key = AggregateKey::from_stored(kind, &id);
+            let read = catch_up(sql, projection, &key, known, last, &mut made).await?;
+            if read < last {
+                let message = format!("{id} is known up to its fact {read}, and {last} has come");
+                return Err(Trouble::Missing(HandlerError::transient(OUT_OF_ORDER, message)));
+            }
+        }
+        reached.push((id, last));
+    }
+    made.project(sql, projection, together.into_iter()).await?;
+    if !reached.is_empty() {
+        sql.note_projected(name, kind, by, &reached).await?;
+    }
+    Ok(made)
+}
+
+/// Makes one aggregate anew from the log, up to this fact or the last that its rows were made of. Answers nothing when it
+/// needs not be.
+pub(super) async fn make_anew(
+    sql: &mut SqlTransaction,
+    projection: &dyn AnyProjection,
+    id: &str,
+    up_to: Version,
+    also_if_current: bool,
+) -> Result<Option<Made>, Trouble> {
+    let (name, kind, by) = (projection.name(), projection.kind(), projection.version());
+    let ids = [id.to_owned()];
+    let projected = sql.lock_projected(name, kind, &ids).await?;
+    let Projected { version, by: made_by } = projected.get(id).copied().unwrap_or_default();
+    if made_by > by || (made_by == by && !also_if_current) {
+        return Ok(None);
+    }
+    clear(sql, projection, &ids).await?;
+    let mut made = Made::default();
+    let key = AggregateKey::from_stored(kind, id);
+    // The consumer may have gone on since somebody looked how far it is.
+    match catch_up(sql, projection, &key, 0, up_to.max(version), &mut made).await? {
+        0 => sql.forget_projected(name, kind, id).await?,
+        reached => sql.note_projected(name, kind, by, &[(id.to_owned(), reached)]).await?,
+    }
+    Ok(Some(made))
+}
+
+async fn clear(
+    sql: &mut SqlTransaction,
+    projection: &dyn AnyProjection,
+    ids: &[String],
+) -> Result<(), StoreError> {
+    if !ids.is_empty() {
+        for OwnedTable { table, aggregate } in projection.tables() {
+            sql.delete_rows_of(table, aggregate, ids).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Projects the facts of an aggregate behind one and up to another, from the log. Answers how far that goes.
+async fn catch_up(
+    sql: &mut SqlTransaction,
+    projection: &dyn AnyProjection,
+    aggregate: &AggregateKey,
+    after: Version,
+    up_to: Version,
+    made: &mut Made,
+) -> Result<Version, Trouble> {
+    let mut known = after;
+    while known < up_to {
+        let most = u32::try_from((up_to - known).min(PAGE)).unwrap_or(u32::MAX);
+        let page = sql.events_of_within(aggregate, known, most, PAGE_BYTES).await?;
+        let Some(last) = page.last() else { break };
+        known = last.envelope.aggregate_version;
+        let events: Vec<IncomingEvent> =
+            page.into_iter().map(|recorded| IncomingEvent::from(recorded.envelope)).collect();
+        made.project(sql, projection, events.iter()).await?;
+    }
+    Ok(known)
+}
+
+/// What was done so far.
+#[derive(Default)]
+pub(super) struct Made {
+    pub(super) facts: u64,
+    /// Whom to wake after the commit.
+    pub(super) wake: Option<ObserverWake>,
+}
+
+impl Made {
+    /// Projects facts onto their rows, which are read and written once per table.
+    async fn project<'e>(
+        &mut self,
+        sql: &mut SqlTransaction,
+        projection: &dyn AnyProjection,
+        events: impl Iterator<Item = &'e IncomingEvent>,
+    ) -> Result<(), Trouble> {
+        let mut facts: Vec<(AggregateId, Box<dyn AnyFact + '_>)> = Vec::new();
+        for event in events {
+            self.facts += 1;
+            let Some(aggregate) = &event.aggregate else { continue };
+            match projection.read(event) {
+                Ok(read) => facts.extend(read.map(|fact| (aggregate.id.clone(), fact))),
+                Err(error) => return Err(Trouble::Fact(aggregate.id.clone(), error)),
+            }
+        }
+        let mut rows = Rows::default();
+        let keys: Vec<RowKey> = facts.iter().flat_map(|(_, fact)| fact.keys()).collect();
+        rows.load(sql, keys).await?;
+        for (id, fact) in &facts {
+            // A panic is the fact's fault, and not that of those beside it.
+            let projected = catch_unwind(AssertUnwindSafe(|| fact.project(&mut rows)));
+            let projected = projected.unwrap_or_else(|panic| {
+                Err(HandlerError::transient("handler-panicked", panic_message(panic.as_ref())))
+            });
+            projected.map_err(|error| Trouble::Fact(id.clone(), error))?;
+            self.wake = fact.wakes().or(self.wake.take());
+        }
+        Ok(rows.write(sql).await?)
+    }
+}
