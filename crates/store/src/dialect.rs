@@ -624,7 +624,7 @@ fn qualify(condition: &str, alias: &str) -> String {
 #[cfg(all(test, feature = "sqlite", feature = "postgres", feature = "mysql"))]
 mod tests {
     use super::*;
-    use crate::schema::{CHANNELS, EVENT_OUTBOX};
+    use crate::schema::{CHANNELS, OUTBOX_READY};
 
     #[test]
     fn postgres_numbers_its_placeholders() {
@@ -648,7 +648,7 @@ mod tests {
 
     #[test]
     fn a_partial_index_is_asked_by_its_own_condition() {
-        let ready = &EVENT_OUTBOX.indexes[1];
+        let ready = OUTBOX_READY;
         let (column, condition) = Dialect::Postgres.partial(ready, "o.");
         assert_eq!(
             format!("{column} = ?{condition}"),

@@ -106,6 +106,15 @@ const fn unique(name: &'static str, columns: &'static [&'static str]) -> Index {
     Index { name, columns, unique: true, only: Only::All }
 }
 
+/// Texts are not compared with `==` in constants.
+const fn is_same(one: &[u8], other: &[u8]) -> bool {
+    let mut at = 0;
+    while at < one.len() && at < other.len() && one[at] == other[at] {
+        at += 1;
+    }
+    at == one.len() && at == other.len()
+}
+
 impl Column {
     /// A column that always has a value.
     pub const fn new(name: &'static str, kind: ColumnKind) -> Self {
@@ -154,6 +163,19 @@ impl Table {
     /// The columns that tell its rows apart.
     pub const fn primary_key(&self) -> &'static [&'static str] {
         self.primary_key
+    }
+
+    /// The index of that name. Asked for in constants, so that one that is not there does not compile.
+    #[allow(clippy::panic, reason = "the compiler's, and nobody else's")]
+    pub(crate) const fn index(&self, name: &str) -> &'static Index {
+        let mut at = 0;
+        while at < self.indexes.len() {
+            if is_same(self.indexes[at].name.as_bytes(), name.as_bytes()) {
+                return &self.indexes[at];
+            }
+            at += 1;
+        }
+        panic!("the table has no index of that name");
     }
 
     /// The names of its columns.
@@ -432,6 +454,18 @@ pub(crate) const EVENT_OUTBOX: Table = Table {
     hot: false,
 };
 
+/// Rows that can be published, by channel and number.
+pub(crate) const OUTBOX_READY: &Index = EVENT_OUTBOX.index("event_outbox_ready");
+
+/// Rows that wait behind another one of their lane.
+pub(crate) const OUTBOX_PARKED: &Index = EVENT_OUTBOX.index("event_outbox_parked");
+
+/// Rows that were given up.
+pub(crate) const OUTBOX_FAILED: &Index = EVENT_OUTBOX.index("event_outbox_failed");
+
+/// Rows that are through: sent, or skipped.
+pub(crate) const OUTBOX_SENT: &Index = EVENT_OUTBOX.index("event_outbox_sent");
+
 /// Lanes that wait for one row of theirs.
 pub(crate) const PARKED_LANES: Table = Table {
     name: "parked_lanes",
@@ -626,6 +660,9 @@ pub(crate) const TIMERS: Table = Table {
     foreign_key: None,
     hot: false,
 };
+
+/// Timers that wait for their moment.
+pub(crate) const TIMERS_DUE: &Index = TIMERS.index("timers_due");
 
 /// Channels registered in this database.
 pub(crate) const CHANNELS: Table = Table {

@@ -10,8 +10,8 @@ use chrono::{DateTime, Utc};
 use towpath_core::ports::store::{Cleaning, LeaseGrant, StoreResult};
 
 use crate::ops::leases::fence;
-use crate::schema::{EVENT_OUTBOX, INBOX, Index};
-use crate::sql::{Session, Value, unreadable, values};
+use crate::schema::{INBOX, OUTBOX_SENT};
+use crate::sql::{Session, Value, values};
 use crate::store::{SqlStore, transacting};
 
 /// How many pages without anything old in them are read of one channel, in one go.
@@ -95,7 +95,7 @@ async fn outbox(
     limit: u32,
     walked: &Walked,
 ) -> StoreResult<u64> {
-    let (channel, sent) = session.dialect().partial(sent_rows()?, "o.");
+    let (channel, sent) = session.dialect().partial(OUTBOX_SENT, "o.");
     let next_channel =
         format!("SELECT o.channel FROM event_outbox o WHERE {channel} > ?{sent} ORDER BY {channel} LIMIT 1");
     let (mut deleted, mut behind) = (0, String::new());
@@ -124,7 +124,7 @@ async fn old_rows(
     limit: u32,
     walked: &Walked,
 ) -> StoreResult<Vec<i64>> {
-    let (column, sent) = session.dialect().partial(sent_rows()?, "o.");
+    let (column, sent) = session.dialect().partial(OUTBOX_SENT, "o.");
     let (pinned, first) = session.dialect().pinned(&column);
     let page = format!(
         "SELECT o.outbox_id, o.status_changed_at FROM event_outbox o WHERE {pinned}{sent} AND o.outbox_id > ? \
@@ -162,7 +162,7 @@ async fn inbox(
     before: DateTime<Utc>,
     limit: u32,
 ) -> StoreResult<u64> {
-    let (changed_at, over) = session.dialect().partial(&INBOX.indexes[0], "");
+    let (changed_at, over) = session.dialect().partial(const { INBOX.index("inbox_over") }, "");
     let what = What { table: "inbox", over: &over, ended_at: &changed_at };
     delete_oldest(session, lease, &what, before, limit).await
 }
@@ -244,15 +244,6 @@ async fn delete_oldest(
     }
     fence(session, std::slice::from_ref(lease)).await?;
     Ok(deleted)
-}
-
-fn sent_rows() -> StoreResult<&'static Index> {
-    let by_name = |index: &&Index| index.name == "event_outbox_sent";
-    EVENT_OUTBOX
-        .indexes
-        .iter()
-        .find(by_name)
-        .ok_or_else(|| unreadable("event_outbox", "it has no such index"))
 }
 
 /// Deletes leases that belonged to one instance each and ended long ago. The names of those hold the instance's id, which

@@ -5,14 +5,14 @@ use chrono::{DateTime, Utc};
 use towpath_core::ids::{AggregateKey, CommandId};
 use towpath_core::lifecycle::{CommandStatus, CommandStep};
 use towpath_core::ports::store::{
-    CLAIMED_BYTES, CommandRecord, CommandResult, CommandSession, Commands, CompletedCommand, Counts,
-    FailedCommand, Found, LeaseGrant, Loaded, NewCommand, StoreError, StoreResult,
+    CLAIMED_BYTES, CommandRecord, CommandResult, CommandSession, Commands, CompletedCommand, FailedCommand,
+    Found, LeaseGrant, Loaded, NewCommand, StoreError, StoreResult,
 };
 
 use crate::bounded::how_many_fit;
 use crate::ops::append::{append, append_with_command};
 use crate::ops::leases::{HELD, fence, held_by, holder_is_gone, none_of};
-use crate::rows::{command_values, insert_sql, read_command, select_list, stored};
+use crate::rows::{command_values, insert_sql, read_command, select_list};
 use crate::schema::COMMAND_BOX;
 use crate::sql::{Session, SqlFault, Value, code, readable, unreadable, values};
 use crate::store::{OpenConnection, Purpose, SqlStore, reading, transacting, writing_once};
@@ -382,15 +382,6 @@ async fn find(session: &mut Session<'_>, command_id: &CommandId) -> StoreResult<
         Some(row) => read_command(&row, ""),
         None => Ok(None),
     }
-}
-
-pub(crate) async fn counts(session: &mut Session<'_>) -> StoreResult<Counts<CommandStatus>> {
-    let sql = "SELECT status, COUNT(*) AS rows_in FROM command_box GROUP BY status";
-    let mut counts = Counts { by_status: Vec::new() };
-    for row in session.rows("commands.count", sql, values![]).await? {
-        counts.by_status.push((stored(&row, "status")?, row.count("rows_in")?));
-    }
-    Ok(counts)
 }
 
 /// Refuses the transaction unless the claim it ends was made under the newest grant. Asked last: the lock on the

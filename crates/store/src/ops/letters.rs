@@ -19,9 +19,21 @@ use crate::rows::{
     body_in_base64, body_to_stored, insert_sql, letter_values, read_letter, select_list, select_list_instead,
     stored,
 };
-use crate::schema::DEAD_LETTERS;
+use crate::schema::{DEAD_LETTERS, Index};
 use crate::sql::{Chosen, Session, SqlFault, Value, code, readable, unreadable, values};
 use crate::store::{SqlStore, listing, reading, transacting, writing_once};
+
+/// Letters that are not through, by handler and lane.
+const OPEN: &Index = DEAD_LETTERS.index("dead_letters_open");
+
+/// The same, by delivery.
+const OF_DELIVERY: &Index = DEAD_LETTERS.index("dead_letters_delivery");
+
+/// Letters that wait for their time.
+const DUE: &Index = DEAD_LETTERS.index("dead_letters_due");
+
+/// Letters that have ended.
+const OVER: &Index = DEAD_LETTERS.index("dead_letters_ended");
 
 #[async_trait]
 impl Letters for SqlStore {
@@ -172,7 +184,7 @@ pub(crate) async fn waiting_lanes(
         let row = session.row("letters.waiting", &format!("SELECT dead_letter_id {first}"), keys).await?;
         return Ok(row.map(|_| *lane).into_iter().collect());
     }
-    let (open_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[0], "d.");
+    let (open_handler, condition) = session.dialect().partial(OPEN, "d.");
     let mut keys = values![];
     let asked = session.numbers(lanes.iter().map(|lane| lane.to_stored()).collect(), &mut keys);
     keys.extend(values![handler.as_str()]);
@@ -317,7 +329,7 @@ pub(crate) async fn set_aside_of(
     handler: &HandlerName,
     event_ids: &[EventId],
 ) -> StoreResult<Vec<EventId>> {
-    let (open_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[1], "");
+    let (open_handler, condition) = session.dialect().partial(OF_DELIVERY, "");
     let marks = vec!["?"; event_ids.len()].join(", ");
     let sql = format!(
         "SELECT event_id FROM dead_letters WHERE {open_handler} = ?{condition} AND event_id IN ({marks})"
@@ -372,7 +384,7 @@ async fn insert(
 
 async fn open_letter_of(session: &mut Session<'_>, letter: &NewLetter) -> StoreResult<Option<u64>> {
     let (Some(handler), Some(event_id)) = (&letter.handler, letter.event_id) else { return Ok(None) };
-    let (open_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[1], "");
+    let (open_handler, condition) = session.dialect().partial(OF_DELIVERY, "");
     let sql = format!(
         "SELECT dead_letter_id FROM dead_letters WHERE {open_handler} = ?{condition} AND event_id = ? {}",
         session.dialect().for_update()
@@ -383,7 +395,7 @@ async fn open_letter_of(session: &mut Session<'_>, letter: &NewLetter) -> StoreR
 
 /// When the next letter of a handler is due.
 async fn next_due(session: &mut Session<'_>, handler: &HandlerName) -> StoreResult<Option<DateTime<Utc>>> {
-    let (due_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[2], "");
+    let (due_handler, condition) = session.dialect().partial(DUE, "");
     let sql =
         format!("SELECT due_at FROM dead_letters WHERE {due_handler} = ?{condition} ORDER BY due_at LIMIT 1");
     let row = session.row("letters.next_due", &sql, values![handler.as_str()]).await?;
@@ -400,7 +412,7 @@ async fn take(
     now: DateTime<Utc>,
     until: DateTime<Utc>,
 ) -> StoreResult<Option<Letter>> {
-    let (due_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[2], "d.");
+    let (due_handler, condition) = session.dialect().partial(DUE, "d.");
     let others = match in_hand {
         [] => String::new(),
         some => format!(" AND d.dead_letter_id NOT IN ({})", vec!["?"; some.len()].join(", ")),
@@ -502,7 +514,7 @@ async fn advance_behind(
     after: Option<Lane>,
     now: DateTime<Utc>,
 ) -> StoreResult<Option<Lane>> {
-    let (open_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[0], "");
+    let (open_handler, condition) = session.dialect().partial(OPEN, "");
     let (pinned, first) = session.dialect().pinned_for_a_walk(&open_handler);
     let sql = format!(
         "SELECT lane, status FROM dead_letters WHERE {pinned}{condition} AND lane > ? \
@@ -571,7 +583,7 @@ async fn first_of_lane(
 /// letters, however many there are in this lane or in others.
 fn first_of<'a>(session: &Session<'_>, handler: &'a HandlerName, lane: Lane) -> (String, Vec<Value<'a>>) {
     let dialect = session.dialect();
-    let (open_handler, condition) = dialect.partial(&DEAD_LETTERS.indexes[0], "");
+    let (open_handler, condition) = dialect.partial(OPEN, "");
     let (by_handler, handler_first) = dialect.pinned(&open_handler);
     let (by_lane, lane_first) = dialect.pinned("lane");
     let mut keys: Vec<Value<'a>> = by_handler.matches('?').map(|_| Value::from(handler.as_str())).collect();
@@ -817,7 +829,7 @@ pub(crate) async fn clean(
 ) -> StoreResult<u64> {
     let mut ended: Vec<(i64, Option<(String, uuid::Uuid)>)> = Vec::new();
     for status in LetterStatus::ALL.iter().filter(|status| ENDED.contains(status)) {
-        let (ended_status, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[5], "");
+        let (ended_status, condition) = session.dialect().partial(OVER, "");
         let sql = format!(
             "SELECT dead_letter_id, handler, event_id FROM dead_letters WHERE {ended_status} = ?{condition} \
              AND status_changed_at < ? ORDER BY status_changed_at LIMIT {limit}"

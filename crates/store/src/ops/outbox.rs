@@ -8,17 +8,17 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use towpath_core::ids::{ChannelName, EventId, Lane};
+use towpath_core::ids::{ChannelName, Lane};
 use towpath_core::lifecycle::{OutboxStatus, OutboxStep};
 use towpath_core::ports::store::{
-    Counts, FailedFilter, FailedRow, LeaseGrant, Outbox, OutboxClaim, OutboxItem, OutboxOutcome,
-    OutboxResult, OutboxRow, StoreResult,
+    FailedFilter, FailedRow, LeaseGrant, Outbox, OutboxClaim, OutboxItem, OutboxOutcome, OutboxResult,
+    StoreResult,
 };
 
 use crate::floors::{Floors, Place, count_return, guarded, standing_of};
 use crate::ops::leases::fence;
-use crate::rows::{insert_sql, read_event, read_outbox, select_list, stored};
-use crate::schema::{DOMAIN_EVENTS, EVENT_OUTBOX, Index, PARKED_LANES};
+use crate::rows::{insert_sql, read_event, select_list, stored};
+use crate::schema::{DOMAIN_EVENTS, OUTBOX_PARKED, OUTBOX_READY, PARKED_LANES};
 use crate::sql::{Chosen, Row, Session, Value, code, readable, unreadable, values};
 use crate::store::{SqlStore, listing, reading, transacting};
 
@@ -117,7 +117,7 @@ fn look_sql<'v>(
     floor: Option<i64>,
     keys: &mut Vec<Value<'v>>,
 ) -> String {
-    let (channel, condition) = session.dialect().partial(ready_index(), "o.");
+    let (channel, condition) = session.dialect().partial(OUTBOX_READY, "o.");
     // A table that is all backlog would else be read by its primary key, rows of all partitions and those that were sent
     // a moment ago included.
     let (pinned, first) = session.dialect().pinned(&channel);
@@ -463,26 +463,6 @@ pub(crate) async fn reopen(
     Ok(reopened)
 }
 
-pub(crate) async fn of_event(session: &mut Session<'_>, event_id: EventId) -> StoreResult<Vec<OutboxRow>> {
-    let sql = format!(
-        "SELECT {} FROM event_outbox o WHERE o.event_id = ? ORDER BY o.channel",
-        select_list(&EVENT_OUTBOX, "o", "")
-    );
-    session.rows("outbox.of", &sql, values![event_id.0]).await?.iter().map(read_outbox).collect()
-}
-
-pub(crate) async fn counts(
-    session: &mut Session<'_>,
-    channel: &ChannelName,
-) -> StoreResult<Counts<OutboxStatus>> {
-    let sql = "SELECT status, COUNT(*) AS rows_in FROM event_outbox WHERE channel = ? GROUP BY status";
-    let mut counts = Counts { by_status: Vec::new() };
-    for row in session.rows("outbox.count", sql, values![channel.as_str()]).await? {
-        counts.by_status.push((stored(&row, "status")?, row.count("rows_in")?));
-    }
-    Ok(counts)
-}
-
 /// How many rows of a lane are let go at a time: a lane that has waited for a day may have more than a statement can change
 /// in its time.
 const OPENED_AT_ONCE: usize = 1000;
@@ -511,7 +491,7 @@ async fn unpark(
     keys.extend(values![channel.as_str()]);
     let sql = format!("{} WHERE {} AND channel = ?", chosen.delete, chosen.condition);
     session.execute("outbox.unpark_lanes", &sql, keys).await?;
-    let (parked_channel, parked) = session.dialect().partial(parked_index(), "");
+    let (parked_channel, parked) = session.dialect().partial(OUTBOX_PARKED, "");
     let mut keys = values![];
     let Chosen { target, condition, .. } = session.choose_for_update("event_outbox", "lane", open, &mut keys);
     keys.extend(values![channel.as_str()]);
@@ -527,7 +507,7 @@ async fn nth_parked(
     channel: &ChannelName,
     lane: Lane,
 ) -> StoreResult<Option<i64>> {
-    let (parked_channel, parked) = session.dialect().partial(parked_index(), "");
+    let (parked_channel, parked) = session.dialect().partial(OUTBOX_PARKED, "");
     let sql = format!(
         "SELECT outbox_id FROM event_outbox WHERE {parked_channel} = ? AND lane = ?{parked} \
          ORDER BY outbox_id LIMIT 2 OFFSET {}",
@@ -550,7 +530,7 @@ async fn unpark_up_to(
     let sql = "UPDATE parked_lanes SET head_outbox_id = ?, due_at = ? WHERE channel = ? AND lane = ?";
     let waits = values![last, now, channel.as_str(), lane.to_stored()];
     session.execute("outbox.next_head", sql, waits).await?;
-    let (parked_channel, parked) = session.dialect().partial(parked_index(), "");
+    let (parked_channel, parked) = session.dialect().partial(OUTBOX_PARKED, "");
     let sql = format!(
         "UPDATE event_outbox SET parked_at = NULL WHERE {parked_channel} = ? AND lane = ? AND outbox_id <= ?{parked}"
     );
@@ -580,14 +560,6 @@ async fn park_lanes(
     );
     session.execute("outbox.park_lanes", &sql, parked).await?;
     Ok(())
-}
-
-fn ready_index() -> &'static Index {
-    &EVENT_OUTBOX.indexes[1]
-}
-
-fn parked_index() -> &'static Index {
-    &EVENT_OUTBOX.indexes[2]
 }
 
 fn step(from: OutboxStatus, step: OutboxStep) -> StoreResult<OutboxStatus> {

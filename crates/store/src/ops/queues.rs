@@ -263,10 +263,10 @@ async fn look(session: &mut Session<'_>, queue: &str) -> StoreResult<Waiting> {
 }
 
 /// The index of messages that can be taken.
-const READY: &Index = &LOCAL_MESSAGES.indexes[0];
+const READY: &Index = LOCAL_MESSAGES.index("local_messages_ready");
 
 /// The index of messages that wait for their time.
-const DELAYED: &Index = &LOCAL_MESSAGES.indexes[1];
+const DELAYED: &Index = LOCAL_MESSAGES.index("local_messages_delayed");
 
 /// The messages of one queue in an index, and the order of that index. Messages of other queues, however many, must not be
 /// read on the way: `the_cost_of_taking` measures it.
@@ -421,10 +421,6 @@ async fn forget_receivers(session: &mut Session<'_>) -> StoreResult<u64> {
     );
     let end = format!("{LEASES_OF_RECEIVERS}{}", char::MAX);
     Ok(session.execute("queues.forget", &sql, values![LEASES_OF_RECEIVERS, end]).await?)
-}
-
-pub(crate) async fn depth(session: &mut Session<'_>, queue: &str) -> StoreResult<QueueDepth> {
-    Ok(depths(session, &[queue]).await?.into_iter().flatten().next().unwrap_or_default())
 }
 
 /// How much queues hold, in one statement however many they are.

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use crate::bounded::how_many_fit;
 use crate::ops::leases::{HELD, fence, fenced, held_by, holder_is_gone, none_of};
 use crate::rows::{insert_sql, read_timer, select_list, timer_values};
-use crate::schema::TIMERS;
+use crate::schema::{TIMERS, TIMERS_DUE};
 use crate::sql::{Session, SqlFault, Value, code, readable, unreadable, values};
 use crate::store::{SqlStore, reading, transacting, writing_once};
 
@@ -90,7 +90,7 @@ async fn claim(
         return Ok(Vec::new());
     }
     recover(session, now).await?;
-    let (due_at, condition) = session.dialect().partial(&TIMERS.indexes[0], "t.");
+    let (due_at, condition) = session.dialect().partial(TIMERS_DUE, "t.");
     let sql = format!(
         "SELECT t.timer_id, CAST(OCTET_LENGTH(t.payload) AS {}) AS bytes FROM timers t \
          WHERE {due_at} <= ?{condition} AND t.command_type IN ({}) ORDER BY {due_at}, t.timer_id LIMIT {limit} {}",
@@ -242,7 +242,7 @@ async fn waiting(
         Some([]) => return Ok(Vec::new()),
         Some(types) => format!(" AND t.command_type IN ({})", vec!["?"; types.len()].join(", ")),
     };
-    let (due_at, condition) = session.dialect().partial(&TIMERS.indexes[0], "t.");
+    let (due_at, condition) = session.dialect().partial(TIMERS_DUE, "t.");
     let sql = format!(
         "SELECT {} FROM timers t WHERE {due_at} IS NOT NULL{condition}{of_types} \
          ORDER BY {due_at}, t.timer_id LIMIT {limit}",

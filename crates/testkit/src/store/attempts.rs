@@ -1,6 +1,7 @@
 //! Attempts: a process that begins with deliveries writes so down, and the next one knows what it did not survive.
 
 use towpath_core::ids::{EventId, HandlerName};
+use towpath_core::letters::NewLetter;
 use towpath_core::lifecycle::InboxStatus;
 use towpath_core::ports::store::{CameBefore, FirstDelivery, InboxFailure, Store};
 
@@ -20,8 +21,15 @@ pub async fn an_attempt_that_did_not_end_is_known(fixture: &impl StoreFixture) {
     store.let_go_of_attempts(&events[..1], &ship, "one").await.expect("let go");
     store.let_go_of_attempts(&events[1..2], &ship, "two").await.expect("let go of what is another's");
     assert_eq!(mark(&*store, &events[2..], &ship).await.len(), 1);
+    let anothers = NewLetter { event_id: Some(events[1]), ..letter(&handler("bill"), 1) };
+    set_aside(&*store, &anothers, Some(moment(9))).await;
     let before = begin(&*store, &events, &ship, "two").await;
-    assert_eq!(before.unfinished, events[1..2], "the first was let go of, and the last was handled");
+    let unfinished = vec![events[1]];
+    assert_eq!(
+        before,
+        CameBefore { unfinished, set_aside: vec![] },
+        "the first was let go of, the last handled"
+    );
 
     let aside = letter(&ship, 1);
     set_aside(&*store, &aside, Some(moment(9))).await;

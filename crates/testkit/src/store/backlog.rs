@@ -39,18 +39,20 @@ pub async fn what_waits_is_counted(fixture: &impl StoreFixture) {
     let waiting = claim(&*store, &mail, moment(5)).await;
     let results = [result(&waiting[0], retry(moment(500), true)), result(&waiting[3], given_up(false))];
     record(&*store, &lease, &mail, moment(6), &results).await;
+    // Whoever looks next sets aside what waits behind.
+    assert_eq!(claim(&*store, &mail, moment(7)).await, []);
     schedule(&*store, &[timer(&order, moment(10)), timer(&order, moment(20))]).await;
     set_aside(&*store, &letter(&handler("ship"), 1), Some(moment(10))).await;
     set_aside(&*store, &letter(&handler("ship"), 2), None).await;
 
-    let backlog = store.backlog(&[bills.clone(), mail.clone()], moment(15)).await.expect("backlog");
+    let backlog = store.backlog(&[mail.clone(), bills.clone()], moment(15)).await.expect("backlog");
     assert_eq!(backlog.commands, CommandBacklog { pending: 1, processing: 1, retrying: 1, failed: 2 });
     assert_eq!(backlog.log, LogBacklog { head: 1, pending: 3 });
     assert_eq!(backlog.timers, TimerBacklog { waiting: 2, due: 1 });
     let nothing = OutboxBacklog { channel: bills, pending: 0, parked: 0, failed: 0, oldest_at: None };
     let of_mail =
         OutboxBacklog { channel: mail, pending: 1, parked: 2, failed: 1, oldest_at: Some(moment(4)) };
-    assert_eq!(backlog.outbox, [nothing, of_mail]);
+    assert_eq!(backlog.outbox, [of_mail, nothing]);
     let mut letters = backlog.letters;
     letters.sort_by_key(|count| count.status.as_str());
     let count = |status| LetterCount { handler: Some(handler("ship")), status, count: 1 };

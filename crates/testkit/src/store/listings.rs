@@ -15,16 +15,16 @@ use super::facts::{
 /// Commands are listed by when they came, the last one first, by status or all of them; a page goes on behind a command.
 pub async fn commands_are_listed_the_last_one_first(fixture: &impl StoreFixture) {
     let store = fixture.store().await;
-    let commands: Vec<NewCommand> = [1, 2, 2, 3]
+    let commands: Vec<NewCommand> = [3, 2, 2, 1]
         .into_iter()
         .map(|at| NewCommand { context: context(moment(at)), ..place(&new_order()) })
         .collect();
-    store.accept_command(&commands[0]).await.expect("accept");
+    store.accept_command(&commands[3]).await.expect("accept");
     store.accept_command(&commands[1]).await.expect("accept");
     store.complete_command(&completed(&commands[2], Found::Nowhere, None)).await.expect("complete");
-    store.fail_command(&failed(&commands[3], Found::Nowhere, 1, None)).await.expect("fail");
+    store.fail_command(&failed(&commands[0], Found::Nowhere, 1, None)).await.expect("fail");
     // Of those that came at once, the ids decide.
-    let mut expected = vec![&commands[3], &commands[2], &commands[1], &commands[0]];
+    let mut expected = vec![&commands[0], &commands[1], &commands[2], &commands[3]];
     expected[1..3].sort_by(|one, other| other.command_id.as_str().cmp(one.command_id.as_str()));
     let expected: Vec<&CommandId> = expected.into_iter().map(|command| &command.command_id).collect();
 
@@ -35,9 +35,9 @@ pub async fn commands_are_listed_the_last_one_first(fixture: &impl StoreFixture)
         assert_eq!(ids(&page), expected[behind + 1..].iter().take(2).copied().collect::<Vec<_>>());
     }
     let by_status = [
-        (CommandStatus::Pending, vec![&commands[1], &commands[0]]),
+        (CommandStatus::Pending, vec![&commands[1], &commands[3]]),
         (CommandStatus::Completed, vec![&commands[2]]),
-        (CommandStatus::Failed, vec![&commands[3]]),
+        (CommandStatus::Failed, vec![&commands[0]]),
         (CommandStatus::Processing, vec![]),
     ];
     for (status, expected) in by_status {
