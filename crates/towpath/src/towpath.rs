@@ -38,6 +38,7 @@ use crate::committed::Wakes;
 use crate::config::{BadChannels, Channels};
 use crate::consumer::{self, Consumer, DeadLetterQueue, Letters, Wired, wire};
 use crate::declaring::Declaration;
+use crate::entity::Entity;
 use crate::leases::{self, InFlight};
 use crate::listings::{ConsumerView, LARGEST_FLOW, cut, links};
 use crate::metrics::{Gauges, Meters};
@@ -514,6 +515,12 @@ impl Builder {
         if let Err(flaws) = self.registry.register::<A>() {
             self.flaws.extend(flaws);
         }
+        self
+    }
+
+    /// Registers rows of an application's own whose state a machine guards.
+    pub fn entity<E: Entity>(mut self) -> Self {
+        self.flaws.extend(self.registry.register_entity::<E>().err().unwrap_or_default());
         self
     }
 
