@@ -8,7 +8,7 @@ use towpath::ids::{CorrelationId, EventId, TraceId};
 use towpath::ports::broker::BrokerError;
 use towpath::ports::operations::OperationAnswer;
 use towpath::ports::store::StoreError;
-use towpath::{Builder, Circumstances, DeadLetterQueue, Towpath, Tx};
+use towpath::{Builder, Circumstances, DeadLetterQueue, Event as _, Towpath, Tx};
 use uuid::Uuid;
 
 use crate::alarms::Alarms;
@@ -18,7 +18,7 @@ use crate::deadlines::Deadlines;
 use crate::depth::Depth;
 use crate::envelope::{FORMAT_NAME, MarketEnvelope};
 use crate::error::MarketError;
-use crate::events::{EventType, Step};
+use crate::events::{OrderEvent, ProductEvent, Step};
 use crate::model::{
     BuyerCredit, Inventory, Notification, Order, OrderFilter, OrderStatus, Product, ProductFilter,
     ProductStatus, Shipment,
@@ -96,6 +96,8 @@ impl Market {
     pub fn install(builder: Builder, settings: &Settings) -> Builder {
         let channels = topology::channels(&settings.outbox);
         let builder = channels.into_iter().fold(builder, Builder::channel);
+        let roots = [OrderEvent::CREATED].iter().chain(ProductEvent::NAMES);
+        let builder = roots.fold(builder, |builder, name| builder.begins_flow(*name));
         consumers::consumers(settings)
             .into_iter()
             .fold(builder, Builder::consumer)
@@ -103,7 +105,8 @@ impl Market {
             .format(MarketEnvelope)
             .dead_letter_queue(DeadLetterQueue::from(topology::DEAD_LETTER_QUEUE).in_format(FORMAT_NAME))
             .watch(Arc::new(Alarms::default()))
-            .begins_flow(EventType::OrderCreated.as_str())
+            .entity::<Order>()
+            .entity::<Product>()
             .versions(tables::versions())
     }
 
@@ -159,8 +162,10 @@ impl Market {
         check_price(price)?;
         let app = &self.shared.app;
         let product_id = self.shared.numbers.next(app, Numbered::Products).await?;
+        let trace_id = self.trace();
         app.transact(async |mut tx| {
-            let now = self.now(&mut tx).await?;
+            let step = self.step(&mut tx, &trace_id, EventId(Uuid::now_v7())).await?;
+            let now = step.now;
             let product = Product {
                 product_id,
                 seller_id,
@@ -170,7 +175,7 @@ impl Market {
                 status_changed_at: now,
                 create_time: now,
             };
-            products::insert(&mut tx, &product).await?;
+            products::insert(&mut tx, &product, &step).await?;
             self.answer(&mut tx, Done::Offered(&product)).await?;
             Ok(product)
         })
@@ -210,9 +215,10 @@ impl Market {
     pub async fn withdraw(&self, product_id: i64) -> Result<Product, MarketError> {
         let product = self.product(product_id).await?;
         self.check_actor("withdraw a product", "its seller", product.seller_id)?;
+        let trace_id = self.trace();
         let work = async |mut tx: Tx| {
-            let now = self.now(&mut tx).await?;
-            products::withdraw(&mut tx.own_tables(), product_id, now).await?;
+            let step = self.step(&mut tx, &trace_id, EventId(Uuid::now_v7())).await?;
+            products::withdraw(&mut tx, product_id, &step).await?;
             let product = self.changed(&mut tx, product_id).await?;
             match product.status {
                 ProductStatus::Withdrawn => Ok(product),
@@ -281,7 +287,7 @@ impl Market {
                     timeout_event_id: None,
                 };
                 let step = Step { now, trace_id: trace_id.clone(), event_id };
-                let order = orders::place(&mut tx, order, &step, timeout_event_id).await?;
+                let order = orders::place(&mut tx, &product, order, &step, timeout_event_id).await?;
                 self.answer(&mut tx, Done::Placed(&order)).await?;
                 Ok(order)
             });
@@ -317,8 +323,8 @@ impl Market {
         let (trace_id, event_id) = (self.trace(), EventId(Uuid::now_v7()));
         let work = async |mut tx: Tx| {
             let step = self.step(&mut tx, &trace_id, event_id).await?;
-            orders::pay(&mut tx, &order, &step).await?;
-            self.moved(&mut tx, order_id).await
+            let order = orders::pay(&mut tx, &order, &step).await?;
+            self.moved(&mut tx, order).await
         };
         self.shared.app.transact(work).await
     }
@@ -330,8 +336,8 @@ impl Market {
         let (trace_id, event_id) = (self.trace(), EventId(Uuid::now_v7()));
         let work = async |mut tx: Tx| {
             let step = self.step(&mut tx, &trace_id, event_id).await?;
-            orders::ship(&mut tx, &order, &step).await?;
-            self.moved(&mut tx, order_id).await
+            let order = orders::ship(&mut tx, &order, &step).await?;
+            self.moved(&mut tx, order).await
         };
         self.shared.app.transact(work).await
     }
@@ -343,8 +349,8 @@ impl Market {
         let (trace_id, event_id) = (self.trace(), EventId(Uuid::now_v7()));
         let work = async |mut tx: Tx| {
             let step = self.step(&mut tx, &trace_id, event_id).await?;
-            orders::complete(&mut tx, &order, &step).await?;
-            self.moved(&mut tx, order_id).await
+            let order = orders::complete(&mut tx, &order, &step).await?;
+            self.moved(&mut tx, order).await
         };
         self.shared.app.transact(work).await
     }
@@ -365,8 +371,8 @@ impl Market {
         let (trace_id, event_id) = (self.trace(), EventId(Uuid::now_v7()));
         let work = async |mut tx: Tx| {
             let step = self.step(&mut tx, &trace_id, event_id).await?;
-            orders::cancel(&mut tx, &order, reason, &step).await?;
-            self.moved(&mut tx, order_id).await
+            let order = orders::cancel(&mut tx, &order, reason, &step).await?;
+            self.moved(&mut tx, order).await
         };
         self.shared.app.transact(work).await
     }
@@ -457,16 +463,14 @@ impl Market {
         Ok(self.shared.app.find(&product_id).await?)
     }
 
-    /// What an order is after a step, read in the step's own transaction: what is answered is what commits, and nothing
-    /// that can fail stands between the commit and the answer.
-    async fn moved(&self, tx: &mut Tx, order_id: i64) -> Result<Order, MarketError> {
-        let order: Option<Order> = tx.find(&order_id).await?;
-        let order = order.ok_or(MarketError::UnknownOrder(order_id))?;
+    /// What an order is after a step, as the step's own statement has answered it: what is answered is what commits, and
+    /// nothing that can fail stands between the commit and the answer.
+    async fn moved(&self, tx: &mut Tx, order: Order) -> Result<Order, MarketError> {
         self.answer(tx, Done::Moved(&order)).await?;
         Ok(order)
     }
 
-    /// The same of a product.
+    /// What a product is after a change, read in the change's own transaction.
     async fn changed(&self, tx: &mut Tx, product_id: i64) -> Result<Product, MarketError> {
         let product: Option<Product> = tx.find(&product_id).await?;
         let product = product.ok_or(MarketError::UnknownProduct(product_id))?;

@@ -1,13 +1,17 @@
 //! What the market knows: products, orders and what follows from them.
 
 use std::fmt;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
+use towpath::machine::CheckedMachine;
 use towpath::ports::store::StoreResult;
 use towpath::tables::{ColumnKind, ColumnValue, Record, Row, Value};
+use towpath::{Entity, Event as _, Machine};
 
+use crate::events::{AGGREGATE_TYPE, OrderEvent, ProductEvent};
 use crate::money::Money;
 
 /// A status with its stored name.
@@ -83,14 +87,77 @@ stored_names!(
 );
 
 impl OrderStatus {
-    /// The steps that are possible from here, by their names.
-    pub fn possible(self) -> &'static [&'static str] {
+    /// The steps that are possible from here, by their names: those of the machine.
+    pub fn possible(self) -> Vec<&'static str> {
+        static MACHINE: LazyLock<Option<CheckedMachine>> =
+            LazyLock::new(|| Order::machine().check(OrderEvent::NAMES).ok());
+        let steps = MACHINE.as_ref().map(|machine| machine.possible_next(Some(self.as_str())));
+        steps.into_iter().flatten().filter_map(|step| Self::named(&step.to)?.reached_by()).collect()
+    }
+
+    /// The step that leads here.
+    fn reached_by(self) -> Option<&'static str> {
         match self {
-            Self::Pending => &["pay", "cancel"],
-            Self::Paid => &["ship"],
-            Self::Shipped => &["complete"],
-            Self::Completed | Self::Cancelled => &[],
+            Self::Pending => None,
+            Self::Paid => Some("pay"),
+            Self::Shipped => Some("ship"),
+            Self::Completed => Some("complete"),
+            Self::Cancelled => Some("cancel"),
         }
+    }
+}
+
+impl Entity for Order {
+    const KIND: &'static str = AGGREGATE_TYPE;
+    type Event = OrderEvent;
+
+    fn machine() -> Machine {
+        let [pending, paid, shipped, completed, cancelled] = [
+            OrderStatus::Pending,
+            OrderStatus::Paid,
+            OrderStatus::Shipped,
+            OrderStatus::Completed,
+            OrderStatus::Cancelled,
+        ]
+        .map(OrderStatus::as_str);
+        Machine::named("order")
+            .starts(OrderEvent::CREATED, pending)
+            .state(pending)
+            .state(paid)
+            .state(shipped)
+            .terminal(completed)
+            .terminal(cancelled)
+            .transition(pending, OrderEvent::PAID, paid)
+            .transition(pending, OrderEvent::CANCELLED, cancelled)
+            .transition(paid, OrderEvent::STATUS_CHANGED, shipped)
+            .transition(shipped, OrderEvent::STATUS_CHANGED, completed)
+            .stays(OrderEvent::TIMEOUT)
+    }
+
+    fn id(&self) -> String {
+        self.order_id.to_string()
+    }
+}
+
+impl Entity for Product {
+    const KIND: &'static str = "Product";
+    type Event = ProductEvent;
+
+    fn machine() -> Machine {
+        let [on_sale, sold, withdrawn] =
+            [ProductStatus::OnSale, ProductStatus::Sold, ProductStatus::Withdrawn].map(ProductStatus::as_str);
+        Machine::named("product")
+            .starts(ProductEvent::OFFERED, on_sale)
+            .state(on_sale)
+            .state(sold)
+            .terminal(withdrawn)
+            .transition(on_sale, ProductEvent::SOLD, sold)
+            .transition(sold, ProductEvent::RETURNED, on_sale)
+            .transition(on_sale, ProductEvent::WITHDRAWN, withdrawn)
+    }
+
+    fn id(&self) -> String {
+        self.product_id.to_string()
     }
 }
 

@@ -7,16 +7,17 @@ use towpath::Tx;
 use towpath::ports::store::StoreError;
 use towpath::tables::Row;
 
-use crate::database::{OwnTables, Value, corrupt, values};
-use crate::model::{Product, ProductFilter, ProductStatus, ProductWord};
+use crate::database::{OwnTables, Value, values};
+use crate::events::{self, ProductEvent, Step};
+use crate::model::{Order, Product, ProductFilter, ProductStatus, ProductWord};
 use crate::money::Money;
+use crate::orders::is_refusal;
 use crate::words;
 
 /// Offers a product.
-pub(crate) async fn insert(tx: &mut Tx, product: &Product) -> Result<(), StoreError> {
-    if !tx.insert(product).await? {
-        return Err(corrupt("market_numbers", "a number was given twice"));
-    }
+pub(crate) async fn insert(tx: &mut Tx, product: &Product, step: &Step) -> Result<(), StoreError> {
+    let offered = ProductEvent::Offered { seller_id: product.seller_id, price: product.price };
+    tx.begin_state(product, offered).within(events::of_product(product, step)?).await?;
     tx.put(&words_of(product.product_id, &product.title)).await
 }
 
@@ -90,43 +91,49 @@ pub(crate) async fn list(
 /// Takes a product for an order: on_sale to sold, for the price that the order has. One row is the only proof that it was
 /// taken.
 pub(crate) async fn take(
-    tables: &mut OwnTables<'_>,
-    product_id: i64,
-    price: Money,
-    now: DateTime<Utc>,
+    tx: &mut Tx,
+    product: &Product,
+    order: &Order,
+    step: &Step,
 ) -> Result<bool, StoreError> {
-    let sql = "UPDATE products SET status = ?, status_changed_at = ? WHERE product_id = ? AND status = ? \
-        AND price_cents = ?";
-    let (from, to) = (ProductStatus::OnSale.as_str(), ProductStatus::Sold.as_str());
-    let values = values![to, now, product_id, from, price.cents()];
-    Ok(tables.execute("market.product-step", sql, values).await? == 1)
+    let taken = tx
+        .change_state(product, ProductEvent::Sold { order_id: order.order_id })
+        .only_if("price_cents = ?", order.price.cents())
+        .within(events::of_product(product, step)?);
+    happened(taken.await)
 }
 
 /// Gives a product back that an order had: sold to on_sale. What is known about its availability follows at once, as no
 /// message tells of it.
-pub(crate) async fn release(
-    tables: &mut OwnTables<'_>,
-    product_id: i64,
-    now: DateTime<Utc>,
-) -> Result<bool, StoreError> {
-    let released = step(tables, product_id, ProductStatus::Sold, ProductStatus::OnSale, now).await?;
+pub(crate) async fn release(tx: &mut Tx, order: &Order, step: &Step) -> Result<bool, StoreError> {
+    let Some(product) = tx.lock::<Product>(&order.product_id).await? else { return Ok(false) };
+    let returned = tx
+        .change_state(&product, ProductEvent::Returned { order_id: order.order_id })
+        .within(events::of_product(&product, step)?);
+    let released = happened(returned.await)?;
     if released {
-        set_available(tables, product_id, true, now).await?;
+        set_available(&mut tx.own_tables(), product.product_id, true, step.now).await?;
     }
     Ok(released)
 }
 
 /// Takes a product off the market: on_sale to withdrawn. Its availability follows at once, as above.
-pub(crate) async fn withdraw(
-    tables: &mut OwnTables<'_>,
-    product_id: i64,
-    now: DateTime<Utc>,
-) -> Result<bool, StoreError> {
-    let withdrawn = step(tables, product_id, ProductStatus::OnSale, ProductStatus::Withdrawn, now).await?;
-    if withdrawn {
-        set_available(tables, product_id, false, now).await?;
+pub(crate) async fn withdraw(tx: &mut Tx, product_id: i64, step: &Step) -> Result<(), StoreError> {
+    let Some(product) = tx.lock::<Product>(&product_id).await? else { return Ok(()) };
+    let withdrawing =
+        tx.change_state(&product, ProductEvent::Withdrawn {}).within(events::of_product(&product, step)?);
+    if happened(withdrawing.await)? {
+        set_available(&mut tx.own_tables(), product_id, false, step.now).await?;
     }
-    Ok(withdrawn)
+    Ok(())
+}
+
+/// Whether a product was where it would have to be.
+fn happened(changed: Result<Product, StoreError>) -> Result<bool, StoreError> {
+    match changed {
+        Err(error) if is_refusal(&error) => Ok(false),
+        changed => changed.map(|_| true),
+    }
 }
 
 /// Says anew what a product is and what it costs, while it is on sale: what an order has is never changed under it.
@@ -173,16 +180,4 @@ async fn set_available(
     let sql = "UPDATE inventory SET available = ?, updated_at = ? WHERE product_id = ?";
     let values = values![i64::from(is_available), now, product_id];
     tables.execute("market.available", sql, values).await.map(|_| ())
-}
-
-async fn step(
-    tables: &mut OwnTables<'_>,
-    product_id: i64,
-    from: ProductStatus,
-    to: ProductStatus,
-    now: DateTime<Utc>,
-) -> Result<bool, StoreError> {
-    let sql = "UPDATE products SET status = ?, status_changed_at = ? WHERE product_id = ? AND status = ?";
-    let values = values![to.as_str(), now, product_id, from.as_str()];
-    Ok(tables.execute("market.product-step", sql, values).await? == 1)
 }

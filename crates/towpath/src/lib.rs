@@ -18,6 +18,7 @@ mod committed;
 pub mod config;
 mod consumer;
 mod declaring;
+mod entity;
 #[cfg(feature = "follow")]
 pub mod follow;
 mod leases;
@@ -53,6 +54,7 @@ pub use consumer::{
     Afterwards, Batch, Change, Consumer, ConsumerOf, ConsumerPolicy, DeadLetterQueue, DeadTo, Delivered,
     Delivery, EventsOf, Fact, HandlerError, Letters, LettersError, Next, Preview, ReplayReport,
 };
+pub use entity::{Entity, RegisteredEntity};
 pub use listings::{ConsumerView, Trace, arranged};
 pub use operations::{OPERATION_KIND, OPERATION_PERFORMED, Operations, Outcome, Ran};
 pub use outbox::{Outbox, OutboxError};
@@ -63,7 +65,7 @@ pub use sequencer::complete_head;
 pub use timers::Schedule;
 pub use towpath::{Builder, StartError, Towpath, View};
 pub use tracker::{ChannelError, TrackedChannels};
-pub use tx::{Joined, Tx, WrongDatabase};
+pub use tx::{BeginState, ChangeState, Joined, Tx, WrongDatabase};
 pub use watch::{Delivering, DeliveringOutcome, Publishing, PublishingOutcome, Watch};
 
 // Crates whose types are in signatures here, or in what nearly every `upcast` and test writes.

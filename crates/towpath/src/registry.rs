@@ -1,7 +1,7 @@
 //! The registry: which aggregates there are, who decides which command, and where events go.
 
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use towpath_core::decider::{Decider, RegistrationFlaw, StoredEvent, TypedDecider
 use towpath_core::format::Format;
 use towpath_core::ids::{AggregateKind, ChannelName};
 use towpath_core::incoming::IncomingEvent;
-use towpath_core::machine::Step;
+use towpath_core::machine::{CheckedMachine, Step};
 use towpath_core::name::CommandName;
 use towpath_core::payload::{InvalidPayload, Payload};
 use towpath_core::ports::store::{
@@ -23,6 +23,7 @@ use towpath_core::ports::store::{
 use towpath_core::route::{Route, Routes};
 
 use crate::carrying::{Carrying, TooLarge};
+use crate::entity::{Entity, RegisteredEntity};
 use crate::timers::after;
 
 /// How long an aggregate with this folded state may stay where it is.
@@ -32,6 +33,8 @@ type Stay = Box<dyn Fn(&Payload) -> Result<Duration, InvalidPayload> + Send + Sy
 #[derive(Default)]
 pub struct Registry {
     by_kind: HashMap<String, Arc<dyn Decider>>,
+    /// Rows of applications' own, by kind.
+    entities: BTreeMap<String, RegisteredEntity>,
     by_command: HashMap<String, Arc<dyn Decider>>,
     /// By the events that deadlines append.
     by_deadline: HashMap<String, Arc<dyn Decider>>,
@@ -55,7 +58,7 @@ impl Registry {
         let kind = decider.kind().as_str().to_owned();
         let twice = |what, name: &str| RegistrationFlaw::Twice { what, name: name.to_owned() };
         let mut flaws = Vec::new();
-        if self.by_kind.contains_key(&kind) {
+        if self.has_kind(&kind) {
             flaws.push(twice("aggregate", &kind));
         }
         // A command name alone must say who decides it: that is all an HTTP client sends.
@@ -106,6 +109,31 @@ impl Registry {
         let flaws = flawed
             .map(|(kind, state)| RegistrationFlaw::NoDeadline { kind: kind.clone(), state: state.clone() });
         flaws.collect()
+    }
+
+    /// Registers an entity: its names and its machine are checked here.
+    ///
+    /// # Errors
+    /// All that is wrong with it, at once. Nothing of it is registered then.
+    pub fn register_entity<E: Entity>(&mut self) -> Result<(), Vec<RegistrationFlaw>> {
+        let entity = RegisteredEntity::of::<E>()?;
+        let twice = |what, name: &str| RegistrationFlaw::Twice { what, name: name.to_owned() };
+        let mut flaws = Vec::new();
+        if self.has_kind(E::KIND) {
+            flaws.push(twice("entity", E::KIND));
+        }
+        let names = entity.events().iter().map(|event| event.as_str());
+        flaws.extend(names.filter(|name| self.events.contains(*name)).map(|name| twice("event", name)));
+        if !flaws.is_empty() {
+            return Err(flaws);
+        }
+        self.events.extend(entity.events().iter().map(|event| event.as_str().to_owned()));
+        self.entities.insert(E::KIND.to_owned(), entity);
+        Ok(())
+    }
+
+    fn has_kind(&self, kind: &str) -> bool {
+        self.by_kind.contains_key(kind) || self.entities.contains_key(kind)
     }
 
     /// Adds a route.
@@ -208,6 +236,22 @@ impl Registry {
         let mut kinds: Vec<_> = self.by_kind.iter().collect();
         kinds.sort_by_key(|(kind, _)| kind.as_str());
         kinds.into_iter().map(|(_, decider)| decider)
+    }
+
+    /// The entity of a kind.
+    pub fn entity_of_kind(&self, kind: &str) -> Option<&RegisteredEntity> {
+        self.entities.get(kind)
+    }
+
+    /// All entities, by kind.
+    pub fn entities(&self) -> impl Iterator<Item = &RegisteredEntity> {
+        self.entities.values()
+    }
+
+    /// The machine of a kind, of an aggregate or of an entity.
+    pub fn machine_of_kind(&self, kind: &str) -> Option<&CheckedMachine> {
+        let of_entity = self.entities.get(kind).map(RegisteredEntity::machine);
+        of_entity.or_else(|| self.by_kind.get(kind)?.machine())
     }
 
     /// The routes.

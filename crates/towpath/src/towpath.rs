@@ -38,6 +38,7 @@ use crate::committed::Wakes;
 use crate::config::{BadChannels, Channels};
 use crate::consumer::{self, Consumer, DeadLetterQueue, Letters, Wired, wire};
 use crate::declaring::Declaration;
+use crate::entity::Entity;
 use crate::leases::{self, InFlight};
 use crate::listings::{ConsumerView, LARGEST_FLOW, cut, links};
 use crate::metrics::{Gauges, Meters};
@@ -533,6 +534,12 @@ impl Builder {
         stay: impl Fn(&A) -> Duration + std::marker::Send + Sync + 'static,
     ) -> Self {
         self.registry.stay(state, stay);
+        self
+    }
+
+    /// Registers rows of an application's own whose state a machine guards.
+    pub fn entity<E: Entity>(mut self) -> Self {
+        self.flaws.extend(self.registry.register_entity::<E>().err().unwrap_or_default());
         self
     }
 

@@ -3,6 +3,10 @@
 //! It is the same in a unit of work ([`Towpath::transact`]), in a handler, and around the application's own sqlx transaction
 //! ([`Towpath::join`]).
 
+mod states;
+
+pub use states::{BeginState, ChangeState};
+
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::future::Future;

@@ -127,7 +127,7 @@ async fn aggregate(
     let key = key(kind, id)?;
     let row = app.aggregate(&key).await?;
     let row = row.ok_or_else(|| Problem::not_found(format!("there is no aggregate {key}")))?;
-    let machine = app.registry().decider_of_kind(key.kind.as_str()).and_then(|decider| decider.machine());
+    let machine = app.registry().machine_of_kind(key.kind.as_str());
     let possible = machine.map_or_else(Vec::new, |machine| machine.possible_next(row.state.as_deref()));
     let sight = Sight::of(&app, caller.role);
     let shown = AggregateBody {

@@ -17,6 +17,42 @@ impl OwnTables<'_> {
         self.by_key("row.lock", R::key_values(key), self.dialect().locking()).await
     }
 
+    /// The row that has the key of this one as it is now, locked as above.
+    pub async fn reload<R: Row>(&mut self, row: &R) -> StoreResult<Option<R>> {
+        self.by_key("row.lock", key_of(row), self.dialect().locking()).await
+    }
+
+    /// Writes columns of the row that has the key of this one, if conditions with one `?` each are so of it. Answers the row as
+    /// it is then; nothing, if they were not.
+    pub async fn update<R: Row>(
+        &mut self,
+        row: &R,
+        set: Vec<(&str, Value<'_>)>,
+        conditions: Vec<(&str, Value<'_>)>,
+    ) -> StoreResult<Option<R>> {
+        let table = R::TABLE;
+        let (mut changes, mut chosen, mut values) = (Vec::new(), vec![key_condition(table)], Vec::new());
+        for (column, value) in set {
+            column_of(table, column, "row.update")?;
+            changes.push(format!("{column} = ?"));
+            values.push(value);
+        }
+        values.extend(key_of(row));
+        for (condition, value) in conditions {
+            chosen.push(condition.to_owned());
+            values.push(value);
+        }
+        let sql = format!("UPDATE {} SET {} WHERE {}", table.name, changes.join(", "), chosen.join(" AND "));
+        if self.dialect().returns_updated() {
+            let sql = format!("{sql} RETURNING {}", table.listed(""));
+            return Ok(self.query("row.update", &sql, values).await?.pop());
+        }
+        match self.0.execute("row.update", &sql, values).await? {
+            0 => Ok(None),
+            _ => self.by_key("row.update", key_of(row), "").await,
+        }
+    }
+
     /// The row that has the key of this one, locked as above: the one that is there, or else this one, which is written.
     pub async fn lock_or_insert<R: Row>(&mut self, row: &R) -> StoreResult<R> {
         let (table, dialect) = (R::TABLE, self.dialect());
