@@ -9,6 +9,7 @@
 
 mod absence;
 mod application;
+mod builder;
 mod bus;
 mod carrying;
 mod circumstances;
@@ -21,6 +22,8 @@ mod declaring;
 mod entity;
 #[cfg(feature = "follow")]
 pub mod follow;
+mod holding;
+mod jobs;
 mod leases;
 mod listings;
 pub mod metrics;
@@ -37,7 +40,9 @@ mod runner;
 mod send;
 mod sequencer;
 mod service;
+mod services;
 mod spans;
+mod start_error;
 mod timers;
 mod towpath;
 mod tracker;
@@ -46,6 +51,7 @@ mod tx;
 mod watch;
 
 pub use application::Application;
+pub use builder::Builder;
 pub use bus::{Receipt, SendError};
 pub use circumstances::Circumstances;
 pub use clock::SystemClock;
@@ -55,6 +61,7 @@ pub use consumer::{
     Delivery, EventsOf, Fact, HandlerError, Letters, LettersError, Next, Preview, ReplayReport,
 };
 pub use entity::{Entity, RegisteredEntity};
+pub use jobs::{Job, Turn};
 pub use listings::{ConsumerView, Trace, arranged};
 pub use operations::{OPERATION_KIND, OPERATION_PERFORMED, Operations, Outcome, Ran};
 pub use outbox::{Outbox, OutboxError};
@@ -62,8 +69,9 @@ pub use projection::{Projection, Projections};
 pub use registry::Registry;
 pub use send::{Accepted, Send};
 pub use sequencer::complete_head;
+pub use start_error::StartError;
 pub use timers::Schedule;
-pub use towpath::{Builder, StartError, Towpath, View};
+pub use towpath::{Towpath, View};
 pub use tracker::{ChannelError, TrackedChannels};
 pub use tx::{BeginState, ChangeState, Joined, Tx, WrongDatabase};
 pub use watch::{Delivering, DeliveringOutcome, Publishing, PublishingOutcome, Watch};

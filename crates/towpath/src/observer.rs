@@ -11,7 +11,6 @@
 
 mod failing;
 mod health;
-mod holding;
 mod looking;
 mod status;
 mod waiting;
