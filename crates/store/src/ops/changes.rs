@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn what_has_a_gap_was_not_appended_together() {
-        let aggregate = |id| AggregateKey::from_stored("order", id);
+        let aggregate = |id: &str| AggregateKey::from_stored("order", id);
         let id = |number| EventId(Uuid::from_u128(number));
         let fact = |number, of: &str, version| (id(number), aggregate(of), version);
         // Two appends of one aggregate, one of another, and one whose versions do not follow.
