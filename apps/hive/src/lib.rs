@@ -2,7 +2,7 @@
 //!
 //! Reading order: [`spec`] (what is asked for), [`service`] (the aggregate and its machine), [`gateway`] (the platform),
 //! [`knative`] (what was seen of it), `targets` (looking), [`failures`] (what could not be looked at) and [`alerts`] (the
-//! platform as a whole), `consumers` (what facts lead to), [`views`] (the read models), and [`Hive`], which puts them together. `docs/hive.md` says what each event means.
+//! platform as a whole), `consumers` (what facts lead to), `views` (the read models), and [`Hive`], which puts them together. `docs/hive.md` says what each event means.
 
 pub mod alerts;
 mod consumers;
@@ -19,6 +19,6 @@ pub mod spec;
 pub mod tables;
 pub mod targets;
 mod texts;
-pub mod views;
+mod views;
 
 pub use hive::{Hive, HiveSettings, OBSERVER, Rebuilt, ServiceView, SpecRow, rebuild};

@@ -29,7 +29,7 @@ mod first {
 
     #[derive(Row)]
     #[row(table = "people", index(people_town(town)))]
-    pub struct Person {
+    pub(crate) struct Person {
         #[row(key)]
         pub person_id: i64,
         #[row(name = 64)]

@@ -24,7 +24,7 @@ const PAGE: u64 = 500;
 const PAGE_BYTES: u64 = 4 << 20;
 
 /// The code of a fact that comes before those that it follows, which are not in the log either.
-const OUT_OF_ORDER: &str = "fact-out-of-order";
+pub(super) const OUT_OF_ORDER: &str = "fact-out-of-order";
 
 /// Why facts were not taken in.
 pub(super) enum Trouble {
@@ -32,6 +32,8 @@ pub(super) enum Trouble {
     Fact(AggregateId, HandlerError),
     /// Facts are missing, in the log too.
     Missing(HandlerError),
+    /// Rows are gone that earlier facts of this aggregate have made.
+    Lost(AggregateId, HandlerError),
     /// A newer version of the projection has made the rows: this one must leave them alone.
     MadeByNewer,
     Store(StoreError),
@@ -70,27 +72,45 @@ pub(super) async fn take_in(
         projected.iter().filter(|(_, projected)| projected.by < by).map(|(id, _)| id.clone()).collect();
     clear(sql, projection, &anew).await?;
 
-    let mut made = Made::default();
-    let (mut together, mut reached) = (Vec::new(), Vec::new());
+    let (mut due, mut reached) = (Vec::new(), Vec::new());
     for (id, mut facts) in arrived {
         let Projected { version, by: made_by } = projected.get(&id).copied().unwrap_or_default();
         // What older rows were made of is acknowledged: it does not come again.
         let (known, at_least) = if made_by == by { (version, 0) } else { (0, version) };
         let new = facts.split_off(&(known + 1));
         let Some(last) = new.keys().next_back().map(|last| at_least.max(*last)) else { continue };
-        if last - known == new.len() as u64 {
-            together.extend(new.into_values());
-        } else {
-            let key = AggregateKey::from_stored(kind, &id);
-            let read = catch_up(sql, projection, &key, known, last, &mut made).await?;
-            if read < last {
-                let message = format!("{id} is known up to its fact {read}, and {last} has come");
-                return Err(Trouble::Missing(HandlerError::transient(OUT_OF_ORDER, message)));
-            }
-        }
+        let key = AggregateKey::from_stored(kind, &id);
+        let facts = (last - known == new.len() as u64).then(|| new.into_values().collect());
+        due.push(Due { key, known, last, facts });
         reached.push((id, last));
     }
-    made.project(sql, projection, together.into_iter()).await?;
+    let mut made = Made::default();
+    loop {
+        let together: Vec<&IncomingEvent> =
+            due.iter().flat_map(|due| &due.facts).flatten().copied().collect();
+        match made.project(sql, projection, &together).await {
+            Err(Trouble::Lost(lost, error)) => {
+                // Nothing was written: the others go on together, and this one from the log.
+                let of_it = due.iter_mut().find(|due| due.key.id == lost && due.known > 0);
+                let Some(due) = of_it else { return Err(Trouble::Fact(lost, error)) };
+                due.facts = None;
+            }
+            projected => break projected?,
+        }
+    }
+    due.retain(|due| due.facts.is_none());
+    for Due { key, known, last, .. } in &due {
+        let mut read = catch_up(sql, projection, key, *known, *last, &mut made).await;
+        if matches!(read, Err(Trouble::Lost(..))) {
+            clear(sql, projection, &[key.id.to_string()]).await?;
+            read = catch_up(sql, projection, key, 0, *last, &mut made).await;
+        }
+        let read = read?;
+        if read < *last {
+            let message = format!("{} is known up to its fact {read}, and {last} has come", key.id);
+            return Err(Trouble::Missing(HandlerError::transient(OUT_OF_ORDER, message)));
+        }
+    }
     if !reached.is_empty() {
         sql.note_projected(name, kind, by, &reached).await?;
     }
@@ -154,9 +174,20 @@ async fn catch_up(
         known = last.envelope.aggregate_version;
         let events: Vec<IncomingEvent> =
             page.into_iter().map(|recorded| IncomingEvent::from(recorded.envelope)).collect();
-        made.project(sql, projection, events.iter()).await?;
+        made.project(sql, projection, &events.iter().collect::<Vec<_>>()).await?;
     }
     Ok(known)
+}
+
+/// An aggregate that goes on.
+struct Due<'e> {
+    key: AggregateKey,
+    /// Its last fact that is in the rows.
+    known: Version,
+    /// The last that will be.
+    last: Version,
+    /// Those between, if all were delivered.
+    facts: Option<Vec<&'e IncomingEvent>>,
 }
 
 /// What was done so far.
@@ -169,11 +200,11 @@ pub(super) struct Made {
 
 impl Made {
     /// Projects facts onto their rows, which are read and written once per table.
-    async fn project<'e>(
+    async fn project(
         &mut self,
         sql: &mut SqlTransaction,
         projection: &dyn AnyProjection,
-        events: impl Iterator<Item = &'e IncomingEvent>,
+        events: &[&IncomingEvent],
     ) -> Result<(), Trouble> {
         let mut facts: Vec<(AggregateId, Box<dyn AnyFact + '_>)> = Vec::new();
         for event in events {
@@ -193,7 +224,10 @@ impl Made {
             let projected = projected.unwrap_or_else(|panic| {
                 Err(HandlerError::transient("handler-panicked", panic_message(panic.as_ref())))
             });
-            projected.map_err(|error| Trouble::Fact(id.clone(), error))?;
+            projected.map_err(|error| match rows.is_lost() {
+                true => Trouble::Lost(id.clone(), error),
+                false => Trouble::Fact(id.clone(), error),
+            })?;
             self.wake = fact.wakes().or(self.wake.take());
         }
         Ok(rows.write(sql).await?)

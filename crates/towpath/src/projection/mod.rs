@@ -234,12 +234,14 @@ impl Kept {
             match engine::take_in(batch.tx.sql(), projection.as_ref(), &events).await {
                 Ok(made) => made.wake.iter().for_each(|wake| batch.tx.wake_after_commit(wake)),
                 // The fact is in the log, and later ones bring it with them: a letter of it would only keep them back.
-                Err(Trouble::Fact(aggregate_id, error)) if is_last_try => {
+                Err(Trouble::Fact(aggregate_id, error) | Trouble::Lost(aggregate_id, error))
+                    if is_last_try =>
+                {
                     let undo = "ROLLBACK TO SAVEPOINT projection";
                     batch.tx.own_tables().plain("projection.undo", undo).await?;
                     projection.failed(batch.tx.sql(), aggregate_id.as_str(), &error).await?;
                 }
-                Err(Trouble::Fact(_, error)) => {
+                Err(Trouble::Fact(_, error) | Trouble::Lost(_, error)) => {
                     return Err(HandlerError::transient(error.code(), error.message()));
                 }
                 Err(Trouble::MadeByNewer) => {

@@ -167,7 +167,7 @@ impl Making<'_> {
             after.clone_from(&last.id);
             for found in page.iter() {
                 if self.is_stopping() {
-                    return Ok(false);
+                    return self.release().await.map(|_| false);
                 }
                 // What has failed may go on by now.
                 let also_if_current = self.all || found.is_failing;
@@ -238,7 +238,7 @@ impl Making<'_> {
                     error.into()
                 }
                 Err(Trouble::Store(error)) => return Err(error),
-                Err(Trouble::Fact(_, error) | Trouble::Missing(error)) => error,
+                Err(Trouble::Fact(_, error) | Trouble::Lost(_, error) | Trouble::Missing(error)) => error,
             };
             let mut sql = self.store.open_transaction().await?;
             projection.failed(&mut sql, id, &error).await?;

@@ -7,6 +7,7 @@ use towpath_core::ports::store::{StoreError, StoreResult};
 use towpath_store::{SqlTransaction, Table, Value};
 use uuid::Uuid;
 
+use super::engine::OUT_OF_ORDER;
 use crate::consumer::HandlerError;
 
 /// What tells a row apart: its table, and a value for each column of the primary key.
@@ -32,6 +33,7 @@ enum Part {
 pub struct Rows {
     tables: BTreeMap<&'static str, InTable>,
     statements: Vec<(&'static str, &'static str, Vec<Value<'static>>)>,
+    is_lost: bool,
 }
 
 #[derive(Debug)]
@@ -120,6 +122,18 @@ impl Rows {
     /// run again. `name` is what the probe and errors call it.
     pub fn then(&mut self, name: &'static str, sql: &'static str, values: Vec<Value<'static>>) {
         self.statements.push((name, sql, values));
+    }
+
+    /// What to answer where a row is missing that earlier facts of the aggregate have made: somebody has taken it away. The
+    /// aggregate is made anew, then, from all of its facts.
+    pub fn lost(&mut self, key: &RowKey) -> HandlerError {
+        self.is_lost = true;
+        let message = format!("a row of {} is gone that earlier facts have made", key.table.name());
+        HandlerError::unrecoverable(OUT_OF_ORDER, message)
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.is_lost
     }
 
     fn change(&mut self, table: &'static Table, parts: Vec<Part>, values: Option<Vec<Value<'static>>>) {

@@ -247,7 +247,7 @@ async fn list(
     let (rows, may_go_on) = services.await.map_err(broken)?;
     let next = rows.last().filter(|_| may_go_on).map(|row| row.service_id.clone());
     // A row is let go when it is shown: there is room for a page twice, and it is yet to be written.
-    let services = rows.into_iter().map(|row| ServiceBody::of_row(row, &caller)).collect();
+    let services = rows.into_iter().map(|row| ServiceBody::of(row, &caller)).collect();
     room.json(&Services { services, next })
 }
 

@@ -10,7 +10,6 @@ use towpath_hive::gateway::{Condition, ConditionStatus};
 use towpath_hive::service::{ServiceStatus, Snapshot};
 use towpath_hive::spec::EnvValue;
 use towpath_hive::targets::DELETION_DEADLINE;
-use towpath_hive::views::ServiceRow;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{AdditionalProperties, Object, ObjectBuilder, OneOfBuilder, Schema, Type};
 
@@ -224,11 +223,6 @@ impl ServiceBody {
             last_failure: None,
             command_id: None,
         }
-    }
-
-    pub(super) fn of_row(row: ServiceRow, caller: &Caller) -> Self {
-        let ServiceRow { service_id, version, service, .. } = row;
-        Self::of(ServiceView { service_id, version, service }, caller)
     }
 
     /// With what is known of the looks at it, and the command that was just carried out.
