@@ -57,10 +57,9 @@ fn declared(input: &DeriveInput) -> syn::Result<Declared> {
             table = Some(meta.value()?.parse()?);
         } else if meta.path.is_ident("append_only") {
             append_only = true;
-        } else if meta.path.is_ident("index") {
-            meta.parse_nested_meta(|one| Ok(indexes.push(index(&one, false)?)))?;
-        } else if meta.path.is_ident("unique") {
-            meta.parse_nested_meta(|one| Ok(indexes.push(index(&one, true)?)))?;
+        } else if meta.path.is_ident("index") || meta.path.is_ident("unique") {
+            let unique = meta.path.is_ident("unique");
+            meta.parse_nested_meta(|one| index(&one, unique).map(|made| indexes.push(made)))?;
         } else {
             return Err(meta.error("a row takes `table`, `index`, `unique`, `append_only` and `crate`"));
         }

@@ -31,9 +31,9 @@ mod first {
     #[row(table = "people", index(people_town(town)))]
     pub(crate) struct Person {
         #[row(key)]
-        pub person_id: i64,
+        pub(crate) person_id: i64,
         #[row(name = 64)]
-        pub town: String,
+        pub(crate) town: String,
     }
 }
 
