@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use towpath_core::envelope::RecordedEvent;
 use towpath_core::ids::{ActorId, EventId, HandlerName, Lane};
 use towpath_core::letters::{AsideOutcome, Letter, LetterFilter, LetterGroup, NewLetter, SetAside};
 use towpath_core::lifecycle::InboxStatus;
@@ -13,6 +14,7 @@ use towpath_core::ports::store::{
 use uuid::Uuid;
 
 use crate::ops;
+use crate::ops::changes::AppendedTogether;
 use crate::ops::inbox::{CameBefore, FirstDelivery};
 use crate::store::{Purpose, SqlStore, listing, reading, transacting, writing_once};
 use crate::transaction::{Inner, SqlTransaction};
@@ -98,6 +100,23 @@ impl SqlTransaction {
         now: DateTime<Utc>,
     ) -> StoreResult<Vec<FirstDelivery>> {
         ops::inbox::mark_all(&mut self.session(), event_ids, handler, now).await
+    }
+
+    /// The facts that were appended with this one; none if it is not in the log.
+    pub async fn appended_with(&mut self, event_id: EventId) -> StoreResult<Option<AppendedTogether>> {
+        ops::changes::appended_with(&mut self.session(), event_id).await
+    }
+
+    /// Facts that were appended together, in order: as many of the first ones as have so many bytes of payload together, and
+    /// at least one.
+    pub async fn facts_within(
+        &mut self,
+        appended: &AppendedTogether,
+        bytes: u64,
+    ) -> StoreResult<Vec<RecordedEvent>> {
+        let (before, count) = (appended.first.saturating_sub(1), u32::try_from(appended.count()));
+        let count = count.unwrap_or(u32::MAX);
+        ops::reads::events_of_within(&mut self.session(), &appended.aggregate, before, count, bytes).await
     }
 
     /// Which of these lanes have letters of a handler that are not through.
@@ -218,6 +237,11 @@ pub enum Unfinished {
 }
 
 impl SqlStore {
+    /// The facts that were appended with this one; none if it is not in the log.
+    pub async fn appended_with(&self, event_id: EventId) -> StoreResult<Option<AppendedTogether>> {
+        reading!(self, ops::changes::appended_with, event_id)
+    }
+
     /// Opens a transaction of the store's own.
     pub async fn open_transaction(&self) -> StoreResult<SqlTransaction> {
         self.transaction().await

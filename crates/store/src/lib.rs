@@ -60,6 +60,7 @@ pub use followed::FollowedLog;
 pub use lent::Ended;
 pub use listings::{COMMANDS_BYTES, FoundAs, OutboxFilter};
 pub use notices::{Heard, Notices};
+pub use ops::changes::AppendedTogether;
 pub use ops::inbox::{CameBefore, FirstDelivery, message_key};
 pub use own_tables::{OwnConnection, OwnTables, Record};
 pub use pools::StoreOptions;

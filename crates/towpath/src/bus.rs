@@ -628,7 +628,8 @@ impl Bus {
     ) -> Append {
         let mut events = Vec::with_capacity(decision.events.len());
         let mut state_changes = Vec::new();
-        for (event_index, event) in decision.events.into_iter().enumerate() {
+        let decided = decision.events.into_iter().zip(EventId::of_one_append());
+        for (event_index, (event, event_id)) in decided.enumerate() {
             if let Some(step) = event.moves {
                 let (reason, message) = match step.reason {
                     Some(reason) => (Some(reason.code), reason.message),
@@ -643,7 +644,7 @@ impl Bus {
                 });
             }
             events.push(NewEvent {
-                event_id: EventId(Uuid::now_v7()),
+                event_id,
                 channels: self.registry.routing_of(event.event_type.as_str()),
                 event_type: event.event_type,
                 schema_version: event.schema_version,

@@ -48,8 +48,8 @@ pub use circumstances::Circumstances;
 pub use clock::SystemClock;
 pub use config::Channels;
 pub use consumer::{
-    Afterwards, Batch, Consumer, ConsumerOf, ConsumerPolicy, DeadLetterQueue, DeadTo, Delivered, Delivery,
-    EventsOf, Fact, HandlerError, Letters, LettersError, Next, Preview, ReplayReport,
+    Afterwards, Batch, Change, Consumer, ConsumerOf, ConsumerPolicy, DeadLetterQueue, DeadTo, Delivered,
+    Delivery, EventsOf, Fact, HandlerError, Letters, LettersError, Next, Preview, ReplayReport,
 };
 pub use listings::{ConsumerView, Trace, arranged};
 pub use operations::{OPERATION_KIND, OPERATION_PERFORMED, Operations, Outcome, Ran};

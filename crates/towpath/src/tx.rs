@@ -29,9 +29,13 @@ use uuid::Uuid;
 use crate::bus::Bus;
 use crate::circumstances::Circumstances;
 use crate::committed::Committed;
+use crate::consumer::HandlerError;
 use crate::observer::ObserverWake;
 use crate::operations::claim_to_answer;
 use crate::towpath::Towpath;
+
+/// So many bytes of payload a change may have that is handed over whole.
+const LARGEST_CHANGE: u64 = 16 * 1024 * 1024;
 
 /// An open transaction. What is done in it commits together, or none of it has happened.
 pub struct Tx(Held);
@@ -285,6 +289,31 @@ impl Tx {
         limit: u32,
     ) -> Result<Vec<RecordedEvent>, StoreError> {
         self.open().bus.store.events_of(aggregate, after, limit).await
+    }
+
+    /// All facts that were appended with this one, in order.
+    ///
+    /// # Errors
+    /// Unrecoverable: it is not in the log here (`not-in-the-log`), or they have more bytes together than are read at a time
+    /// (`change-too-large`).
+    pub(crate) async fn appended_with(
+        &mut self,
+        event_id: EventId,
+    ) -> Result<Vec<RecordedEvent>, HandlerError> {
+        let Some(together) = self.sql().appended_with(event_id).await? else {
+            let message = format!(
+                "{event_id} is not in the log of this store, so what was appended with it is not known"
+            );
+            return Err(HandlerError::unrecoverable("not-in-the-log", message));
+        };
+        let facts = self.sql().facts_within(&together, LARGEST_CHANGE).await?;
+        let bytes = facts.iter().map(|fact| fact.envelope.payload.as_text().len() as u64).sum::<u64>();
+        if (facts.len() as u64) < together.count() || bytes > LARGEST_CHANGE {
+            let message =
+                format!("the {} facts have more than {LARGEST_CHANGE} bytes together", together.count());
+            return Err(HandlerError::unrecoverable("change-too-large", message));
+        }
+        Ok(facts)
     }
 
     /// The payload of an event in the form of today, as far as its aggregate is known here.

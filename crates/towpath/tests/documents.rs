@@ -40,8 +40,10 @@ fn every_error_code_has_its_section() {
     for code in ["malformed", "not-found", "too-large"] {
         assert!(of_problems.contains(code), "the source was not read as it is written: {of_problems:?}");
     }
-    // Those of the observer are in the log and in its standing.
+    // Those of the observer are in the log and in its standing, those of whole changes with their deliveries.
     for (code, file) in [
+        ("not-in-the-log", "tx.rs"),
+        ("change-too-large", "tx.rs"),
         ("observer-timeout", "observer.rs"),
         ("observer-panicked", "observer/looking.rs"),
         ("observer-platform-down", "observer/looking.rs"),

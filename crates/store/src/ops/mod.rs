@@ -4,6 +4,7 @@
 
 pub(crate) mod append;
 pub(crate) mod backlog;
+pub(crate) mod changes;
 pub(crate) mod channels;
 pub(crate) mod cleaning;
 pub(crate) mod commands;

@@ -9,9 +9,9 @@
 //! begins; one that is found begun and not ended is counted, and such a delivery runs alone from then on, so that those
 //! which only happened to run beside it are not taken for it again.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
@@ -23,11 +23,11 @@ use towpath_core::letters::Letter;
 use towpath_core::ports::broker::{Broker, BrokerError, DeliveryTag, Received, Settlement};
 use towpath_core::ports::store::StoreError;
 use towpath_core::retry::ErrorClass;
-use towpath_store::{CameBefore, FirstDelivery, SqlStore, SqlTransaction};
+use towpath_store::{AppendedTogether, CameBefore, FirstDelivery, SqlStore, SqlTransaction};
 use tracing::Instrument as _;
 
 use super::failing::Failure;
-use super::reading::{self, Readable};
+use super::reading::{self, Identity, Readable};
 use super::receiving::{Arrived, Gather, Inbound, receive};
 use super::redelivery::redeliver;
 use super::{Consumer, DeadTo, Delivered, HandlerError, Next, Step};
@@ -85,7 +85,20 @@ pub(crate) struct Job {
     pub(super) set_behind: Mutex<BTreeSet<Lane>>,
     /// Where to look, and when, whatever this process knows: one that is gone may have set something behind.
     pub(super) look_behind: Mutex<LookBehind>,
+    /// The last appends that were looked up: the facts of one come right behind each other.
+    appends: Mutex<VecDeque<KnownAppend>>,
 }
+
+/// An append that was looked up.
+#[derive(Clone)]
+struct KnownAppend {
+    append: AppendedTogether,
+    /// It was handled, here and durably: what comes of it now needs no transaction to find that out.
+    is_handled: bool,
+}
+
+/// How many appends are remembered.
+const APPENDS: usize = 64;
 
 /// Where to look for letters that wait behind nothing.
 pub(super) struct LookBehind {
@@ -115,6 +128,7 @@ pub(crate) fn start(
         in_hand: Mutex::default(),
         set_behind: Mutex::default(),
         look_behind,
+        appends: Mutex::default(),
     });
     let redelivery = (0..at_a_time).map(|_| {
         let job = Arc::clone(&job);
@@ -214,7 +228,15 @@ impl Job {
         let mut ready = Vec::with_capacity(arrived.len());
         for arrived in arrived {
             match self.read(&arrived.received) {
-                Ok(Readable { id: event_id, event }) if self.wants(&event) => {
+                Ok(readable) if self.wants(&readable.event) => {
+                    let Some(event_id) = self.key_of(readable.id, spare, stopping).await else { return };
+                    let event = readable.event;
+                    if self.is_handled(event_id) {
+                        self.meters.duplicates.increment(1);
+                        self.tell(&arrived.received, Some(&event), DeliveringOutcome::Duplicate);
+                        self.settle(&arrived, Settlement::Acknowledge).await;
+                        continue;
+                    }
                     let lane = lane_of(&arrived.received, &event);
                     let came_before = arrived.came_before();
                     ready.push(Ready { arrived, event_id, event: Some(event), lane, came_before });
@@ -250,6 +272,55 @@ impl Job {
             }
         }
         self.handle_each(&mut ready, spare, stopping).await;
+    }
+
+    /// The inbox's key of what was read, once the store has told it. Nothing when this is told to stop before: what is
+    /// unsettled comes again.
+    async fn key_of(&self, read: EventId, spare: &mut Spare, stopping: &mut Stopping) -> Option<EventId> {
+        if self.consumer.identity != Identity::Append {
+            return Some(read);
+        }
+        // It would wait idle, and its connection may be the last one.
+        *spare = None;
+        let mut backoff = Backoff::default();
+        loop {
+            match self.append_of(read).await {
+                Ok(key) => return Some(key),
+                Err(error) => self.note_store(&error),
+            }
+            tokio::select! {
+                () = stopping.asked() => return None,
+                () = tokio::time::sleep(backoff.next(self.running.patience)) => {}
+            }
+        }
+    }
+
+    /// The last fact of the append that a fact is from. What is not in the log stands for itself.
+    pub(super) async fn append_of(&self, event_id: EventId) -> Result<EventId, StoreError> {
+        let known = self.appends().iter().find(|known| known.append.contains(event_id)).cloned();
+        if let Some(KnownAppend { append, .. }) = known {
+            return Ok(append.last_event);
+        }
+        let Some(append) = self.running.store.appended_with(event_id).await? else { return Ok(event_id) };
+        let last_event = append.last_event;
+        let mut appends = self.appends();
+        appends.truncate(APPENDS - 1);
+        appends.push_front(KnownAppend { append, is_handled: false });
+        Ok(last_event)
+    }
+
+    fn is_handled(&self, key: EventId) -> bool {
+        self.appends().iter().any(|known| known.is_handled && known.append.last_event == key)
+    }
+
+    fn note_handled(&self, key: EventId) {
+        if let Some(known) = self.appends().iter_mut().find(|known| known.append.last_event == key) {
+            known.is_handled = true;
+        }
+    }
+
+    fn appends(&self) -> MutexGuard<'_, VecDeque<KnownAppend>> {
+        self.appends.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Handles deliveries one after the other; `false` when it was told to stop before the end. The rest is unsettled then,
@@ -344,6 +415,7 @@ impl Job {
                 Attempt::Done { next, handled } => {
                     *spare = next.filter(|_| self.may_keep_a_connection());
                     ready.arrived.new_ones(handled);
+                    self.note_handled(ready.event_id);
                     Ok(Some(Settlement::Acknowledge))
                 }
                 Attempt::SetAside => Ok(Some(Settlement::Acknowledge)),

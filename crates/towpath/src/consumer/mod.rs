@@ -40,7 +40,7 @@ pub use letters::{Letters, LettersError, Preview, ReplayReport};
 pub use reader::DeadLetterQueue;
 pub(crate) use reader::start as start_reader;
 pub(crate) use reading::Identity;
-pub use typed::{EventsOf, Fact};
+pub use typed::{Change, EventsOf, Fact};
 pub(crate) use wiring::{Wired, wire};
 
 /// Declares who takes which facts.

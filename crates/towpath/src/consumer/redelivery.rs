@@ -17,7 +17,7 @@ use super::DeadTo;
 use super::engine::{Attempt, Backoff, GIVES_WAY_AT_MOST, Job, Trying, lane_of, way_clear};
 use super::failing::{Failure, NOT_ENDED};
 use super::letters::republish;
-use super::reading::Readable;
+use super::reading::{Identity, Readable};
 use crate::bus::with_causes;
 use crate::service::{Stopping, rest};
 
@@ -149,6 +149,9 @@ impl Job {
             return self.hand_back(&letter).await;
         }
         let readable = match self.read(&letter.letter.message) {
+            Ok(readable) if self.consumer.identity == Identity::Append => {
+                Readable { id: self.append_of(readable.id).await?, ..readable }
+            }
             Ok(readable) => readable,
             Err(error) => {
                 // It was edited into something that is no event.

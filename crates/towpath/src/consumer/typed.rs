@@ -5,9 +5,11 @@ use std::future::Future;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+use towpath_core::envelope::RecordedEvent;
 use towpath_core::incoming::IncomingEvent;
 use towpath_core::messages::Event;
 
+use super::reading::Identity;
 use super::{Consumer, ConsumerOf, Delivered, HandlerError, Next};
 use crate::tx::Tx;
 
@@ -54,6 +56,13 @@ pub struct Fact<E> {
     pub headers: Arc<Vec<(String, String)>>,
 }
 
+/// All facts of one append, in order.
+#[derive(Debug, Clone)]
+pub struct Change<E> {
+    /// The facts; at least one.
+    pub facts: Vec<Fact<E>>,
+}
+
 impl<E: Event> EventsOf<E> {
     pub(super) fn new(consumer: ConsumerOf) -> Self {
         Self { consumer, event: PhantomData }
@@ -72,6 +81,49 @@ impl<E: Event> EventsOf<E> {
             let run = Arc::clone(&run);
             async move { Ok(run(Fact::read(delivered)?, tx).await?.into()) }
         })
+    }
+}
+
+impl<E: Event> EventsOf<E> {
+    /// A handler that takes all facts of one append together, in one transaction, whichever of them comes first; what comes of
+    /// them after that is known. They are read from the log: the channel need not take all of them, and `E` must know all.
+    ///
+    /// # Caveats
+    /// The facts must be in the log of this store: one that is not is dead as `not-in-the-log`. Together they have at most 16
+    /// MiB, or are dead as `change-too-large`. Deliveries are told by their append, whatever
+    /// [`by_message_id`](ConsumerOf::by_message_id) says. Facts that were appended under ids of the application's own are
+    /// each a change.
+    pub fn changes<F, Answer, N>(mut self, handler: impl Into<String>, run: F) -> Consumer
+    where
+        F: Fn(Change<E>, Tx) -> Answer + Send + Sync + 'static,
+        Answer: Future<Output = Result<N, HandlerError>> + Send + 'static,
+        N: Into<Next>,
+    {
+        self.consumer.identity = Identity::Append;
+        let run = Arc::new(run);
+        self.consumer.one_by_one(handler, move |delivered, mut tx| {
+            let run = Arc::clone(&run);
+            async move {
+                let facts = tx.appended_with(delivered.event.event_id).await?;
+                // What follows from a change follows from the last of its facts, whichever came first.
+                if let Some(last) = facts.last() {
+                    tx.because_of(&last.envelope.clone().into());
+                }
+                Ok(run(Change::read(facts, &delivered)?, tx).await?.into())
+            }
+        })
+    }
+}
+
+impl<E: Event> Change<E> {
+    fn read(facts: Vec<RecordedEvent>, delivered: &Delivered) -> Result<Self, HandlerError> {
+        let Delivered { attempt, redelivered, headers, .. } = delivered;
+        let (attempt, redelivered) = (*attempt, *redelivered);
+        let facts = facts.into_iter().map(|fact| {
+            let headers = Arc::clone(headers);
+            Fact::read(Delivered { event: fact.envelope.into(), attempt, redelivered, headers })
+        });
+        Ok(Self { facts: facts.collect::<Result<_, _>>()? })
     }
 }
 
