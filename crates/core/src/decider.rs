@@ -313,6 +313,14 @@ pub enum RegistrationFlaw {
         /// Its event.
         event: String,
     },
+    /// A time was given for a state that has no deadline.
+    #[error("a time was given for state {state} of {kind}, which has no deadline")]
+    NoDeadline {
+        /// The kind.
+        kind: String,
+        /// The state.
+        state: String,
+    },
     /// Two aggregates claim the same name.
     #[error("{what} {name} is registered twice")]
     Twice {

@@ -23,8 +23,8 @@ use towpath_core::machine::IllegalTransition;
 use towpath_core::payload::{InvalidPayload, Payload};
 use towpath_core::ports::clock::Clock;
 use towpath_core::ports::store::{
-    AggregateRow, Append, CommandRecord, CommandResult, CompletedCommand, Expected, FailedCommand, Found,
-    LeaseGrant, NewCommand, NewEvent, Snapshot, StateChange, Store, StoreError,
+    AggregateRow, Append, CommandRecord, CommandResult, CompletedCommand, DeadlineChange, Expected,
+    FailedCommand, Found, LeaseGrant, NewCommand, NewEvent, Snapshot, StateChange, Store, StoreError,
 };
 use towpath_core::retry::{ErrorClass, RetryDecision, RetryPolicy};
 use tracing::Instrument as _;
@@ -656,21 +656,17 @@ impl Bus {
             causation_id: Some(CausationId::from(&command.command_id)),
             ..command.context.clone()
         };
-        Append {
+        let mut append = Append {
             aggregate: command.aggregate.clone(),
             expected: Expected::after(version),
             snapshot: Some(Snapshot { data: decision.snapshot, version: decider.snapshot_version() }),
-            deadline: crate::registry::deadline_change(
-                decider,
-                &command.aggregate,
-                &events,
-                &state_changes,
-                &context,
-            ),
+            deadline: DeadlineChange::default(),
             events,
             state_changes,
             context,
-        }
+        };
+        append.deadline = self.registry.deadline_change(decider, &append);
+        append
     }
 
     /// Records a failure, in a transaction of its own, and gives back the error to answer. That it cannot be written

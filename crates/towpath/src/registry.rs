@@ -4,13 +4,14 @@ use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use towpath_broker::Formats;
 use towpath_core::aggregate::Aggregate;
+use towpath_core::causes::with_causes;
 use towpath_core::decider::{Decider, RegistrationFlaw, StoredEvent, TypedDecider};
-use towpath_core::envelope::ChangeContext;
 use towpath_core::format::Format;
-use towpath_core::ids::{AggregateKey, AggregateKind, ChannelName};
+use towpath_core::ids::{AggregateKind, ChannelName};
 use towpath_core::incoming::IncomingEvent;
 use towpath_core::machine::Step;
 use towpath_core::name::CommandName;
@@ -24,6 +25,9 @@ use towpath_core::route::{Route, Routes};
 use crate::carrying::{Carrying, TooLarge};
 use crate::timers::after;
 
+/// How long an aggregate with this folded state may stay where it is.
+type Stay = Box<dyn Fn(&Payload) -> Result<Duration, InvalidPayload> + Send + Sync>;
+
 /// Everything that was registered. Complete before the first command, and never changed after.
 #[derive(Default)]
 pub struct Registry {
@@ -31,6 +35,8 @@ pub struct Registry {
     by_command: HashMap<String, Arc<dyn Decider>>,
     /// By the events that deadlines append.
     by_deadline: HashMap<String, Arc<dyn Decider>>,
+    /// How long an aggregate may stay in a state, by kind and state, where the application says it.
+    stays: HashMap<(String, String), Stay>,
     events: HashSet<String>,
     /// Kinds that are confidential although nobody decides them here.
     confidential: HashSet<String>,
@@ -78,6 +84,28 @@ impl Registry {
         self.events.extend(decider.events().iter().map(|event| event.as_str().to_owned()));
         self.by_kind.insert(kind, decider);
         Ok(())
+    }
+
+    /// Says how long an aggregate may stay in a state.
+    pub(crate) fn stay<A: Aggregate>(
+        &mut self,
+        state: &str,
+        stay: impl Fn(&A) -> Duration + Send + Sync + 'static,
+    ) {
+        let stay = move |folded: &Payload| Ok(stay(&folded.read::<A>(A::KIND)?));
+        self.stays.insert((A::KIND.to_owned(), state.to_owned()), Box::new(stay));
+    }
+
+    /// Times that were given for states without a deadline.
+    pub(crate) fn flaws_of_stays(&self) -> Vec<RegistrationFlaw> {
+        let has_deadline = |kind: &str, state: &str| {
+            let machine = self.by_kind.get(kind).and_then(|decider| decider.machine());
+            machine.is_some_and(|machine| machine.deadline_of(state).is_some())
+        };
+        let flawed = self.stays.keys().filter(|(kind, state)| !has_deadline(kind, state));
+        let flaws = flawed
+            .map(|(kind, state)| RegistrationFlaw::NoDeadline { kind: kind.clone(), state: state.clone() });
+        flaws.collect()
     }
 
     /// Adds a route.
@@ -188,6 +216,45 @@ impl Registry {
     }
 }
 
+impl Registry {
+    /// What a change means for the machine's deadlines: that of the first state it leaves ends, that of the last state it
+    /// enters begins. States in between are left as soon as they are entered.
+    pub(crate) fn deadline_change(&self, decider: &dyn Decider, append: &Append) -> DeadlineChange {
+        let deadline = |state: &str| decider.machine()?.deadline_of(state);
+        let changes = &append.state_changes;
+        let left = changes.first().and_then(|change| change.from.as_deref());
+        let enters = changes.last().and_then(|change| {
+            let deadline = deadline(&change.to)?;
+            let entered_by = append.events.get(change.event_index)?.event_id;
+            let stay = self.stay_of(append, &change.to).unwrap_or(deadline.after);
+            let due_at = after(append.context.occurred_at, stay);
+            let command = CommandName::from_stored(deadline.sends());
+            Some(NewTimer::of_deadline(
+                entered_by,
+                due_at,
+                command,
+                append.aggregate.clone(),
+                &append.context,
+            ))
+        });
+        DeadlineChange { leaves: left.and_then(deadline).is_some(), enters }
+    }
+
+    /// How long the aggregate may stay in a state that it enters, if the application says so and its folded state is known.
+    /// Where that fails the machine's own time holds: a state that must not last for ever does not, for a bug there.
+    fn stay_of(&self, append: &Append, state: &str) -> Option<Duration> {
+        let (kind, snapshot) = (append.aggregate.kind.as_str(), append.snapshot.as_ref()?);
+        let stay = self.stays.get(&(kind.to_owned(), state.to_owned()))?;
+        let cause = match catch_unwind(AssertUnwindSafe(|| stay(&snapshot.data))) {
+            Ok(Ok(stay)) => return Some(stay),
+            Ok(Err(error)) => with_causes(&error),
+            Err(_) => "it panicked".to_owned(),
+        };
+        tracing::error!(aggregate = %append.aggregate, state, cause, "the time of a deadline is not known; the machine's holds");
+        None
+    }
+}
+
 impl AppendRules for Registry {
     fn concern(&self, kind: &AggregateKind) -> bool {
         self.by_kind.contains_key(kind.as_str())
@@ -214,16 +281,12 @@ impl AppendRules for Registry {
         if is_whole {
             let state = current.and_then(|row| row.state.clone());
             complete.state_changes = state_changes(decider, &complete, state)?;
-            complete.deadline = deadline_change(
-                decider,
-                &complete.aggregate,
-                &complete.events,
-                &complete.state_changes,
-                &complete.context,
-            );
         }
         if complete.snapshot.is_none() {
             complete.snapshot = folded(decider, &complete, current)?;
+        }
+        if is_whole {
+            complete.deadline = self.deadline_change(decider, &complete);
         }
         Ok(complete)
     }
@@ -309,28 +372,4 @@ fn folded(
         Ok(Err(error)) => refused(error.into()),
         Err(_) => refused("folding it panicked".into()),
     }
-}
-
-/// What a change means for the machine's deadlines: that of the first state it leaves ends, that of the last state it
-/// enters begins. States in between are left as soon as they are entered.
-pub(crate) fn deadline_change(
-    decider: &dyn Decider,
-    aggregate: &AggregateKey,
-    events: &[NewEvent],
-    changes: &[StateChange],
-    context: &ChangeContext,
-) -> DeadlineChange {
-    let deadline = |state: &str| {
-        let deadline = decider.machine()?.deadline_of(state)?;
-        Some((deadline.after, deadline.sends()))
-    };
-    let left = changes.first().and_then(|change| change.from.as_deref());
-    let enters = changes.last().and_then(|change| {
-        let (delay, command) = deadline(&change.to)?;
-        let entered_by = events.get(change.event_index)?.event_id;
-        let due_at = after(context.occurred_at, delay);
-        let command = CommandName::from_stored(command);
-        Some(NewTimer::of_deadline(entered_by, due_at, command, aggregate.clone(), context))
-    });
-    DeadlineChange { leaves: left.and_then(deadline).is_some(), enters }
 }

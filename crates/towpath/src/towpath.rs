@@ -515,6 +515,21 @@ impl Builder {
         self
     }
 
+    /// How long an aggregate may stay in a state whose machine gives it a deadline: by its folded state after the change that
+    /// led there, and by what the function has in its hand, such as a setting. Otherwise the machine says it.
+    ///
+    /// # Caveats
+    /// Where it panics, or the folded state is of another [`SNAPSHOT_VERSION`](Aggregate::SNAPSHOT_VERSION) and facts are
+    /// appended without a command, the machine's time holds.
+    pub fn deadline<A: Aggregate>(
+        mut self,
+        state: &str,
+        stay: impl Fn(&A) -> Duration + std::marker::Send + Sync + 'static,
+    ) -> Self {
+        self.registry.stay(state, stay);
+        self
+    }
+
     /// Registers a format that channels and consumers can name, beside Towpath's own and CloudEvents.
     pub fn format(mut self, format: impl Format) -> Self {
         self.flaws.extend(self.registry.format(format).err());
@@ -711,6 +726,7 @@ impl Builder {
     /// All registration flaws at once; a URL that is wrong, with what to write instead; a database that cannot be
     /// reached or is from a newer version; what a broker that answers has against the topology.
     pub async fn start(mut self) -> Result<Towpath, StartError> {
+        self.flaws.extend(self.registry.flaws_of_stays());
         if !self.flaws.is_empty() {
             return Err(StartError::Registration(self.flaws));
         }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use support::delivery::{Broker, Stage, effects_of};
-use support::{Order, OrderCommand, eventually, eventually_within};
+use support::{Order, OrderCommand, OrderEvent, eventually, eventually_within};
 use towpath::channel::Channel;
 use towpath::format::Formats;
 use towpath::ids::{AggregateKey, EventId};
@@ -23,6 +23,7 @@ use towpath::prelude::*;
 use towpath::{Change, Towpath, Tx, uuid::Uuid};
 
 on_every_pair!(
+    what_a_handler_appends_goes_on_through_other_channels,
     an_append_is_handed_over_whole_and_once_whatever_comes_again,
     facts_are_read_before_the_handler_runs_and_what_cannot_be_read_is_dead,
     a_handler_answers_what_comes_next,
@@ -128,6 +129,8 @@ enum ShelfEvent {
     Filled { thing: u32 },
     #[serde(rename = "order.loaded")]
     Loaded { load: String },
+    #[serde(rename = "shelf.emptied")]
+    Emptied,
 }
 
 impl Aggregate for Shelf {
@@ -254,5 +257,49 @@ async fn a_change_that_cannot_be_handed_over_whole_is_dead_and_the_next_one_is_n
     reasons.sort_unstable();
     assert_eq!(reasons, ["change-too-large", "not-in-the-log"], "one letter for each change");
     assert_eq!(changes(&app).await, [("small 1-2".to_owned(), 1)].into());
+    app.stop().await;
+}
+
+/// From channel to channel: an order empties its shelf, and the empty shelf is noted on the order.
+async fn what_a_handler_appends_goes_on_through_other_channels(stage: &Stage) {
+    async fn empty(fact: Fact<OrderEvent>, mut tx: Tx) -> Result<(), HandlerError> {
+        let id = fact.aggregate_id().unwrap_or_default();
+        tx.append(Append::of::<Shelf>(id).events([ShelfEvent::Emptied])).await?;
+        Ok(())
+    }
+    async fn note(fact: Fact<ShelfEvent>, mut tx: Tx) -> Result<(), HandlerError> {
+        let id = fact.aggregate_id().unwrap_or_default();
+        tx.append(Append::of::<Order>(id).events([OrderEvent::Noted])).await?;
+        Ok(())
+    }
+    async fn end(fact: Fact<OrderEvent>, mut tx: Tx) -> Result<(), HandlerError> {
+        let flow = fact.envelope.correlation_id.map(|id| id.to_string()).unwrap_or_default();
+        tx.execute("INSERT INTO effects (event_id, handler) VALUES (?, 'end')", &[&flow]).await?;
+        Ok(())
+    }
+    let next = format!("{}-next", stage.channel());
+    let shelves = Channel::named(&next, ["shelf.*"]).map(|channel| channel.to_exchange(stage.channel()));
+    let app = stage
+        .builder()
+        .topology(stage.topology(false))
+        .aggregate::<Shelf>()
+        .channel(shelves)
+        .consumer(Consumer::of(stage.channel()).only(["order.placed"]).events().each("record", empty))
+        .consumer(Consumer::of(next).only(["shelf.*"]).events().each("follow", note))
+        .consumer(Consumer::of(stage.channel()).only(["order.noted"]).events().each("strict", end))
+        .start()
+        .await
+        .unwrap();
+    support::delivery::make_table(&app).await;
+    let place = app.send::<Order>("order-1", OrderCommand::Place { sku: "book".into() });
+    let placed = place.in_flow("flow-of-three").await.unwrap();
+    let ended =
+        eventually("the end", || async { support::delivery::rows(&app).await.pop().map(|(flow, _)| flow) })
+            .await;
+    assert_eq!(ended, "flow-of-three");
+    let (flow, report) = app.flow(&placed.correlation_id, &[]).await.unwrap();
+    let types: Vec<_> = flow.events.iter().map(|event| event.envelope.event_type.to_string()).collect();
+    assert_eq!(types, ["order.placed", "shelf.emptied", "order.noted"]);
+    assert!(report.whole, "{report:?}");
     app.stop().await;
 }
