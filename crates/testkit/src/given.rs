@@ -257,6 +257,9 @@ impl<A: Aggregate> Then<A> {
     }
 }
 
+/// How long an aggregate may stay where it is.
+type Stay<A> = Box<dyn Fn(&A) -> Duration>;
+
 struct History<A: Aggregate> {
     aggregate: A,
     version: Version,
@@ -264,7 +267,7 @@ struct History<A: Aggregate> {
     /// The aggregate as it entered its state.
     entered: Option<Payload>,
     /// How long it may stay in a state, where the test says it.
-    stays: HashMap<String, Box<dyn Fn(&A) -> Duration>>,
+    stays: HashMap<String, Stay<A>>,
     decider: TypedDecider<A>,
 }
 

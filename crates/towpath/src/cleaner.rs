@@ -12,6 +12,7 @@ use towpath_core::ports::store::{LeaseGrant, StoreError, StoreResult};
 
 use towpath_store::SqlStore;
 
+use crate::builder::Keeping;
 use crate::bus::{Bus, with_causes};
 use crate::leases::Held;
 use crate::service::{Service, Stopping, Wake, rest};
@@ -24,19 +25,6 @@ const UNITS: Duration = Duration::from_secs(3_600);
 
 /// How long others have the database for themselves between two pages.
 const BREATH: Duration = Duration::from_millis(20);
-
-/// What is kept for how long.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Keeping {
-    /// Outbox rows that were sent.
-    pub(crate) sent: Duration,
-    /// Deliveries that were handled: the de-duplication horizon.
-    pub(crate) handled: Duration,
-    /// Commands that ended: for so long their ids are known.
-    pub(crate) commands: Duration,
-    /// How often it is looked for what is older.
-    pub(crate) every: Duration,
-}
 
 /// Starts the service.
 pub(crate) fn start(bus: Bus, store: SqlStore, held: watch::Receiver<Held>, keeping: Keeping) -> Service {

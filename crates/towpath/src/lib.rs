@@ -9,6 +9,7 @@
 
 mod absence;
 mod application;
+mod builder;
 mod bus;
 mod carrying;
 mod circumstances;
@@ -20,6 +21,8 @@ mod consumer;
 mod declaring;
 #[cfg(feature = "follow")]
 pub mod follow;
+mod holding;
+mod jobs;
 mod leases;
 mod listings;
 pub mod metrics;
@@ -34,7 +37,9 @@ mod runner;
 mod send;
 mod sequencer;
 mod service;
+mod services;
 mod spans;
+mod start_error;
 mod timers;
 mod towpath;
 mod tracker;
@@ -43,6 +48,7 @@ mod tx;
 mod watch;
 
 pub use application::Application;
+pub use builder::Builder;
 pub use bus::{Receipt, SendError};
 pub use circumstances::Circumstances;
 pub use clock::SystemClock;
@@ -51,14 +57,16 @@ pub use consumer::{
     Afterwards, Batch, Change, Consumer, ConsumerOf, ConsumerPolicy, DeadLetterQueue, DeadTo, Delivered,
     Delivery, EventsOf, Fact, HandlerError, Letters, LettersError, Next, Preview, ReplayReport,
 };
+pub use jobs::{Job, Turn};
 pub use listings::{ConsumerView, Trace, arranged};
 pub use operations::{OPERATION_KIND, OPERATION_PERFORMED, Operations, Outcome, Ran};
 pub use outbox::{Outbox, OutboxError};
 pub use registry::Registry;
 pub use send::{Accepted, Send};
 pub use sequencer::complete_head;
+pub use start_error::StartError;
 pub use timers::Schedule;
-pub use towpath::{Builder, StartError, Towpath, View};
+pub use towpath::{Towpath, View};
 pub use tracker::{ChannelError, TrackedChannels};
 pub use tx::{Joined, Tx, WrongDatabase};
 pub use watch::{Delivering, DeliveringOutcome, Publishing, PublishingOutcome, Watch};

@@ -9,7 +9,6 @@
 //!
 //! What is due is asked of the application page by page, so a scan that finds nothing costs one statement.
 
-mod holding;
 mod looking;
 mod standing;
 mod watching;

@@ -205,7 +205,8 @@ impl Trackers {
             lease: self.lease,
         });
         let track = move |stopping| Arc::clone(&tracker).run(wake.clone(), stopping);
-        self.running().insert(name, Service::keep_running("tracker", track));
+        let service = Service::keep_running(format!("tracker {name}"), track);
+        self.running().insert(name, service);
         Ok(())
     }
 
@@ -217,8 +218,8 @@ impl Trackers {
         }
     }
 
-    /// Stops all of them. Answers whether they ended by themselves.
-    pub(crate) async fn stop_by(&self, deadline: Instant) -> bool {
+    /// Stops all of them. Answers the names of those that were cut off.
+    pub(crate) async fn stop_by(&self, deadline: Instant) -> Vec<String> {
         let mut services = std::mem::take(&mut *self.running());
         stop_all(services.values_mut(), deadline).await
     }

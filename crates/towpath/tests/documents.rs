@@ -21,7 +21,7 @@ fn every_error_code_has_its_section() {
         "crates/towpath/src/config.rs",
         "crates/towpath/src/follow/mod.rs",
         "crates/towpath/src/tracker.rs",
-        "crates/towpath/src/towpath.rs",
+        "crates/towpath/src/start_error.rs",
         "apps/hive/src/gateway/mod.rs",
         "apps/market/src/error.rs",
     ] {

@@ -130,12 +130,13 @@ pub(crate) fn start(
         look_behind,
         appends: Mutex::default(),
     });
+    let name = format!("consumer {}", job.handler);
     let redelivery = (0..at_a_time).map(|_| {
         let job = Arc::clone(&job);
-        Service::keep_running("redelivery", move |stopping| redeliver(Arc::clone(&job), stopping))
+        Service::keep_running(name.clone(), move |stopping| redeliver(Arc::clone(&job), stopping))
     });
     let mut services: Vec<Service> = redelivery.collect();
-    services.push(Service::keep_running("consumer", move |stopping| receive(Arc::clone(&job), stopping)));
+    services.push(Service::keep_running(name, move |stopping| receive(Arc::clone(&job), stopping)));
     services
 }
 

@@ -9,7 +9,7 @@ use towpath_core::ports::broker::{
 };
 
 use super::{Afterwards, Consumer, DeadLetterQueue, DeadTo, Source};
-use crate::towpath::StartError;
+use crate::start_error::StartError;
 
 const DEAD_LETTER_EXCHANGE: &str = "x-dead-letter-exchange";
 const DEAD_LETTER_ROUTING_KEY: &str = "x-dead-letter-routing-key";

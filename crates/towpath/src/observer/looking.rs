@@ -11,16 +11,16 @@ use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
-use towpath_core::ids::InstanceId;
+use towpath_core::ids::{InstanceId, LeaseName};
 use towpath_core::ports::store::{LeaseGrant, StoreError, StoreResult};
 use towpath_core::retry::ErrorClass;
 use towpath_store::SqlStore;
 
-use super::holding::{self, Held, while_held};
 use super::standing::{Platform, Standings};
 use super::watching::{HINTS_AT_ONCE, Heard, Watching};
 use super::{Decision, ExternalResources, Looked, ObserveError, ObserverPolicy, ObserverWake};
 use crate::bus::{Bus, SendError, with_causes};
+use crate::holding::{self, Held, Keeper, while_held};
 use crate::send::Send;
 use crate::service::Stopping;
 
@@ -59,15 +59,20 @@ pub(super) async fn run<R: ExternalResources>(
     stopping: Stopping,
 ) {
     let (publish, held) = watch::channel(None);
-    let publish = Arc::new(publish);
+    let keeper = Keeper {
+        store: eyes.bus.store.clone(),
+        name: LeaseName::from_stored(format!("observer/{}", eyes.name)),
+        instance: eyes.instance.clone(),
+        lease: eyes.lease,
+    };
     let mut looking = Looking::new(Arc::clone(&eyes), resources, policy, held);
     tokio::select! {
-        () = holding::keep(Arc::clone(&eyes), Arc::clone(&publish)) => {}
+        () = holding::keep(&keeper, &publish) => {}
         () = looking.run(wake, stopping) => {}
     }
     // No look goes on without the lease.
     looking.in_flight.shutdown().await;
-    holding::give_back(&eyes, &publish).await;
+    holding::give_back(&keeper, &publish).await;
 }
 
 pub(super) fn store_failed(eyes: &Eyes, what: &str, error: &StoreError) {

@@ -1,4 +1,4 @@
-//! The lease of an observer: taken, renewed and given back beside the looks, so that no look waits for it.
+//! One lease of somebody's own: taken, renewed and given back beside the work, so that no work waits for it.
 
 use std::future::Future;
 use std::pin::pin;
@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
-use towpath_core::ids::LeaseName;
-use towpath_core::ports::store::{LeaseGrant, StoreResult};
+use towpath_core::ids::{InstanceId, LeaseName};
+use towpath_core::ports::store::{LeaseGrant, Store, StoreError, StoreResult};
 
-use super::looking::{Eyes, store_failed};
+use crate::bus::with_causes;
 
 /// How long the store is left alone that could not say whose the lease is.
 const AFTER_A_FAILURE: Duration = Duration::from_secs(1);
@@ -19,30 +19,38 @@ const AFTER_A_FAILURE: Duration = Duration::from_secs(1);
 /// What is held, and until when that is sure. The moment is this process's own, counted from before the store was asked: a
 /// process that was stopped and goes on knows by it that it may have lost the lease.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Held {
-    pub(super) grant: LeaseGrant,
+pub(crate) struct Held {
+    pub(crate) grant: LeaseGrant,
     until: Instant,
 }
 
 impl Held {
-    pub(super) fn is_sure(&self) -> bool {
+    pub(crate) fn is_sure(&self) -> bool {
         Instant::now() < self.until
     }
 }
 
+/// Who keeps a lease.
+pub(crate) struct Keeper {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) name: LeaseName,
+    pub(crate) instance: InstanceId,
+    pub(crate) lease: Duration,
+}
+
 /// Takes the lease when it is free, and renews it. Never ends.
-pub(super) async fn keep(eyes: Arc<Eyes>, publish: Arc<watch::Sender<Option<Held>>>) {
+pub(crate) async fn keep(keeper: &Keeper, publish: &watch::Sender<Option<Held>>) {
     loop {
         let held = publish.borrow().clone();
         let asked_at = Instant::now();
-        let mut pause = eyes.lease / 3;
-        match renew_or_take(&eyes, held.as_ref()).await {
+        let mut pause = keeper.lease / 3;
+        match renew_or_take(keeper, held.as_ref()).await {
             Ok(grant) => {
-                let held = grant.map(|grant| Held { grant, until: asked_at + eyes.lease });
+                let held = grant.map(|grant| Held { grant, until: asked_at + keeper.lease });
                 publish.send_replace(held);
             }
             Err(error) => {
-                store_failed(&eyes, "keep its lease", &error);
+                failed(keeper, "be kept", &error);
                 pause = pause.min(AFTER_A_FAILURE);
                 // The store may come back before it has run out.
                 if held.is_some_and(|held| !held.is_sure()) {
@@ -54,29 +62,33 @@ pub(super) async fn keep(eyes: Arc<Eyes>, publish: Arc<watch::Sender<Option<Held
     }
 }
 
-async fn renew_or_take(eyes: &Eyes, held: Option<&Held>) -> StoreResult<Option<LeaseGrant>> {
-    let store = &eyes.bus.store;
+async fn renew_or_take(keeper: &Keeper, held: Option<&Held>) -> StoreResult<Option<LeaseGrant>> {
+    let Keeper { store, name, instance, lease } = keeper;
     if let Some(held) = held
-        && let Some(renewed) = store.renew_leases(std::slice::from_ref(&held.grant), eyes.lease).await?.pop()
+        && let Some(renewed) = store.renew_leases(std::slice::from_ref(&held.grant), *lease).await?.pop()
     {
         return Ok(Some(renewed));
     }
-    let name = LeaseName::from_stored(format!("observer/{}", eyes.name));
-    store.acquire_lease(&name, &eyes.instance, eyes.lease).await
+    store.acquire_lease(name, instance, *lease).await
 }
 
 /// Gives the lease back.
-pub(super) async fn give_back(eyes: &Eyes, publish: &watch::Sender<Option<Held>>) {
+pub(crate) async fn give_back(keeper: &Keeper, publish: &watch::Sender<Option<Held>>) {
     if let Some(held) = publish.send_replace(None)
-        && let Err(error) = eyes.bus.store.release_leases(&[held.grant]).await
+        && let Err(error) = keeper.store.release_leases(&[held.grant]).await
     {
-        store_failed(eyes, "give its lease back", &error);
+        failed(keeper, "be given back", &error);
     }
+}
+
+fn failed(keeper: &Keeper, what: &str, error: &StoreError) {
+    let (lease, code, cause) = (keeper.name.as_str(), error.code(), with_causes(error));
+    tracing::warn!(lease, code, cause, "a lease could not {what}");
 }
 
 /// Does something for as long as this grant is sure to be held; `None` when it no longer is. It is asked before each step of
 /// the work, so nothing is begun by a process that slept in between.
-pub(super) async fn while_held<T>(
+pub(crate) async fn while_held<T>(
     mut held: watch::Receiver<Option<Held>>,
     grant: &LeaseGrant,
     work: impl Future<Output = T>,
@@ -102,8 +114,6 @@ pub(super) async fn while_held<T>(
 
 #[cfg(test)]
 mod tests {
-    use towpath_core::ids::InstanceId;
-
     use super::*;
 
     fn held(epoch: u64, until: Instant) -> Held {
