@@ -349,7 +349,8 @@ macro_rules! store_conformance {
                 who_takes_alone_is_followed_by_the_next;
             rules:
                 a_transaction_is_begun_under_the_newest_lease,
-                an_append_is_written_as_the_rules_have_it;
+                an_append_is_written_as_the_rules_have_it,
+                the_facts_of_one_append_are_found_together;
         }
     };
     (@cases $fixture:expr; $($module:ident: $($case:ident),+;)+) => {

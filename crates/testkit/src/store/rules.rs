@@ -1,13 +1,13 @@
 //! Transactions under a lease, and appends as the rules of an application have them.
 
-use towpath_core::ids::AggregateKind;
+use towpath_core::ids::{AggregateKind, EventId};
 use towpath_core::ports::store::{
-    AggregateRow, Append, AppendRules, Expected, Snapshot, StoreError, StoreResult,
+    AggregateRow, Append, AppendRules, AppendedTogether, Expected, Snapshot, StoreError, StoreResult,
 };
 
 use super::StoreFixture;
 use super::acts::{append, assert_refused, stale_and_fresh, versions_of};
-use super::facts::{OrderFacts, new_order, payload};
+use super::facts::{OrderFacts, new_event_id, new_order, payload};
 
 /// A transaction under a lease that was lost is not even begun; under the newest one it comes true.
 pub async fn a_transaction_is_begun_under_the_newest_lease(fixture: &impl StoreFixture) {
@@ -42,6 +42,30 @@ pub async fn an_append_is_written_as_the_rules_have_it(fixture: &impl StoreFixtu
     assert_refused!(refused, StoreError::ForbiddenEvent { .. }, "what the rules refuse");
     tx.rollback().await.expect("rollback");
     assert_eq!(versions_of(&*store, &unknown.aggregate).await, [0_u64; 0]);
+}
+
+/// Facts of one append are found by any of them, with nothing of the appends before and behind; in a transaction, too, as
+/// many as fit.
+pub async fn the_facts_of_one_append_are_found_together(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let order = new_order();
+    append(&*store, &OrderFacts::about(&order, 0).placed().append()).await;
+    let ids: Vec<EventId> = EventId::of_one_append().take(3).collect();
+    let noted = OrderFacts::about(&order, 1).noted("a").noted("b").noted("c");
+    append(&*store, &noted.with_event_ids(|number| ids[number]).append()).await;
+    append(&*store, &OrderFacts::about(&order, 4).paid().append()).await;
+    let together = AppendedTogether { aggregate: order.clone(), first: 2, last: 4, last_event: ids[2] };
+    for id in &ids {
+        assert_eq!(store.appended_with(*id).await.expect("ask"), Some(together.clone()));
+    }
+    assert_eq!(store.appended_with(new_event_id()).await.expect("ask"), None);
+
+    let mut tx = store.begin().await.expect("begin");
+    assert_eq!(tx.facts_of_append(ids[1]).await.expect("ask"), Some(together.clone()));
+    let facts = tx.facts_within(&together, u64::MAX).await.expect("read");
+    assert_eq!(facts.iter().map(|fact| fact.envelope.event_id).collect::<Vec<_>>(), ids);
+    assert_eq!(tx.facts_within(&together, 1).await.expect("read").len(), 1, "at least one");
+    tx.rollback().await.expect("rollback");
 }
 
 /// Folds orders that are there, and refuses facts about others.
