@@ -88,6 +88,8 @@ mutants! {
     all_followers_move: "followed.advance" without "follower = ?" => following::a_follower_moves_from_where_it_was_found;
     followers_are_one: "followed.find" without "follower = ?" => following::a_follower_moves_from_where_it_was_found;
 
+    pages_of_events_are_measured_from_the_beginning: "events.sizes" without "e.aggregate_version > ?" => reads::a_page_has_so_many_bytes_and_at_least_one_event;
+    pages_of_the_log_are_measured_from_the_beginning: "log.sizes" without "p.position BETWEEN ? AND ?" => reads::a_page_has_so_many_bytes_and_at_least_one_event;
     later_events_keep_a_mark_waiting: "log.first_pending" without "pending_id <= ?" => positions::what_waits_for_a_position_is_known_by_a_mark;
 
     attempts_of_others_are_let_go: "inbox.let_go" without "begun_by = ?" => attempts::an_attempt_that_did_not_end_is_known;

@@ -47,7 +47,7 @@ impl Cleaning for SqlStore {
     }
 
     async fn clean_letters(&self, lease: &LeaseGrant, before: DateTime<Utc>, limit: u32) -> StoreResult<u64> {
-        transacting!(self, super::letters::clean, lease, before, limit)
+        transacting!(self, super::kept_letters::clean, lease, before, limit)
     }
 
     async fn clean_timers(&self, lease: &LeaseGrant, before: DateTime<Utc>, limit: u32) -> StoreResult<u64> {

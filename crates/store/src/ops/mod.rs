@@ -16,6 +16,7 @@ pub(crate) mod failed;
 pub(crate) mod following;
 pub(crate) mod inbox;
 pub(crate) mod inspection;
+pub(crate) mod kept_letters;
 pub(crate) mod leases;
 pub(crate) mod letters;
 pub(crate) mod listings;

@@ -292,6 +292,7 @@ macro_rules! store_conformance {
             reads:
                 history_has_one_row_per_state_change,
                 events_of_an_aggregate_are_read_in_pages,
+                a_page_has_so_many_bytes_and_at_least_one_event,
                 a_flow_is_read_in_order,
                 the_log_is_read_between_positions;
             round_trips:

@@ -107,7 +107,7 @@ pub enum TimerOutcome {
 #[async_trait]
 pub trait Timers: Send + Sync + 'static {
     /// Takes timers for commands of these types that are due and marks them running under a lease. Timers whose holder
-    /// is gone are taken too. So many at most, and no more than have [`CLAIMED_BYTES`] of payloads together, but one. Types
+    /// is gone are taken too. So many at most, and no more than have [`CLAIMED_BYTES`](super::CLAIMED_BYTES) of payloads together, but one. Types
     /// that this instance does not know stay for one that does.
     async fn claim_timers(
         &self,
