@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
+use support::probe::{Gate, ProbeAt};
 use support::{Fresh, Order, OrderCommand, OrderEvent, eventually, eventually_within};
 use towpath::letters::LetterFilter;
 use towpath::ports::store::{Append, StoreError};
@@ -26,6 +27,7 @@ on_every_database!(
     facts_that_are_known_already_are_skipped,
     a_row_that_somebody_takes_away_comes_back_with_the_next_fact,
     two_instances_and_a_rebuild_at_once_end_as_a_fresh_projection,
+    a_rebuild_keeps_what_came_after_it_had_looked,
     a_rebuild_that_ends_anywhere_leaves_each_aggregate_whole,
     a_higher_version_makes_all_anew_and_a_lower_one_leaves_it_alone,
     a_long_aggregate_is_read_by_pages,
@@ -297,6 +299,35 @@ async fn two_instances_and_a_rebuild_at_once_end_as_a_fresh_projection(fresh: &F
     projections::<1>().rebuild(&store).await.unwrap();
     assert_eq!(rows(&store).await, before);
     store.close().await;
+}
+
+async fn a_rebuild_keeps_what_came_after_it_had_looked(fresh: &Fresh) {
+    let app = with::<1>(fresh, &["order.*"]).start().await.unwrap();
+    is_made(&app).await;
+    place(&app, "o-1", 2).await;
+    becomes(app.store(), "o-1", expected(2, 1)).await;
+    // It has seen three facts, and stands still before it opens its transaction.
+    let gate = Gate::default();
+    let probe = Arc::new(ProbeAt::new("begin", gate.clone()));
+    probe.arm(1);
+    let url = fresh.url().to_owned();
+    // On a thread of its own: what stands still on one of the others may keep back a task that was about to run there.
+    let rebuilding = tokio::task::spawn_blocking(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let store = SqlStore::connect(&url).await.unwrap().with_probe(probe);
+            let rebuilt = projections::<1>().rebuild(&store).await.unwrap();
+            store.close().await;
+            rebuilt
+        })
+    });
+    gate.reached().await;
+    send(&app, "o-1", OrderCommand::Note).await;
+    becomes(app.store(), "o-1", expected(3, 1)).await;
+    gate.open();
+    assert_eq!(rebuilding.await.unwrap().facts, 4);
+    assert_eq!(rows(app.store()).await["o-1"], expected(3, 1));
+    app.stop().await;
 }
 
 async fn a_rebuild_that_ends_anywhere_leaves_each_aggregate_whole(fresh: &Fresh) {

@@ -70,7 +70,7 @@ const LEFT_TO_NEWER: Duration = Duration::from_secs(5);
 ///             Some(row) => row.count("opened")?,
 ///             None => 0,
 ///         };
-///         rows.put(&DOORS, vec![id.into(), (opened + 1).into()])
+///         rows.put(&DOORS, vec![id.to_owned().into(), (opened + 1).into()])
 ///     }
 /// }
 /// ```
