@@ -545,12 +545,12 @@ mod tests {
     #[test]
     fn a_deadline_is_that_of_the_state_and_its_time_that_of_the_change_that_led_there() {
         let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
-        given::<Order>([placed()]).due_after(None);
+        drop(given::<Order>([placed()]).due_after(None));
         let waits = || given::<Waiting>([WaitingEvent::Begun { minutes: 7 }, WaitingEvent::Prolonged]);
-        waits().state_is("waiting").due_after(minutes(1));
+        drop(waits().state_is("waiting").due_after(minutes(1)));
         let stay = move |waiting: &Waiting| minutes(waiting.minutes);
         // What happens in the state does not move its deadline.
-        waits().deadline("waiting", stay).due_after(minutes(7));
+        drop(waits().deadline("waiting", stay).due_after(minutes(7)));
         let begin = given::<Waiting>([]).deadline("waiting", stay).when(WaitingCommand::Begin);
         begin.then([WaitingEvent::Begun { minutes: 7 }, WaitingEvent::Prolonged]).due_after(minutes(14));
         let message = says(|| drop(given::<Order>([placed()]).due_after(minutes(1))));

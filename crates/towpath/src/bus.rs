@@ -27,6 +27,7 @@ use towpath_core::ports::store::{
     FailedCommand, Found, LeaseGrant, NewCommand, NewEvent, Snapshot, StateChange, Store, StoreError,
 };
 use towpath_core::retry::{ErrorClass, RetryDecision, RetryPolicy};
+use towpath_core::time::later;
 use tracing::Instrument as _;
 use uuid::Uuid;
 
@@ -852,10 +853,7 @@ fn schedule(
     now: DateTime<Utc>,
 ) -> (u32, Option<DateTime<Utc>>) {
     match decision {
-        Some(RetryDecision::RetryAfter(delay)) => {
-            let at = chrono::Duration::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay));
-            (retry_count + 1, at)
-        }
+        Some(RetryDecision::RetryAfter(delay)) => (retry_count + 1, Some(later(now, delay))),
         Some(RetryDecision::GiveUp(_)) | None => (retry_count, None),
     }
 }

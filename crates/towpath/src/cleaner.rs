@@ -6,9 +6,9 @@
 
 use std::time::Duration;
 
-use chrono::{DateTime, Utc};
 use tokio::sync::watch;
 use towpath_core::ports::store::{LeaseGrant, StoreError, StoreResult};
+use towpath_core::time::earlier;
 
 use towpath_store::SqlStore;
 
@@ -94,30 +94,24 @@ async fn clean(
     let (mut deleted, mut others) = (Deleted::default(), 0);
     // Asked anew for each pass: what is deleted too early cannot be brought back.
     let now = bus.database_time().await?;
-    if let Some(before) = before(now, keeping.sent) {
+    if let Some(before) = earlier(now, keeping.sent) {
         page_by_page!(stopping, deleted.sent, bus.store.clean_outbox(lease, before, PAGE));
     }
-    if let Some(before) = before(now, keeping.handled) {
+    if let Some(before) = earlier(now, keeping.handled) {
         // Letters that ended are kept as long as the inbox remembers.
         page_by_page!(stopping, others, store.clean_letters(lease, before, PAGE));
         page_by_page!(stopping, deleted.handled, bus.store.clean_inbox(lease, before, PAGE));
         page_by_page!(stopping, others, store.clean_timers(lease, before, PAGE));
         others += store.clean_leases(lease, &["instance/", "relaying/"], keeping.handled).await?;
     }
-    if let Some(before) = before(now, UNITS) {
+    if let Some(before) = earlier(now, UNITS) {
         page_by_page!(stopping, others, store.clean_units(lease, before, PAGE));
     }
-    if let Some(before) = before(now, keeping.commands) {
+    if let Some(before) = earlier(now, keeping.commands) {
         page_by_page!(stopping, deleted.commands, bus.store.clean_commands(lease, before, PAGE));
     }
     tracing::debug!(others, "cleaned up");
     Ok(deleted)
-}
-
-/// The moment so long ago; none if that is before time began, and then everything is kept.
-fn before(now: DateTime<Utc>, ago: Duration) -> Option<DateTime<Utc>> {
-    let ago = chrono::Duration::from_std(ago).ok()?;
-    now.checked_sub_signed(ago)
 }
 
 async fn breathe(stopping: &mut Stopping) {

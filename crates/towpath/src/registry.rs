@@ -21,9 +21,9 @@ use towpath_core::ports::store::{
     StoreError, StoreResult,
 };
 use towpath_core::route::{Route, Routes};
+use towpath_core::time::later;
 
 use crate::carrying::{Carrying, TooLarge};
-use crate::timers::after;
 
 /// How long an aggregate with this folded state may stay where it is.
 type Stay = Box<dyn Fn(&Payload) -> Result<Duration, InvalidPayload> + Send + Sync>;
@@ -227,7 +227,7 @@ impl Registry {
             let deadline = deadline(&change.to)?;
             let entered_by = append.events.get(change.event_index)?.event_id;
             let stay = self.stay_of(append, &change.to).unwrap_or(deadline.after);
-            let due_at = after(append.context.occurred_at, stay);
+            let due_at = later(append.context.occurred_at, stay);
             let command = CommandName::from_stored(deadline.sends());
             Some(NewTimer::of_deadline(
                 entered_by,

@@ -12,6 +12,8 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use towpath_core::time::doubled;
+
 use crate::bus::random_unit;
 
 /// How long a service that panicked is left alone: what it fell over may be gone by then, and if not, the log should not
@@ -71,9 +73,18 @@ impl Backoff {
     const LONGEST: Duration = Duration::from_secs(5);
 
     pub(crate) fn next(&mut self) -> Duration {
-        let whole = Self::SHORTEST.saturating_mul(1 << self.waits.min(10)).min(Self::LONGEST);
+        self.next_within(Self::LONGEST).max(Self::SHORTEST)
+    }
+
+    /// The same for who may not wait so long.
+    pub(crate) fn next_within(&mut self, longest: Duration) -> Duration {
+        let whole = doubled(Self::SHORTEST, self.waits, longest);
         self.waits = self.waits.saturating_add(1);
-        (whole / 2 + (whole / 2).mul_f64(random_unit())).max(Self::SHORTEST)
+        whole / 2 + (whole / 2).mul_f64(random_unit())
+    }
+
+    pub(crate) fn reset(&mut self) {
+        self.waits = 0;
     }
 }
 

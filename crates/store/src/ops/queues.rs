@@ -14,6 +14,7 @@ use towpath_core::ports::queues::{
     Ending, Fate, Layout, Parcel, Placement, QueueDepth, Receiver, TakenMessage,
 };
 use towpath_core::ports::store::{LeaseGrant, StoreResult};
+use towpath_core::time::later;
 
 use crate::bounded::how_many_fit;
 use crate::dialect::Dialect;
@@ -103,7 +104,7 @@ pub(crate) async fn put(
     }
     let mut rows = Vec::with_capacity(parcels.len());
     for parcel in parcels {
-        let available_at = parcel.placement.delay.map(|delay| after(now, delay));
+        let available_at = parcel.placement.delay.map(|delay| later(now, delay));
         rows.push(local_message_values(parcel, now, available_at)?);
     }
     insert(session, "queues.put", &LOCAL_MESSAGES, rows).await?;
@@ -554,11 +555,4 @@ async fn still_receives(session: &mut Session<'_>, grant: &LeaseGrant) -> StoreR
         Some(_) => Ok(()),
         None => Err(fenced(grant)),
     }
-}
-
-/// Later by so much, or as late as can be written down on every database.
-fn after(now: DateTime<Utc>, delay: Duration) -> DateTime<Utc> {
-    let century = chrono::Duration::days(36_500);
-    let delay = chrono::Duration::from_std(delay).map_or(century, |delay| delay.min(century));
-    now.checked_add_signed(delay).unwrap_or(now)
 }

@@ -34,7 +34,7 @@ use super::{Consumer, DeadTo, Delivered, HandlerError, Next, Step};
 use crate::bus::{Bus, random_unit, with_causes};
 use crate::declaring::Declaration;
 use crate::metrics::ConsumerMeters;
-use crate::service::{Service, Stopping, Wake};
+use crate::service::{Backoff, Service, Stopping, Wake};
 use crate::spans;
 use crate::tx::{Lender, Open};
 use crate::watch::{Delivering, DeliveringOutcome, Watchers};
@@ -90,7 +90,6 @@ pub(crate) struct Job {
 }
 
 /// An append that was looked up.
-#[derive(Clone)]
 struct KnownAppend {
     append: AppendedTogether,
     /// It was handled, here and durably: what comes of it now needs no transaction to find that out.
@@ -281,6 +280,9 @@ impl Job {
         if self.consumer.identity != Identity::Append {
             return Some(read);
         }
+        if let Some(key) = self.known_append(read) {
+            return Some(key);
+        }
         // It would wait idle, and its connection may be the last one.
         *spare = None;
         let mut backoff = Backoff::default();
@@ -291,16 +293,15 @@ impl Job {
             }
             tokio::select! {
                 () = stopping.asked() => return None,
-                () = tokio::time::sleep(backoff.next(self.running.patience)) => {}
+                () = tokio::time::sleep(backoff.next_within(self.running.patience)) => {}
             }
         }
     }
 
     /// The last fact of the append that a fact is from. What is not in the log stands for itself.
     pub(super) async fn append_of(&self, event_id: EventId) -> Result<EventId, StoreError> {
-        let known = self.appends().iter().find(|known| known.append.contains(event_id)).cloned();
-        if let Some(KnownAppend { append, .. }) = known {
-            return Ok(append.last_event);
+        if let Some(key) = self.known_append(event_id) {
+            return Ok(key);
         }
         let Some(append) = self.running.store.appended_with(event_id).await? else { return Ok(event_id) };
         let last_event = append.last_event;
@@ -308,6 +309,11 @@ impl Job {
         appends.truncate(APPENDS - 1);
         appends.push_front(KnownAppend { append, is_handled: false });
         Ok(last_event)
+    }
+
+    fn known_append(&self, event_id: EventId) -> Option<EventId> {
+        let appends = self.appends();
+        appends.iter().find(|known| known.append.contains(event_id)).map(|known| known.append.last_event)
     }
 
     fn is_handled(&self, key: EventId) -> bool {
@@ -471,7 +477,7 @@ impl Job {
                     self.note_store(&error);
                     tokio::select! {
                         () = stopping.asked() => return false,
-                        () = tokio::time::sleep(backoff.next(self.running.patience)) => {}
+                        () = tokio::time::sleep(backoff.next_within(self.running.patience)) => {}
                     }
                 }
             }
@@ -734,20 +740,4 @@ fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "the handler panicked".to_owned())
-}
-
-/// Waits that grow while nothing answers.
-#[derive(Default)]
-pub(super) struct Backoff(u32);
-
-impl Backoff {
-    pub(super) fn next(&mut self, at_most: Duration) -> Duration {
-        let exponential = Duration::from_millis(50).saturating_mul(1 << self.0.min(10));
-        self.0 += 1;
-        exponential.min(at_most).mul_f64(0.5 + random_unit() / 2.0)
-    }
-
-    pub(super) fn reset(&mut self) {
-        self.0 = 0;
-    }
 }

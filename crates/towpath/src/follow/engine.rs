@@ -10,6 +10,7 @@ use towpath_core::envelope::EventEnvelope;
 use towpath_core::ids::{EventId, HandlerName, Position};
 use towpath_core::ports::store::StoreError;
 use towpath_core::retry::ErrorClass;
+use towpath_core::time::doubled;
 use towpath_store::{FollowedLog, SqlStore};
 
 use super::page::Page;
@@ -121,8 +122,8 @@ impl Engine {
             FollowError::NotHandled { after, .. } => *after,
             _ => None,
         };
-        let grown = self.policy.first_pause.saturating_mul(1 << failures.saturating_sub(1).min(20));
-        let pause = grown.min(self.policy.longest_pause).mul_f64(1.0 - random_unit() / 3.0);
+        let grown = doubled(self.policy.first_pause, failures.saturating_sub(1), self.policy.longest_pause);
+        let pause = grown.mul_f64(1.0 - random_unit() / 3.0);
         asked.map_or(pause, |asked| asked.max(pause))
     }
 

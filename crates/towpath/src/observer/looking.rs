@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use towpath_core::ids::{InstanceId, LeaseName};
 use towpath_core::ports::store::{LeaseGrant, StoreError, StoreResult};
 use towpath_core::retry::ErrorClass;
+use towpath_core::time::doubled;
 use towpath_store::SqlStore;
 
 use super::standing::{Platform, Standings};
@@ -550,7 +551,7 @@ impl<R: ExternalResources> Looking<R> {
             // Who does not answer does so in more than one way.
             failing.said &= failure.unanswered;
         }
-        let pause = doubled(FIRST_PAUSE, failing.times).min(self.policy.longest_pause);
+        let pause = doubled(FIRST_PAUSE, failing.times, self.policy.longest_pause);
         let pause = pause.max(failure.retry_after.unwrap_or_default());
         failing.times = failing.times.saturating_add(1);
         failing.not_before = now + pause;
@@ -616,8 +617,7 @@ impl<R: ExternalResources> Looking<R> {
     fn is_silent(&mut self, failure: &ObserveError) {
         let asked = self.health.unanswered;
         self.health.unanswered = asked.saturating_add(1);
-        self.health.ask_at =
-            Some(Instant::now() + doubled(FIRST_PROBE_PAUSE, asked).min(LONGEST_PROBE_PAUSE));
+        self.health.ask_at = Some(Instant::now() + doubled(FIRST_PROBE_PAUSE, asked, LONGEST_PROBE_PAUSE));
         if self.health.down || self.health.unanswered < self.policy.down_after.max(1) {
             return;
         }
@@ -701,11 +701,6 @@ async fn tell<R: ExternalResources>(
             Err(error)
         }
     }
-}
-
-/// A pause, doubled so many times.
-fn doubled(first: Duration, times: u32) -> Duration {
-    first.saturating_mul(1 << times.min(16))
 }
 
 fn ended<R>(eyes: &Eyes, resource: R, failure: Option<ObserveError>) -> Ended<R> {
