@@ -111,7 +111,7 @@ async fn a_handler_answers_what_comes_next(stage: &Stage) {
 }
 
 /// For hundreds of deliveries, on a machine that has other things to do.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(180);
 
 /// A shelf, on which things are put.
 #[derive(Default, Serialize, Deserialize)]
