@@ -558,7 +558,11 @@ fn check_price(price: Money) -> Result<(), MarketError> {
 
 /// Whether a row of that key was there already.
 fn is_taken(error: &MarketError) -> bool {
-    matches!(error, MarketError::Store(error) if towpath::is_unique_violation(error))
+    match error {
+        MarketError::Store(StoreError::ForbiddenEvent { code, .. }) => *code == "illegal-transition",
+        MarketError::Store(error) => towpath::is_unique_violation(error),
+        _ => false,
+    }
 }
 
 /// The second of the order and the end of its number: 18 digits, as the contract's example has them.

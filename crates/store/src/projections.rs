@@ -14,6 +14,9 @@ use crate::sql::{Row, Value, values};
 use crate::store::{SqlStore, listing, reading, writing_once};
 use crate::transaction::SqlTransaction;
 
+/// How many rows a statement names: SQLite refuses conditions of a thousand parts.
+const KEYS_AT_ONCE: usize = 250;
+
 /// How far the rows of an aggregate are.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Projected {
@@ -34,6 +37,17 @@ pub struct ProjectedAggregate {
     pub projected: Projected,
     /// Whether they do not go on.
     pub is_failing: bool,
+}
+
+/// An aggregate that has rows in a table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owner {
+    /// Which one of its kind.
+    pub id: String,
+    /// Whether the projection knows of it.
+    pub is_known: bool,
+    /// Whether the log does.
+    pub has_facts: bool,
 }
 
 /// Why the rows of an aggregate do not go on.
@@ -91,6 +105,11 @@ impl SqlTransaction {
         self.own_tables().put("projection.note", &PROJECTIONS, rows).await
     }
 
+    /// By which version of a projection all aggregates were made; 0: by none yet.
+    pub async fn projection_made_by(&mut self, projection: &str, kind: &str) -> StoreResult<u32> {
+        ops::projections::made_by(&mut self.session(), projection, kind).await
+    }
+
     /// Notes why the rows of an aggregate do not go on.
     pub async fn projection_failed(
         &mut self,
@@ -129,27 +148,29 @@ impl SqlTransaction {
         table: &Table,
         keys: &[Vec<Value<'static>>],
     ) -> StoreResult<Vec<Vec<Value<'static>>>> {
-        if keys.is_empty() {
-            return Ok(Vec::new());
-        }
         let columns: Vec<&str> = table.columns().collect();
-        let sql = format!("SELECT {} FROM {} WHERE {}", columns.join(", "), table.name, by_key(table, keys));
         let mut session = self.session();
-        let sql = format!("{sql} {}", session.dialect().for_update());
-        let keys = keys.iter().flatten().cloned().collect();
-        let rows = session.rows("projection.rows", &sql, keys).await?;
-        let read = |row: &Row| table.columns.iter().map(|column| value_of(row, column)).collect();
-        rows.iter().map(read).collect()
+        let mut found = Vec::with_capacity(keys.len());
+        for keys in keys.chunks(KEYS_AT_ONCE) {
+            let (columns, chosen) = (columns.join(", "), by_key(table, keys));
+            let locking = session.dialect().for_update();
+            let sql = format!("SELECT {columns} FROM {} WHERE {chosen} {locking}", table.name);
+            let keys = keys.iter().flatten().cloned().collect();
+            for row in session.rows("projection.rows", &sql, keys).await? {
+                let values = table.columns.iter().map(|column| value_of(&row, column));
+                found.push(values.collect::<StoreResult<_>>()?);
+            }
+        }
+        Ok(found)
     }
 
     /// Deletes rows of an application's table by their primary keys.
     pub async fn delete_by_key(&mut self, table: &Table, keys: &[Vec<Value<'static>>]) -> StoreResult<()> {
-        if keys.is_empty() {
-            return Ok(());
+        for keys in keys.chunks(KEYS_AT_ONCE) {
+            let sql = format!("DELETE FROM {} WHERE {}", table.name, by_key(table, keys));
+            let keys = keys.iter().flatten().cloned().collect();
+            self.session().execute("projection.delete", &sql, keys).await?;
         }
-        let sql = format!("DELETE FROM {} WHERE {}", table.name, by_key(table, keys));
-        let keys = keys.iter().flatten().cloned().collect();
-        self.session().execute("projection.delete", &sql, keys).await?;
         Ok(())
     }
 
@@ -169,11 +190,6 @@ impl SqlTransaction {
 }
 
 impl SqlStore {
-    /// Whether the rows of any aggregate do not go on.
-    pub async fn projection_is_failing(&self, projection: &str, kind: &str) -> StoreResult<bool> {
-        reading!(self, ops::projections::is_failing, projection, kind)
-    }
-
     /// By which version of a projection all aggregates were made; 0: by none yet.
     pub async fn projection_made_by(&self, projection: &str, kind: &str) -> StoreResult<u32> {
         reading!(self, ops::projections::made_by, projection, kind)
@@ -195,14 +211,14 @@ impl SqlStore {
         reading!(self, ops::projections::walk, projection, kind, after, limit)
     }
 
-    /// Whose rows are in a table, behind one, each with whether the projection (by name and kind) knows of it.
+    /// Whose rows are in a table, behind one.
     pub async fn owners_behind(
         &self,
         projection: (&str, &str),
         table: (&Table, &str),
         after: &str,
         limit: u32,
-    ) -> StoreResult<Vec<(String, bool)>> {
+    ) -> StoreResult<Vec<Owner>> {
         reading!(self, ops::projections::owners, projection, table, after, limit)
     }
 

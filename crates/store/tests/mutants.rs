@@ -44,6 +44,7 @@ mutants! {
     lanes_go_on_before_their_first: "letters.first" without "lane = ?" => letters::letters_that_wait_for_nothing_go_on;
     any_letter_stands_for_a_delivery: "letters.open" without "event_id = ?" => letters::a_handled_letter_lets_the_next_of_its_lane_go_on;
     ended_letters_are_set_aside: "letters.update" without "status IN ('RETRY', 'BEHIND', 'DEAD')" => letters::a_delivery_is_one_letter_however_often_it_fails;
+    letters_that_were_given_up_are_tried_again: "letters.update" without "status IN ('RETRY', 'BEHIND')" => letters::a_delivery_is_one_letter_however_often_it_fails;
     letters_set_aside_anew_end: "letters.given_back" without "due_at = ?" => letters::a_letter_given_back_ends_unless_it_was_set_aside_anew;
     letters_of_any_status_are_listed: "letters.list" without "d.status = ?" => letters::letters_are_found_by_what_they_are;
     letters_of_any_reason_are_listed: "letters.list_in_short" without "d.status_reason = ?" => letters::letters_are_found_by_what_they_are;

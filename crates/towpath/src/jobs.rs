@@ -33,7 +33,8 @@ use crate::towpath::Towpath;
 /// cuts it off when its patience is over.
 ///
 /// # Caveats
-/// It is not done without workers ([`Builder::without_workers`](crate::Builder::without_workers)). A turn may be cut off
+/// A stop ends what runs commands at the same time: a turn must not wait for one that it has sent for later. It is not done
+/// without workers ([`Builder::without_workers`](crate::Builder::without_workers)). A turn may be cut off
 /// anywhere: what must be true together belongs into one transaction.
 pub struct Job {
     name: String,
@@ -44,7 +45,7 @@ pub struct Job {
 
 /// One turn of a job.
 pub struct Turn {
-    /// Towpath, as an application has it.
+    /// Towpath, as an application has it. It cannot be stopped from here.
     pub app: Towpath,
     stopping: Stopping,
 }
@@ -63,6 +64,10 @@ impl Job {
 
     /// Of all instances one does it, under the lease `job/<name>`. A turn is cut off when the lease may be somebody else's by
     /// now.
+    ///
+    /// # Caveats
+    /// On SQLite, which has one writer, the lease cannot be renewed while a turn has a transaction open: it must be shorter
+    /// than [`Builder::lease`](crate::Builder::lease).
     pub fn alone(mut self) -> Self {
         self.alone = true;
         self

@@ -86,6 +86,9 @@ impl Towpath {
         for decider in self.registry().deciders() {
             keys.extend(AggregateKey::new(decider.kind().as_str(), id).ok());
         }
+        for entity in self.registry().entities() {
+            keys.extend(AggregateKey::new(entity.kind().as_str(), id).ok());
+        }
         keys.extend(id.split_once('/').and_then(|(kind, id)| AggregateKey::new(kind, id).ok()));
         let found = self.store().trace(id, &keys).await?;
         // The nearest thing that the id can mean.

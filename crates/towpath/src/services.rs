@@ -82,6 +82,10 @@ pub(crate) struct Parts {
 pub(crate) struct Services {
     workers: Mutex<Vec<Service>>,
     keepers: Mutex<Vec<Service>>,
+    /// Whether these are the services of a Towpath, and not what its services have in their hands.
+    pub(crate) are_whole: bool,
+    /// Held by who stops, until all is closed.
+    pub(crate) stopping: Mutex<()>,
 }
 
 impl Services {
@@ -94,7 +98,8 @@ impl Services {
             };
             if *stage == Keeper { keepers.extend(started) } else { workers.extend(started) }
         }
-        Ok(Self { workers: Mutex::new(workers), keepers: Mutex::new(keepers) })
+        let (workers, keepers) = (Mutex::new(workers), Mutex::new(keepers));
+        Ok(Self { workers, keepers, are_whole: true, stopping: Mutex::default() })
     }
 
     /// Answers what was cut off.

@@ -299,7 +299,13 @@ impl Towpath {
     /// What is cut off is rolled back or, if its commit was on its way, whole; others take it up when its leases have run
     /// out.
     pub async fn stop_within(&self, patience: Duration) -> Vec<String> {
+        if !self.services.are_whole {
+            tracing::warn!("a job cannot stop the Towpath that runs it");
+            return Vec::new();
+        }
         let deadline = Instant::now() + patience;
+        // Who stops it a second time waits for the first: closed beneath that one, the store could take nothing back.
+        let _alone = self.services.stopping.lock().await;
         #[cfg(feature = "follow")]
         let following = self.followers.stop_by(deadline);
         #[cfg(not(feature = "follow"))]

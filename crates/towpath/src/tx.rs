@@ -90,8 +90,10 @@ pub(crate) struct Open {
     committed: Committed,
     /// Something failed that may be half done: it must not be committed.
     spoilt: Option<String>,
-    /// Several statements are under way. Dropped among them, they are half done.
+    /// Something is under way. Dropped meanwhile, it is half done.
     is_under_way: bool,
+    /// A row is written whose fact is not appended yet.
+    is_without_fact: bool,
 }
 
 /// What the transaction is for. Ids of commands come from it.
@@ -126,6 +128,7 @@ impl Open {
             committed: Committed::default(),
             spoilt: None,
             is_under_way: false,
+            is_without_fact: false,
         }
     }
 
@@ -140,8 +143,8 @@ impl Open {
         marked: Option<EventId>,
         handler: &HandlerName,
     ) -> Result<Option<SqlTransaction>, StoreError> {
-        if self.is_under_way {
-            return Err(StoreError::TransactionLost("something in it was left halfway".to_owned()));
+        if self.is_left_halfway() {
+            return Err(StoreError::TransactionLost(LEFT_HALFWAY.to_owned()));
         }
         let bus = self.bus.clone();
         let (sql, committed) = self.into_parts();
@@ -163,7 +166,21 @@ impl Open {
 
     /// Why it cannot be committed, if it cannot.
     pub(crate) fn spoilt(&self) -> Option<&str> {
-        if self.is_under_way { Some("something in it was left halfway") } else { self.spoilt.as_deref() }
+        if self.is_left_halfway() { Some(LEFT_HALFWAY) } else { self.spoilt.as_deref() }
+    }
+
+    fn is_left_halfway(&self) -> bool {
+        self.is_under_way || self.is_without_fact
+    }
+
+    /// Begins with something that is half done when it is dropped; [`noted`](Self::noted) ends it. What was left halfway
+    /// before stays so: nobody knows whether the database has done it.
+    fn begin(&mut self) -> Result<(), StoreError> {
+        if self.is_under_way {
+            return Err(StoreError::TransactionLost(LEFT_HALFWAY.to_owned()));
+        }
+        self.is_under_way = true;
+        Ok(())
     }
 
     /// Ends when the connection is lost as far as anybody knows.
@@ -205,6 +222,8 @@ impl Open {
         CommandId::new(id).map_err(|error| invalid("invalid-id", error.into()))
     }
 }
+
+const LEFT_HALFWAY: &str = "something in it was left halfway";
 
 fn invalid(code: &'static str, source: BoxError) -> StoreError {
     StoreError::InvalidChange { code, source }
@@ -356,7 +375,7 @@ impl Tx {
         let open = self.open_mut();
         let append = facts.into_append(open.context())?;
         let registry = open.bus.registry.clone();
-        open.is_under_way = true;
+        open.begin()?;
         let outcome = open.sql.append_by(registry.as_ref(), &append).await;
         let (appended, written) = open.noted("an append", outcome)?;
         open.committed.and(Committed::of(&written, &registry));
@@ -367,7 +386,7 @@ impl Tx {
     #[cfg_attr(not(feature = "follow"), allow(dead_code, reason = "only a follower has another log"))]
     pub(crate) async fn append_as_it_is(&mut self, append: &Append) -> Result<Appended, StoreError> {
         let open = self.open_mut();
-        open.is_under_way = true;
+        open.begin()?;
         let outcome = open.sql.append(append).await;
         let appended = open.noted("an append", outcome)?;
         open.committed.and(Committed::of(append, &open.bus.registry));
@@ -396,6 +415,8 @@ impl Tx {
             payload,
             context: open.context(),
         };
+        // Dropped halfway and sent again, it would be two commands.
+        open.begin()?;
         let outcome = open.sql.send(&command).await;
         open.noted("a command", outcome)?;
         open.committed.and(Committed::command());
@@ -405,6 +426,7 @@ impl Tx {
     /// Schedules a timer.
     pub async fn schedule(&mut self, timer: &NewTimer) -> Result<(), StoreError> {
         let open = self.open_mut();
+        open.begin()?;
         let outcome = open.sql.schedule(timer).await;
         open.noted("a timer", outcome)?;
         open.committed.and(Committed::timer(timer.due_at));

@@ -12,7 +12,7 @@ fn every_error_code_has_its_section() {
     let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
     let mut codes = BTreeSet::new();
     for path in [
-        "crates/core/src/ports/store.rs",
+        "crates/core/src/ports/store/error.rs",
         "crates/core/src/ports/broker.rs",
         "crates/core/src/format.rs",
         "crates/core/src/decider.rs",

@@ -223,6 +223,16 @@ async fn a_row_that_is_not_as_it_was_read_is_not_changed(fresh: &Fresh) {
         tx.change_state(&loan(1), LoanEvent::Returned).only_if("status_changed_at <= ?", soon).await
     });
     assert_eq!(early.await.unwrap_err().code(), "version-conflict");
+    // A condition stands for itself, whatever is in it.
+    app.transact(async |mut tx| begin(&mut tx, &loan(2)).await).await.unwrap();
+    let other = app.transact(async |mut tx| {
+        let condition = "status_changed_at <= ? OR status_reason IS NULL";
+        tx.change_state(&loan(2), LoanEvent::Returned).only_if(condition, soon).await
+    });
+    assert_eq!(other.await.unwrap().loan_id, 2);
+    let key = app
+        .transact(async |mut tx| tx.change_state(&loan(1), LoanEvent::Returned).set("loan_id", 7_i64).await);
+    assert_eq!(key.await.unwrap_err().code(), "store-refused");
     let unknown = app.transact(async |mut tx| tx.change_state(&loan(9), LoanEvent::Returned).await).await;
     assert_eq!(unknown.unwrap_err().code(), "missing");
     assert_eq!(facts(&app).await, ["loan.opened"]);

@@ -224,6 +224,9 @@ async fn an_append_that_is_left_halfway_is_not_committed(fresh: &Fresh) {
         let waits = poll_fn(|context| Poll::Ready(appending.as_mut().poll(context).is_pending())).await;
         assert!(waits);
         drop(appending);
+        // What comes afterwards does not make it whole.
+        let sent = tx.send::<Order>("o-2", OrderCommand::Place { sku: "pen".to_owned() }).await;
+        assert_eq!(sent.unwrap_err().code(), "transaction-lost");
         Ok::<_, StoreError>(())
     });
     assert_eq!(lost.await.unwrap_err().code(), "transaction-lost");

@@ -266,12 +266,19 @@ async fn set_aside(session: &mut Session<'_>, aside: &SetAside) -> StoreResult<A
         insert(session, &aside.letter, standing, None, !too_large).await?;
         return Ok(if too_large { AsideOutcome::TooLarge } else { AsideOutcome::Set });
     };
-    let sql = "UPDATE dead_letters SET status = ?, status_changed_at = ?, status_reason = ?, status_message = ?, \
-         retry_count = ?, due_at = ? WHERE dead_letter_id = ? AND status IN ('RETRY', 'BEHIND', 'DEAD')";
+    // One that others have given up meanwhile is not retried: its inbox row is given up as well, so nobody would handle it.
+    let still_open = match (aside.letter_id, status) {
+        (None, LetterStatus::Retry) => "status IN ('RETRY', 'BEHIND')",
+        _ => "status IN ('RETRY', 'BEHIND', 'DEAD')",
+    };
+    let sql = format!(
+        "UPDATE dead_letters SET status = ?, status_changed_at = ?, status_reason = ?, status_message = ?, \
+         retry_count = ?, due_at = ? WHERE dead_letter_id = ? AND {still_open}"
+    );
     // An operator may have ended it meanwhile: then it stays so.
     let mut changed = standing;
     changed.extend(values![letter_id]);
-    let changed = session.execute("letters.update", sql, changed).await?;
+    let changed = session.execute("letters.update", &sql, changed).await?;
     Ok(if changed == 1 { AsideOutcome::Set } else { AsideOutcome::Elsewhere })
 }
 

@@ -6,7 +6,7 @@ use towpath_core::ids::Version;
 use towpath_core::ports::store::StoreResult;
 
 use crate::own_tables::OwnTables;
-use crate::projections::{Projected, ProjectedAggregate, ProjectionFailure, ProjectionProgress};
+use crate::projections::{Owner, Projected, ProjectedAggregate, ProjectionFailure, ProjectionProgress};
 use crate::schema::Table;
 use crate::sql::{Row, Session, Value, code, readable, values};
 
@@ -97,13 +97,6 @@ pub(crate) async fn fail(
     Ok(())
 }
 
-/// Whether the rows of any aggregate do not go on.
-pub(crate) async fn is_failing(session: &mut Session<'_>, projection: &str, kind: &str) -> StoreResult<bool> {
-    let sql = "SELECT 1 AS one FROM projections \
-               WHERE failed_at IS NOT NULL AND projection = ? AND aggregate_kind = ? LIMIT 1";
-    Ok(session.row("projection.is_failing", sql, values![projection, kind]).await?.is_some())
-}
-
 /// By which version of the projection all aggregates were made; 0: by none yet.
 pub(crate) async fn made_by(session: &mut Session<'_>, projection: &str, kind: &str) -> StoreResult<u32> {
     let sql = "SELECT projection_version FROM projections \
@@ -164,23 +157,29 @@ pub(crate) async fn walk(
     rows.iter().map(read).collect()
 }
 
-/// Whose rows are in a table, behind one, each with whether the projection knows of it.
+/// Whose rows are in a table, behind one.
 pub(crate) async fn owners(
     session: &mut Session<'_>,
     (projection, kind): (&str, &str),
     (table, column): (&Table, &str),
     after: &str,
     limit: u32,
-) -> StoreResult<Vec<(String, bool)>> {
+) -> StoreResult<Vec<Owner>> {
     let sql = format!(
-        "SELECT o.owner, p.aggregate_id AS known FROM \
+        "SELECT o.owner, p.aggregate_id AS known, a.aggregate_id AS in_log FROM \
          (SELECT DISTINCT {column} AS owner FROM {} WHERE {column} > ? ORDER BY {column} LIMIT {limit}) AS o \
          LEFT JOIN projections p ON p.projection = ? AND p.aggregate_kind = ? AND p.aggregate_id = o.owner \
+         LEFT JOIN aggregates a ON a.aggregate_kind = ? AND a.aggregate_id = o.owner \
          ORDER BY o.owner",
         table.name
     );
-    let rows = session.rows("projection.owners", &sql, values![after, projection, kind]).await?;
-    rows.iter().map(|row| Ok((row.text("owner")?, row.text_or_null("known")?.is_some()))).collect()
+    let rows = session.rows("projection.owners", &sql, values![after, projection, kind, kind]).await?;
+    let is_there = |row: &Row, column: &str| row.text_or_null(column).map(|id| id.is_some());
+    let read = |row: &Row| {
+        let (is_known, has_facts) = (is_there(row, "known")?, is_there(row, "in_log")?);
+        Ok(Owner { id: row.text("owner")?, is_known, has_facts })
+    };
+    rows.iter().map(read).collect()
 }
 
 /// How far it is.

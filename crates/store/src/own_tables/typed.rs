@@ -3,6 +3,7 @@
 use towpath_core::ports::store::{StoreError, StoreResult};
 
 use super::{OwnTables, Row};
+use crate::dialect::Dialect;
 use crate::schema::{ColumnKind, Table};
 use crate::sql::{SqlFault, Value};
 
@@ -34,12 +35,15 @@ impl OwnTables<'_> {
         let (mut changes, mut chosen, mut values) = (Vec::new(), vec![key_condition(table)], Vec::new());
         for (column, value) in set {
             column_of(table, column, "row.update")?;
+            if table.primary_key.contains(&column) {
+                return Err(refused("row.update", table, "keeps its key: what is another row is inserted"));
+            }
             changes.push(format!("{column} = ?"));
             values.push(value);
         }
         values.extend(key_of(row));
         for (condition, value) in conditions {
-            chosen.push(condition.to_owned());
+            chosen.push(format!("({condition})"));
             values.push(value);
         }
         let sql = format!("UPDATE {} SET {} WHERE {}", table.name, changes.join(", "), chosen.join(" AND "));
@@ -61,8 +65,10 @@ impl OwnTables<'_> {
         let sql = format!("{} {otherwise}", insert_sql(table));
         self.0.execute("row.hold", &sql, row.values()).await?;
         let found = self.by_key("row.lock", key_of(row), dialect.locking()).await?;
-        found.ok_or_else(|| {
-            refused("row.hold", table, "has another row with one of the values that are unique")
+        found.ok_or_else(|| match dialect {
+            // There a value that must be unique is an error of its own: the row was deleted in between.
+            Dialect::Postgres => StoreError::Contention("the row was deleted meanwhile".into()),
+            _ => refused("row.hold", table, "has another row with one of the values that are unique"),
         })
     }
 

@@ -122,6 +122,11 @@ pub async fn a_delivery_is_one_letter_however_often_it_fails(fixture: &impl Stor
     let event_id = message.event_id.expect("it has one");
     let entry = store.inbox_entry(event_id, &ship).await.expect("read").expect("it is there");
     assert_eq!(entry.status, InboxStatus::Dead);
+    // One that failed beside it and would be tried again comes late: nobody would handle it.
+    let late = store.set_aside(&aside(&message, Some(moment(40)))).await.expect("set aside");
+    assert_eq!(late, AsideOutcome::Elsewhere, "it was given up");
+    let letter = store.letter(held.letter_id).await.expect("read").expect("it is there");
+    assert_eq!(letter.status, LetterStatus::Dead);
 
     assert!(store.discard_letter(&letter, None, None, moment(30)).await.expect("discard"));
     let ended = store.set_aside(&again(None)).await.expect("set aside");

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use towpath_broker::Formats;
 use towpath_core::channel::{Channel, Target};
 use towpath_core::decider::RegistrationFlaw;
-use towpath_core::ids::InvalidId;
+use towpath_core::ids::{InvalidId, LeaseName};
 use towpath_core::ports::broker::{BrokerPromises, Topology};
 use towpath_core::ports::store::StoreError;
 use towpath_store::{SqlStore, Table, Versions};
@@ -73,6 +73,9 @@ impl Declared {
             self.channels.iter().map(|channel| channel.name.as_str()),
             "each event would go out twice",
         )?;
+        for job in &self.jobs {
+            LeaseName::new(format!("job/{}", job.name()))?;
+        }
         each_once("jobs", self.jobs.iter().map(Job::name), "nobody could tell them apart")?;
         Projections::check(&self.projections).map_err(StartError::Wiring)?;
         check_formats(self.registry.formats(), &self.channels, &self.consumers, &self.dead_letter_queues)

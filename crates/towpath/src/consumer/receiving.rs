@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 use towpath_core::ports::broker::{BrokerError, Deliveries, Received, Subscription};
 
 use super::engine::{Job, lane_of, lane_of_key, work};
+use super::reading::Identity;
 use crate::bus::with_causes;
 use crate::service::{Backoff, Stopping};
 
@@ -85,7 +86,7 @@ async fn receive_share(job: Arc<Job>, share: Share, mut stopping: Stopping) {
     let mut workers = JoinSet::new();
     let mut queues = Vec::new();
     let (shared, taken) = async_channel(share.prefetch);
-    if job.consumer.policy.in_order {
+    if by_lane(&job) {
         for _ in 0..share.workers {
             let (sender, receiver) = mpsc::channel(usize::from(share.prefetch));
             queues.push(sender);
@@ -175,7 +176,7 @@ async fn hand_out(
         backoff.reset();
         job.meters.received.increment(many.len() as u64);
         for received in many {
-            let place = if job.consumer.policy.in_order { place_of(job, &received, queues.len()) } else { 0 };
+            let place = if by_lane(job) { place_of(job, &received, queues.len()) } else { 0 };
             let arrived = Arrived { received, from: Arc::clone(deliveries), doubtful: Arc::clone(doubtful) };
             let Some(queue) = queues.get(place) else { return "there are no workers".to_owned() };
             if queue.send(arrived).await.is_err() {
@@ -183,6 +184,12 @@ async fn hand_out(
             }
         }
     }
+}
+
+/// Whether messages of one key have one worker: for order, and because the facts of one append are one delivery, whose failures
+/// would otherwise be counted by several at once.
+fn by_lane(job: &Job) -> bool {
+    job.consumer.policy.in_order || job.consumer.identity == Identity::Append
 }
 
 /// Which worker a message belongs to: messages of one key have one.

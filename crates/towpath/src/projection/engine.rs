@@ -65,7 +65,10 @@ pub(super) async fn take_in(
     }
     let ids: Vec<String> = arrived.keys().cloned().collect();
     let projected = sql.lock_projected(name, kind, &ids).await?;
-    if projected.values().any(|projected| projected.by > by) {
+    let is_new = |projected: &Projected| projected.by == 0;
+    if projected.values().any(|projected| projected.by > by)
+        || (projected.values().any(is_new) && sql.projection_made_by(name, kind).await? > by)
+    {
         return Err(Trouble::MadeByNewer);
     }
     let anew: Vec<String> =
@@ -144,6 +147,32 @@ pub(super) async fn make_anew(
     Ok(Some(made))
 }
 
+/// Takes in facts of one aggregate that nobody has delivered: those behind its last one that is known, up to this one.
+pub(super) async fn go_on(
+    sql: &mut SqlTransaction,
+    projection: &dyn AnyProjection,
+    id: &str,
+    up_to: Version,
+) -> Result<Option<Made>, Trouble> {
+    let (name, kind, by) = (projection.name(), projection.kind(), projection.version());
+    let projected = sql.lock_projected(name, kind, &[id.to_owned()]).await?;
+    let Projected { version, by: made_by } = projected.get(id).copied().unwrap_or_default();
+    if made_by != by || version >= up_to {
+        return Ok(None);
+    }
+    let mut made = Made::default();
+    let key = AggregateKey::from_stored(kind, id);
+    let reached = match catch_up(sql, projection, &key, version, up_to, &mut made).await {
+        Err(Trouble::Lost(..)) => {
+            clear(sql, projection, &[id.to_owned()]).await?;
+            catch_up(sql, projection, &key, 0, up_to, &mut made).await?
+        }
+        reached => reached?,
+    };
+    sql.note_projected(name, kind, by, &[(id.to_owned(), reached)]).await?;
+    Ok(Some(made))
+}
+
 async fn clear(
     sql: &mut SqlTransaction,
     projection: &dyn AnyProjection,
@@ -207,29 +236,41 @@ impl Made {
         events: &[&IncomingEvent],
     ) -> Result<(), Trouble> {
         let mut facts: Vec<(AggregateId, Box<dyn AnyFact + '_>)> = Vec::new();
+        let mut keys: Vec<RowKey> = Vec::new();
         for event in events {
             self.facts += 1;
             let Some(aggregate) = &event.aggregate else { continue };
-            match projection.read(event) {
-                Ok(read) => facts.extend(read.map(|fact| (aggregate.id.clone(), fact))),
+            let read = guarded(|| {
+                let Some(fact) = projection.read(event)? else { return Ok(None) };
+                let keys = fact.keys();
+                Ok(Some((fact, keys)))
+            });
+            match read {
+                Ok(None) => {}
+                Ok(Some((fact, of_fact))) => {
+                    keys.extend(of_fact);
+                    facts.push((aggregate.id.clone(), fact));
+                }
                 Err(error) => return Err(Trouble::Fact(aggregate.id.clone(), error)),
             }
         }
         let mut rows = Rows::default();
-        let keys: Vec<RowKey> = facts.iter().flat_map(|(_, fact)| fact.keys()).collect();
         rows.load(sql, keys).await?;
         for (id, fact) in &facts {
-            // A panic is the fact's fault, and not that of those beside it.
-            let projected = catch_unwind(AssertUnwindSafe(|| fact.project(&mut rows)));
-            let projected = projected.unwrap_or_else(|panic| {
-                Err(HandlerError::transient("handler-panicked", panic_message(panic.as_ref())))
-            });
-            projected.map_err(|error| match rows.is_lost() {
+            let projected = guarded(|| fact.project(&mut rows).map(|()| fact.wakes()));
+            let wakes = projected.map_err(|error| match rows.is_lost() {
                 true => Trouble::Lost(id.clone(), error),
                 false => Trouble::Fact(id.clone(), error),
             })?;
-            self.wake = fact.wakes().or(self.wake.take());
+            self.wake = wakes.or(self.wake.take());
         }
         Ok(rows.write(sql).await?)
     }
+}
+
+/// Runs what the application has written. A panic is the fact's fault, and not that of those beside it.
+fn guarded<T>(run: impl FnOnce() -> Result<T, HandlerError>) -> Result<T, HandlerError> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        Err(HandlerError::transient("handler-panicked", panic_message(panic.as_ref())))
+    })
 }

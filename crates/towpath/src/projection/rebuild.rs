@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use towpath_core::ids::{InstanceId, LeaseName};
 use towpath_core::ports::store::{StoreError, StoreResult};
-use towpath_store::SqlStore;
+use towpath_store::{Owner, SqlStore};
 
-use super::engine::{Trouble, make_anew};
+use super::engine::{Trouble, go_on, make_anew};
 use super::{AnyProjection, OwnedTable, Projections};
 use crate::bus::{pause, with_causes};
 use crate::consumer::HandlerError;
@@ -19,6 +19,13 @@ const PAGE: u32 = 500;
 
 /// How often an aggregate that lost against its consumer is begun anew.
 const GIVES_WAY_AT_MOST: u32 = 30;
+
+/// How long until what has failed is tried again.
+const AGAIN_AFTER_A_FAILURE: Duration = Duration::from_secs(300);
+
+/// How long until it is looked again for what nobody has delivered: an instance that does not know of the channel yet puts
+/// nothing onto it.
+const AGAIN: Duration = Duration::from_secs(600);
 
 /// How many failures are told.
 const FAILURES: usize = 100;
@@ -48,7 +55,7 @@ pub struct FailedAggregate {
 }
 
 impl Projections {
-    /// Makes all rows anew from the log, whatever version has made them, and deletes those that belong to no aggregate. The
+    /// Makes all rows anew from the log, unless a newer version of the projection has made them, and deletes those that belong to no aggregate. The
     /// system may run meanwhile: an aggregate is as it was before, or as its facts make it.
     ///
     /// # Errors
@@ -64,7 +71,7 @@ impl Projections {
     }
 }
 
-/// Starts what makes those aggregates that an older version has made, or nobody; it ends with that.
+/// Starts what makes those aggregates that an older version has made, or nobody, and finds what was not delivered.
 pub(crate) fn start(
     store: SqlStore,
     instance: InstanceId,
@@ -84,26 +91,43 @@ async fn run(
     all: Vec<Arc<dyn AnyProjection>>,
     mut stopping: Stopping,
 ) {
-    for projection in all {
-        let name = LeaseName::from_stored(format!("projection/{}", projection.name()));
-        let mut backoff = Backoff::default();
-        while !stopping.is_asked() {
-            let under = Under { name: &name, holder: &instance, lease, stopping: &stopping };
-            let projection = projection.as_ref();
-            let making = Making { store: &store, projection, all: false, under: Some(under) };
-            let wait = match making.bring_up_to_date().await {
-                Ok(true) => break,
-                // Another instance is at it.
-                Ok(false) => scan,
-                Err(error) => {
-                    let (code, cause) = (error.code(), with_causes(&error));
-                    tracing::warn!(projection = projection.name(), code, cause, "could not make rows anew");
-                    backoff.next()
-                }
-            };
-            rest(&Wake::default(), wait, &mut stopping).await;
+    while !stopping.is_asked() {
+        let mut is_failing = false;
+        for projection in &all {
+            is_failing |= bring_up_to_date(&store, &instance, (lease, scan), projection, &mut stopping).await;
         }
+        let pause = if is_failing { AGAIN_AFTER_A_FAILURE } else { AGAIN };
+        rest(&Wake::default(), pause, &mut stopping).await;
     }
+}
+
+/// Answers whether something of it has failed.
+async fn bring_up_to_date(
+    store: &SqlStore,
+    instance: &InstanceId,
+    (lease, scan): (Duration, Duration),
+    projection: &Arc<dyn AnyProjection>,
+    stopping: &mut Stopping,
+) -> bool {
+    let name = LeaseName::from_stored(format!("projection/{}", projection.name()));
+    let mut backoff = Backoff::default();
+    while !stopping.is_asked() {
+        let under = Under { name: &name, holder: instance, lease, stopping };
+        let projection = projection.as_ref();
+        let making = Making { store, projection, all: false, under: Some(under) };
+        let wait = match making.bring_up_to_date().await {
+            Ok(Some(failed)) => return failed > 0,
+            // Another instance is at it.
+            Ok(None) => scan,
+            Err(error) => {
+                let (code, cause) = (error.code(), with_causes(&error));
+                tracing::warn!(projection = projection.name(), code, cause, "could not make rows anew");
+                backoff.next()
+            }
+        };
+        rest(&Wake::default(), wait, stopping).await;
+    }
+    false
 }
 
 /// One projection that is being made.
@@ -116,6 +140,13 @@ struct Making<'m> {
     under: Option<Under<'m>>,
 }
 
+/// How an aggregate is made, up to this fact or the last that is known.
+#[derive(Clone, Copy)]
+enum How {
+    Anew { up_to: u64, also_if_current: bool },
+    GoingOn { up_to: u64 },
+}
+
 /// The lease under which one instance does it. Two at once would only do it twice: each aggregate's own lock decides.
 struct Under<'u> {
     name: &'u LeaseName,
@@ -125,26 +156,18 @@ struct Under<'u> {
 }
 
 impl Making<'_> {
-    /// Whether all was made by this version, or is now.
-    async fn bring_up_to_date(&self) -> StoreResult<bool> {
-        let (name, kind) = (self.projection.name(), self.projection.kind());
-        let is_made = self.store.projection_made_by(name, kind).await? >= self.projection.version();
-        if is_made && !self.store.projection_is_failing(name, kind).await? {
-            return Ok(true);
-        }
+    /// How many aggregates cannot be made, when all others are; nothing, if it did not come to its end.
+    async fn bring_up_to_date(&self) -> StoreResult<Option<u64>> {
+        let name = self.projection.name();
         let mut rebuilt = Rebuilt::default();
         let is_done = self.run(&mut rebuilt).await?;
         let (aggregates, failed) =
             (rebuilt.aggregates.get(name).copied().unwrap_or_default(), rebuilt.failed);
-        tracing::info!(
-            projection = name,
-            aggregates,
-            facts = rebuilt.facts,
-            failed,
-            is_done,
-            "rows were made anew"
-        );
-        Ok(is_done)
+        if rebuilt.facts > 0 || failed > 0 {
+            let facts = rebuilt.facts;
+            tracing::info!(projection = name, aggregates, facts, failed, is_done, "rows were made anew");
+        }
+        Ok(is_done.then_some(failed))
     }
 
     /// Answers whether it came to its end.
@@ -158,7 +181,7 @@ impl Making<'_> {
                 if !self.forget_strays(rebuilt).await? {
                     return Ok(false);
                 }
-                // What has failed is tried again by the next start.
+                // What has failed is tried again.
                 if rebuilt.failed == failed {
                     self.store.projection_is_made(name, kind, by).await?;
                 }
@@ -172,7 +195,10 @@ impl Making<'_> {
                 // What has failed may go on by now.
                 let also_if_current = self.all || found.is_failing;
                 if also_if_current || found.projected.by < by {
-                    self.make(&found.id, found.version, also_if_current, rebuilt).await?;
+                    self.make(&found.id, How::Anew { up_to: found.version, also_if_current }, rebuilt)
+                        .await?;
+                } else if found.projected.by == by && found.projected.version < found.version {
+                    self.make(&found.id, How::GoingOn { up_to: found.version }, rebuilt).await?;
                 }
             }
         }
@@ -189,28 +215,37 @@ impl Making<'_> {
                     return Ok(false);
                 }
                 let owners = self.store.owners_behind(of, (table, aggregate), &after, PAGE).await?;
-                let Some((last, _)) = owners.last() else { break };
-                after.clone_from(last);
-                for (id, _) in owners.iter().filter(|(_, is_known)| !is_known) {
-                    self.make(id, 0, false, rebuilt).await?;
+                let Some(last) = owners.last() else { break };
+                after.clone_from(&last.id);
+                // By hand also what was projected of facts that the log does not have: of a database that was restored.
+                let is_stray = |owner: &Owner| !owner.is_known || (self.all && !owner.has_facts);
+                for owner in owners.iter().filter(|owner| is_stray(owner)) {
+                    self.make(&owner.id, How::Anew { up_to: 0, also_if_current: self.all }, rebuilt).await?;
                 }
             }
         }
         Ok(true)
     }
 
-    async fn make(
-        &self,
-        id: &str,
-        up_to: u64,
-        also_if_current: bool,
-        rebuilt: &mut Rebuilt,
-    ) -> StoreResult<()> {
+    async fn make(&self, id: &str, how: How, rebuilt: &mut Rebuilt) -> StoreResult<()> {
         let projection = self.projection;
         let mut gave_way = 0;
         loop {
-            let mut sql = self.store.open_transaction().await?;
-            let made = match make_anew(&mut sql, projection, id, up_to, also_if_current).await {
+            let mut sql = match self.store.open_transaction().await {
+                Err(StoreError::Contention(_)) if gave_way < GIVES_WAY_AT_MOST => {
+                    gave_way += 1;
+                    tokio::time::sleep(pause(gave_way)).await;
+                    continue;
+                }
+                opened => opened?,
+            };
+            let made = match how {
+                How::Anew { up_to, also_if_current } => {
+                    make_anew(&mut sql, projection, id, up_to, also_if_current).await
+                }
+                How::GoingOn { up_to } => go_on(&mut sql, projection, id, up_to).await,
+            };
+            let made = match made {
                 Ok(made) => sql.finish().await.map(|()| made).map_err(Trouble::Store),
                 Err(trouble) => {
                     // What matters is why it failed.

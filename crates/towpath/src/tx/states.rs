@@ -138,10 +138,10 @@ impl<'t, E: Entity> IntoFuture for BeginState<'t, E> {
                 }
                 None => return Err(subject.forbidden("nothing begins with it".into())),
             };
-            tx.open_mut().is_under_way = true;
+            tx.open_mut().is_without_fact = true;
             let inserted = tx.own_tables().insert(row).await;
-            let inserted = tx.open_mut().noted("a row", inserted)?;
-            if !inserted {
+            if !tx.open_mut().noted("a row", inserted)? {
+                tx.open_mut().is_without_fact = false;
                 return Err(subject.why_not(tx, row).await);
             }
             let change = subject.change(None, to, None);
@@ -157,7 +157,8 @@ impl<'t, E: Entity> IntoFuture for ChangeState<'t, E> {
     /// # Errors
     /// `ForbiddenEvent`: the machine does not allow it in the row's state, and the cause names what it allows.
     /// `VersionConflict`: the row is not as it was read, or a condition is not so. `Missing`: there is no such row. Nothing was
-    /// written by then, and the transaction can go on.
+    /// written by then, and the transaction can go on. When the fact cannot be appended (one that no channel can carry), it
+    /// cannot be committed.
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let Self { tx, row, mut fact, to: wanted, mut set, mut conditions, because } = self;
@@ -192,9 +193,10 @@ impl<'t, E: Entity> IntoFuture for ChangeState<'t, E> {
             let conditions = conditions.into_iter().map(|(condition, value)| {
                 (if condition.is_empty() { &same_state } else { condition }, value)
             });
-            tx.open_mut().is_under_way = true;
+            tx.open_mut().is_without_fact = true;
             let changed = tx.own_tables().update(row, set, conditions.collect()).await;
             let Some(changed) = tx.open_mut().noted("a change of state", changed)? else {
+                tx.open_mut().is_without_fact = false;
                 return Err(subject.why_not(tx, row).await);
             };
             fact.context = Some(context);
@@ -216,7 +218,6 @@ impl Tx {
         state_changes: Vec<StateChange>,
     ) -> Result<(), StoreError> {
         let Fact { event, event_id, context, then } = fact;
-        self.open_mut().is_under_way = true;
         let context = context.unwrap_or_else(|| self.open_mut().context());
         let mut append = Append {
             aggregate: subject.aggregate.clone(),
@@ -229,12 +230,12 @@ impl Tx {
         };
         self.append(&append).await?;
         for (following_id, following) in then {
-            self.open_mut().is_under_way = true;
             append.context.causation_id = Some(CausationId::from(append.events[0].event_id));
             append.events = vec![new_event(following_id, &following)?];
             (append.expected, append.state_changes) = (Expected::Any, Vec::new());
             self.append(&append).await?;
         }
+        self.open_mut().is_without_fact = false;
         Ok(())
     }
 }
