@@ -114,8 +114,8 @@ pub async fn run_case(name: &str, case: impl Future<Output = ()>) {
 /// Expands to one test per case of the suite, named like the case. The expression makes a fresh [`StoreFixture`]; it
 /// is evaluated once per test, in an async function. The crate needs `tokio` with `macros` and `rt-multi-thread`.
 ///
-/// The topics of its second part are not kept by the store in memory: their cases are shown to fail on SQLite, by statements
-/// with a condition taken out ([`MutantProbe`](crate::MutantProbe)).
+/// The topics of its second part are not kept by the store in memory: most of their cases are shown to fail on SQLite, by
+/// statements with a condition taken out ([`MutantProbe`](crate::MutantProbe)).
 #[macro_export]
 macro_rules! store_conformance {
     (@in_memory $fixture:expr) => {

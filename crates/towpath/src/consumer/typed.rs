@@ -92,7 +92,8 @@ impl<E: Event> EventsOf<E> {
     /// The facts must be in the log of this store: one that is not is dead as `not-in-the-log`. Together they have at most 16
     /// MiB, or are dead as `change-too-large`. Deliveries are told by their append, whatever
     /// [`by_message_id`](ConsumerOf::by_message_id) says. Facts that were appended under ids of the application's own are
-    /// each a change.
+    /// each a change. In a store that mirrors another log an append may come in parts, and the first part again: take those
+    /// with [`each`](EventsOf::each).
     pub fn changes<F, Answer, N>(mut self, handler: impl Into<String>, run: F) -> Consumer
     where
         F: Fn(Change<E>, Tx) -> Answer + Send + Sync + 'static,
