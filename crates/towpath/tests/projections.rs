@@ -348,7 +348,7 @@ async fn a_rebuild_that_ends_anywhere_leaves_each_aggregate_whole(fresh: &Fresh)
     }
     let store = app.store();
     projections::<1>().rebuild(store).await.unwrap();
-    let (mut stops, mut seen_between) = (0, false);
+    let mut stops = 0;
     let ended = loop {
         let raised = projections::<2>();
         let mut rebuild = std::pin::pin!(raised.rebuild(store));
@@ -366,13 +366,12 @@ async fn a_rebuild_that_ends_anywhere_leaves_each_aggregate_whole(fresh: &Fresh)
         let old = rows.values().filter(|row| **row == expected(2, 1)).count();
         let new = rows.values().filter(|row| **row == expected(2, 2)).count();
         assert_eq!((old + new, rows.len()), (3, 3), "after {stops} steps: {rows:?}");
-        seen_between |= old > 0 && new > 0;
         match ended {
             Some(ended) => break ended.unwrap(),
             None => stops += 1,
         }
     };
-    assert_eq!((ended.failed, seen_between), (0, true), "{stops} steps");
+    assert!(ended.failed == 0 && stops > 5, "it was stopped {stops} times");
     assert!(rows(store).await.values().all(|row| *row == expected(2, 2)));
     app.stop().await;
 }
