@@ -37,6 +37,7 @@ mod listings;
 mod migrate;
 mod migrations;
 mod notices;
+mod observations;
 mod operations;
 mod ops;
 mod own_tables;

@@ -2,6 +2,7 @@
 
 pub mod broker;
 pub mod clock;
+pub mod observations;
 pub mod operations;
 pub mod probe;
 pub mod queues;

@@ -14,6 +14,7 @@ pub(crate) mod leases;
 pub(crate) mod letters;
 pub(crate) mod listings;
 pub(crate) mod log;
+pub(crate) mod observations;
 pub(crate) mod operations;
 pub(crate) mod outbox;
 pub(crate) mod queues;

@@ -28,6 +28,7 @@ pub mod kill;
 pub mod late_commits;
 pub mod leases;
 pub mod migrations;
+pub mod observations;
 pub mod operations;
 pub mod outbox;
 pub mod payloads;
