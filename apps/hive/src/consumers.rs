@@ -4,29 +4,28 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use towpath::ids::AggregateId;
-use towpath::observer::ObserverWake;
 use towpath::tables::{OwnTables, Value};
-use towpath::{Batch, Consumer, Delivery, HandlerError, IncomingEvent, Next};
+use towpath::{Batch, Consumer, Delivery, HandlerError, IncomingEvent, Next, Tx};
 
 use crate::alerts;
+use crate::hive::OBSERVER;
 use crate::knative::{KnativeServiceDeletedObserved, KnativeServiceEvent, KnativeServiceObserved};
 use crate::record::{RecordCommand, ServiceAudited, ServicePersisted, ServiceRecord};
 use crate::service::{
     CreationRequested, DeletionRequested, Service, ServiceCommand, ServiceEvent, SpecAccepted,
     TakeObservation, UpdateRequested,
 };
-use crate::tables::{AUDIT, NAMESPACES, REVISIONS, ROUTES, SERVICES, SPECS, TARGETS};
+use crate::tables::{AUDIT, NAMESPACES, REVISIONS, ROUTES, SERVICES, SPECS};
 use crate::views::{Pages, ServiceRow};
 
 /// How many facts are taken into the read models together, and how many rows a statement names.
 const TOGETHER: usize = 64;
 
 /// Keeps the read models, and what is to be looked at.
-pub(crate) fn views(channel: &str, stale: Duration, wake: ObserverWake) -> Consumer {
-    Consumer::of(channel).in_order().batches("hive-views", TOGETHER, move |batch| {
-        let wake = wake.clone();
-        async move { take_into_views(batch, stale, wake).await }
-    })
+pub(crate) fn views(channel: &str, stale: Duration) -> Consumer {
+    Consumer::of(channel)
+        .in_order()
+        .batches("hive-views", TOGETHER, move |batch| async move { take_into_views(batch, stale).await })
 }
 
 /// Takes what was observed to the services.
@@ -42,14 +41,10 @@ pub(crate) fn records(channel: &str) -> Consumer {
     Consumer::of(channel).in_order().each("hive-records", keep_record)
 }
 
-async fn take_into_views(
-    mut batch: Batch,
-    stale: Duration,
-    wake: ObserverWake,
-) -> Result<Next, HandlerError> {
+async fn take_into_views(mut batch: Batch, stale: Duration) -> Result<Next, HandlerError> {
     let events: Vec<&IncomingEvent> = batch.deliveries.iter().map(|delivered| &delivered.event).collect();
     let ids = Pages::services_of(events.iter().copied());
-    let mut pages = Pages::knowing(known(&mut batch.tx.own_tables(), &ids).await?);
+    let mut pages = Pages::knowing(known(&mut batch.tx, &ids).await?);
     for event in events {
         // A fact that comes before those that it follows, or whose row is gone, would make a service of nothing.
         if let Some(gap) = pages.gap_before(event) {
@@ -59,18 +54,14 @@ async fn take_into_views(
         }
         pages.take(event)?;
     }
-    write(&mut batch.tx.own_tables(), &pages, stale).await?;
-    if !pages.urgent.is_empty() {
-        batch.tx.wake_after_commit(&wake);
-    }
+    write(&mut batch.tx.own_tables(), &pages).await?;
+    batch.tx.watch(OBSERVER, &pages.watches(stale)?).await?;
+    batch.tx.unwatch(OBSERVER, &pages.gone()).await?;
     Ok(batch.handled())
 }
 
 /// The rows of these services as they are, locked until the transaction ends.
-async fn known(
-    tables: &mut OwnTables<'_>,
-    ids: &[String],
-) -> Result<BTreeMap<String, ServiceRow>, HandlerError> {
+async fn known(tx: &mut Tx, ids: &[String]) -> Result<BTreeMap<String, ServiceRow>, HandlerError> {
     if ids.is_empty() {
         return Ok(Default::default());
     }
@@ -82,29 +73,20 @@ async fn known(
          FROM hive_services WHERE {chosen}"
     );
     let mut rows = BTreeMap::new();
-    for record in tables.locked_rows("hive.known", &sql, values).await? {
+    for record in tx.own_tables().locked_rows("hive.known", &sql, values).await? {
         let row = ServiceRow::read(&record)?;
         rows.insert(row.service_id.clone(), row);
     }
-    let mut values: Vec<Value<'_>> = Vec::new();
-    let chosen = OwnTables::one_of("service_id", ids, &mut values);
-    let sql = format!(
-        "SELECT service_id, wanted, cause_id, flow_id, observed_at, waited_since FROM hive_targets WHERE {chosen}"
-    );
-    for record in tables.locked_rows("hive.known.targets", &sql, values).await? {
-        if let Some(row) = rows.get_mut(&record.text("service_id")?) {
-            row.read_target(&record)?;
+    for watched in tx.watched(OBSERVER, ids).await? {
+        if let Some(row) = rows.get_mut(&watched.subject_id) {
+            row.read_kept(watched)?;
         }
     }
     Ok(rows)
 }
 
 /// Writes rows, a statement per table.
-pub(crate) async fn write(
-    tables: &mut OwnTables<'_>,
-    pages: &Pages,
-    stale: Duration,
-) -> Result<(), HandlerError> {
+pub(crate) async fn write(tables: &mut OwnTables<'_>, pages: &Pages) -> Result<(), HandlerError> {
     let everything = [
         ("hive.put.revisions", &REVISIONS, pages.revision_rows()),
         ("hive.put.specs", &SPECS, pages.spec_rows()?),
@@ -113,7 +95,6 @@ pub(crate) async fn write(
     // A fact that is taken in late, from the dead letters or by a rebuild, must not undo a newer one.
     let newest = [
         ("hive.put.services", &SERVICES, pages.service_rows()?),
-        ("hive.put.targets", &TARGETS, pages.target_rows(stale)?),
         ("hive.put.routes", &ROUTES, pages.route_rows()?),
         ("hive.put.namespaces", &NAMESPACES, pages.namespace_rows()),
     ];
@@ -129,12 +110,6 @@ pub(crate) async fn write(
     }
     let last = pages.services.values().map(|row| row.updated_at).max().unwrap_or_default();
     for gone in pages.gone().chunks(TOGETHER) {
-        let mut values = Vec::new();
-        let chosen = OwnTables::one_of("service_id", gone, &mut values);
-        let sql = format!("DELETE FROM hive_targets WHERE {chosen}");
-        tables.execute("hive.forget.targets", &sql, values.clone()).await?;
-        let sql = format!("DELETE FROM hive_failures WHERE {chosen}");
-        tables.execute("hive.forget.failures", &sql, values).await?;
         alerts::are_gone(tables, gone, last).await?;
     }
     Ok(())
@@ -236,13 +211,11 @@ mod tests {
                 status_changed_at: now,
                 wanted: None,
                 cause: None,
-                looked_at: None,
-                waited_since: None,
             };
             pages.services.insert(service_id, row);
         }
         let mut transaction = store.open_transaction().await.unwrap();
-        write(&mut transaction.own_tables(), &pages, Duration::from_secs(900)).await.unwrap();
+        write(&mut transaction.own_tables(), &pages).await.unwrap();
         transaction.finish().await.unwrap();
         let sql = "SELECT COUNT(*) AS rows_there FROM hive_services";
         let rows = store.own_rows("test.count", sql, Vec::new()).await.unwrap();

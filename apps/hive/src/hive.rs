@@ -8,7 +8,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use sha2::{Digest as _, Sha256};
 use towpath::ids::{AggregateKey, Version};
-use towpath::observer::{Observer, ObserverPolicy, ObserverWake};
+use towpath::observer::{Looks, Observations as _, Observer, ObserverPolicy, ObserverWake, WatchTx as _};
 use towpath::ports::store::{StateEvent, Store as _, StoreError};
 use towpath::retry::RetryPolicy;
 use towpath::tables::{OwnTables, Record, Value};
@@ -18,7 +18,6 @@ use towpath::{
 
 use crate::alerts::{self, Alert};
 use crate::consumers;
-use crate::failures::{self, Looks};
 use crate::gateway::ServingGateway;
 use crate::knative::{KnativeService, KnativeServiceEvent};
 use crate::namespace::{Namespace, NamespaceEvent};
@@ -26,8 +25,9 @@ use crate::record::ServiceRecord;
 use crate::service::{Service, ServiceEvent, ServiceStatus};
 use crate::spec::ServiceSpec;
 use crate::tables::{SERVICES, TABLES};
+use crate::take_over::take_over;
 use crate::targets::Targets;
-use crate::views::{AT_ONCE, Keyed, Pages, RowKey, ServiceRow, json};
+use crate::views::{Keyed, Pages, RowKey, ServiceRow, json};
 
 /// The name of hive's observer: of its lease, and among [`Towpath::observers`].
 pub const OBSERVER: &str = "hive";
@@ -43,6 +43,9 @@ const KEYS_AT_ONCE: usize = 1_000;
 
 /// How many services a rebuild writes at a time: it holds their rows for so long.
 const SERVICES_AT_ONCE: usize = 64;
+
+/// How many of those that are looked at are asked for at a time.
+const SUBJECTS_AT_ONCE: u32 = 64;
 
 /// How many rows that no fact speaks of are deleted at a time.
 const STRAYS_AT_ONCE: usize = 64;
@@ -199,6 +202,7 @@ impl Hive {
             .aggregate::<ServiceRecord>()
             .aggregate::<Namespace>()
             .tables(&TABLES)
+            .prepare(|store| async move { take_over(&store).await })
             .channel(channel(
                 &facts,
                 &[
@@ -221,7 +225,7 @@ impl Hive {
                     ServiceEvent::SPEC_ACCEPTED,
                 ],
             ))
-            .consumer(consumers::views(&facts, stale, self.wake.clone()))
+            .consumer(consumers::views(&facts, stale))
             .consumer(consumers::observations(&observed))
             .consumer(consumers::records(&requested))
             .observer(Observer::named(OBSERVER, targets, policy, self.wake.clone()))
@@ -254,7 +258,7 @@ impl Hive {
 
     /// When a service was last looked at, and why it could not be since.
     pub async fn looks(&self, store: &SqlStore, service_id: &str) -> Result<Looks, StoreError> {
-        failures::looks(store, service_id).await
+        Ok(store.looks_at(OBSERVER, service_id).await?.unwrap_or_default())
     }
 
     /// The alerts about the platform, the last raised first.
@@ -495,7 +499,7 @@ pub async fn rebuild(store: &SqlStore, ready_stale: Duration) -> Result<Rebuilt,
         }
         let complete = pages.take_complete();
         spoken_of(&mut strays, &complete);
-        giving_way!(write_complete(store, &complete, ready_stale))?;
+        giving_way!(write_complete(store, &complete))?;
     }
     spoken_of(&mut strays, &pages);
     forget(store, &strays).await?;
@@ -504,23 +508,19 @@ pub async fn rebuild(store: &SqlStore, ready_stale: Duration) -> Result<Rebuilt,
         let some = pages.take_services(SERVICES_AT_ONCE);
         giving_way!(write_services(store, some.clone(), ready_stale))?;
     }
+    giving_way!(forget_unknown(store))?;
     // All of them are looked at again, so that what was missed is found; after what somebody has asked for.
-    let soon = AT_ONCE + chrono::TimeDelta::seconds(1);
-    let sql = "UPDATE hive_targets SET due_at = ? WHERE due_at > ? AND (wanted IS NULL OR wanted <> 'facts')";
-    giving_way!(async {
-        let looked = store.own_execute("hive.rebuild.look", sql, vec![soon.into(), soon.into()]).await;
-        looked.map_err(HandlerError::from)
-    })?;
+    giving_way!(look_at_all(store))?;
     Ok(Rebuilt { facts, services })
 }
 
 /// Writes rows that are the same whenever they are written, or have a version.
-async fn write_complete(store: &SqlStore, pages: &Pages, ready_stale: Duration) -> Result<(), HandlerError> {
+async fn write_complete(store: &SqlStore, pages: &Pages) -> Result<(), HandlerError> {
     if pages.keys().next().is_none() {
         return Ok(());
     }
     let mut transaction = store.open_transaction().await?;
-    consumers::write(&mut transaction.own_tables(), pages, ready_stale).await?;
+    consumers::write(&mut transaction.own_tables(), pages).await?;
     Ok(transaction.finish().await?)
 }
 
@@ -543,8 +543,37 @@ async fn write_services(
         known.insert(record.text("service_id")?, record.count("version")?);
     }
     pages.without_older(&known);
-    consumers::write(&mut tables, &pages, ready_stale).await?;
+    consumers::write(&mut tables, &pages).await?;
+    transaction.watch(OBSERVER, &pages.watches(ready_stale)?).await?;
+    transaction.unwatch(OBSERVER, &pages.gone()).await?;
     Ok(transaction.finish().await?)
+}
+
+async fn look_at_all(store: &SqlStore) -> Result<(), HandlerError> {
+    let mut transaction = store.open_transaction().await?;
+    transaction.look_at_all(OBSERVER).await?;
+    Ok(transaction.finish().await?)
+}
+
+/// Nobody looks at what no fact speaks of. Who watches a service writes its row with that.
+async fn forget_unknown(store: &SqlStore) -> Result<(), HandlerError> {
+    let mut after = String::new();
+    loop {
+        let subjects = store.subjects(OBSERVER, &after, SUBJECTS_AT_ONCE).await?;
+        let Some(last) = subjects.last() else { return Ok(()) };
+        after.clone_from(last);
+        let mut values = Vec::new();
+        let chosen = OwnTables::one_of("service_id", &subjects, &mut values);
+        let sql = format!("SELECT service_id FROM hive_services WHERE {chosen}");
+        let rows = store.own_rows("hive.rebuild.watched", &sql, values).await?;
+        let known = rows.iter().map(|row| row.text("service_id")).collect::<Result<HashSet<_>, _>>()?;
+        let unknown: Vec<String> = subjects.into_iter().filter(|id| !known.contains(id)).collect();
+        if !unknown.is_empty() {
+            let mut transaction = store.open_transaction().await?;
+            transaction.unwatch(OBSERVER, &unknown).await?;
+            transaction.finish().await?;
+        }
+    }
 }
 
 /// The rows of the read models that are there, each as the hash of what tells it apart: there may be millions.

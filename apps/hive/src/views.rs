@@ -6,7 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
 use towpath::ids::AggregateKey;
+use towpath::observer::{Look, Watch, Watched};
 use towpath::tables::{Record, Table, Value};
 use towpath::{Aggregate, HandlerError, IncomingEvent, Payload};
 
@@ -15,21 +17,18 @@ use crate::namespace::{Namespace, NamespaceValidated};
 use crate::record::{RecordEvent, ServiceAudited, ServicePersisted, ServiceRecord};
 use crate::service::{Service, ServiceEvent, ServiceStatus};
 use crate::spec::ResourceName;
-use crate::tables::{AUDIT, NAMESPACES, REVISIONS, ROUTES, SERVICES, SPECS, TARGETS};
+use crate::tables::{AUDIT, NAMESPACES, REVISIONS, ROUTES, SERVICES, SPECS};
+use crate::targets::Kept;
 use crate::texts;
 
 /// The longest that a look is put off: nobody means longer, and not every database can write a far moment down.
 const LONGEST: Duration = Duration::from_secs(3600 * 24 * 365);
 
-/// When something is due that is to be looked at now. Not the moment at which that was found: an instance whose clock is
-/// behind would wait until it has come.
-pub(crate) const AT_ONCE: DateTime<Utc> = DateTime::UNIX_EPOCH;
-
 /// The code of a fact that comes before those that it follows.
 const OUT_OF_ORDER: &str = "fact-out-of-order";
 
 /// For how long a service is left alone of which more facts are on their way.
-const UNFINISHED: Duration = Duration::from_secs(3600);
+pub(crate) const UNFINISHED: Duration = Duration::from_secs(3600);
 
 /// Rows as facts have made them.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -64,17 +63,12 @@ pub struct ServiceRow {
     pub wanted: Option<Wanted>,
     /// The fact because of which something is to be done, or was.
     pub cause: Option<Cause>,
-    /// When it was last looked at, as far as its target says.
-    pub looked_at: Option<DateTime<Utc>>,
-    /// Since when what was asked for is waited for, by the database's time; none before the first look.
-    pub waited_since: Option<DateTime<Utc>>,
 }
 
-/// A table of the read models, or of what is to be looked at, by what tells its rows apart.
+/// A table of the read models, by what tells its rows apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Keyed {
     Services,
-    Targets,
     Revisions,
     Routes,
     Specs,
@@ -94,20 +88,12 @@ pub(crate) enum RowKey {
 }
 
 impl Keyed {
-    pub(crate) const ALL: [Self; 7] = [
-        Self::Services,
-        Self::Targets,
-        Self::Revisions,
-        Self::Routes,
-        Self::Specs,
-        Self::Audit,
-        Self::Namespaces,
-    ];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Services, Self::Revisions, Self::Routes, Self::Specs, Self::Audit, Self::Namespaces];
 
     fn table(self) -> &'static Table {
         match self {
             Self::Services => &SERVICES,
-            Self::Targets => &TARGETS,
             Self::Revisions => &REVISIONS,
             Self::Routes => &ROUTES,
             Self::Specs => &SPECS,
@@ -149,7 +135,7 @@ impl Keyed {
 
     pub(crate) fn key(self, record: &Record) -> Result<RowKey, HandlerError> {
         Ok(match self {
-            Self::Services | Self::Targets | Self::Routes => RowKey::One(record.text("service_id")?),
+            Self::Services | Self::Routes => RowKey::One(record.text("service_id")?),
             Self::Audit => RowKey::One(record.text("event_id")?),
             Self::Namespaces => RowKey::One(record.text("namespace")?),
             Self::Revisions => RowKey::Named(record.text("service_id")?, record.text("revision")?),
@@ -189,7 +175,8 @@ pub(crate) struct Gap {
 }
 
 /// What is to be done on the platform.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Wanted {
     /// Nothing yet: more facts of the same change are on their way, and a look would see half of it.
     Facts,
@@ -202,7 +189,7 @@ pub enum Wanted {
 }
 
 /// The fact that started something, and its flow.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Cause {
     /// The fact.
     pub event_id: String,
@@ -211,21 +198,9 @@ pub struct Cause {
 }
 
 impl Wanted {
-    /// As it is stored.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Facts => "facts",
-            Self::Apply => "apply",
-            Self::Delete => "delete",
-            Self::Look => "look",
-        }
-    }
-
-    /// From what is stored.
-    pub fn from_stored(text: &str) -> Option<Self> {
-        [Self::Facts, Self::Apply, Self::Delete, Self::Look]
-            .into_iter()
-            .find(|wanted| wanted.as_str() == text)
+    /// From what an earlier version has stored.
+    pub(crate) fn from_stored(text: &str) -> Option<Self> {
+        serde_json::from_value(text.into()).ok()
     }
 }
 
@@ -304,8 +279,6 @@ impl Pages {
             status_changed_at: at,
             wanted: None,
             cause: None,
-            looked_at: None,
-            waited_since: None,
         });
         // Known already: delivered again, or taken in by a rebuild.
         if version <= row.version {
@@ -348,7 +321,6 @@ impl Pages {
         (row.version, row.updated_at) = (version, at);
         if row.service.status != before {
             row.status_changed_at = at;
-            row.waited_since = None;
         }
         Ok(())
     }
@@ -358,10 +330,10 @@ impl Pages {
         self.services.values().map(ServiceRow::values).collect()
     }
 
-    /// The rows of `hive_targets`.
-    pub fn target_rows(&self, stale: Duration) -> Result<Vec<Vec<Value<'static>>>, HandlerError> {
+    /// What is wanted of the services that are looked at.
+    pub fn watches(&self, stale: Duration) -> Result<Vec<Watch>, HandlerError> {
         let living = self.services.values().filter(|row| row.service.status != Some(ServiceStatus::Deleted));
-        living.map(|row| row.target(self.urgent.contains(&row.service_id), stale)).collect()
+        living.map(|row| row.watch(self.urgent.contains(&row.service_id), stale)).collect()
     }
 
     /// Services that are not looked at any more.
@@ -448,7 +420,6 @@ impl Pages {
         let spec = |(id, version): &(String, u64)| (Keyed::Specs, RowKey::Numbered(id.clone(), *version));
         let services = self.services.keys().map(one(Keyed::Services));
         services
-            .chain(self.services.keys().map(one(Keyed::Targets)))
             .chain(self.routes.keys().map(one(Keyed::Routes)))
             .chain(self.audit.keys().map(one(Keyed::Audit)))
             .chain(self.namespaces.keys().map(one(Keyed::Namespaces)))
@@ -494,18 +465,13 @@ impl ServiceRow {
             status_changed_at: record.time("status_changed_at")?,
             wanted: None,
             cause: None,
-            looked_at: None,
-            waited_since: None,
         })
     }
 
-    /// Adds what is kept with the target.
-    pub(crate) fn read_target(&mut self, record: &Record) -> Result<(), HandlerError> {
-        self.wanted = record.text_or_null("wanted")?.as_deref().and_then(Wanted::from_stored);
-        let flow_id = record.text_or_null("flow_id")?;
-        self.looked_at = record.time_or_null("observed_at")?;
-        self.waited_since = record.time_or_null("waited_since")?;
-        self.cause = record.text_or_null("cause_id")?.map(|event_id| Cause { event_id, flow_id });
+    /// Adds what is kept with what is wanted of it.
+    pub(crate) fn read_kept(&mut self, watched: Watched) -> Result<(), HandlerError> {
+        let kept = Kept::read(&watched.wanted)?;
+        (self.wanted, self.cause) = (kept.wanted, kept.cause);
         Ok(())
     }
 
@@ -539,29 +505,23 @@ impl ServiceRow {
         ])
     }
 
-    fn target(&self, urgent: bool, stale: Duration) -> Result<Vec<Value<'static>>, HandlerError> {
+    fn watch(&self, urgent: bool, stale: Duration) -> Result<Watch, HandlerError> {
         let service = &self.service;
-        let snapshot = service.snapshot.as_ref();
-        let missing = snapshot.is_some_and(|snapshot| !snapshot.present);
-        Ok(vec![
-            self.service_id.clone().into(),
-            self.version.into(),
-            resource_key(&service.resource).into(),
-            self.status().to_owned().into(),
-            serde_json::to_string(&service.spec)?.into(),
-            service.desired_spec_hash.to_string().into(),
-            service.spec_version.into(),
-            u32::from(service.force_replace).into(),
-            u32::from(self.is_applied()).into(),
-            self.wanted.map(Wanted::as_str).into(),
-            self.cause.as_ref().map(|cause| cause.event_id.clone()).into(),
-            self.cause.as_ref().and_then(|cause| cause.flow_id.clone()).into(),
-            snapshot.map(serde_json::to_string).transpose()?.into(),
-            u32::from(missing).into(),
-            self.looked_at.max(snapshot.map(|snapshot| snapshot.observed_at)).into(),
-            self.waited_since.into(),
-            self.due_at(urgent, missing, stale).into(),
-        ])
+        let kept = Kept {
+            resource: service.resource.clone(),
+            status: service.status.unwrap_or(ServiceStatus::Creating),
+            spec: service.spec.clone(),
+            spec_hash: service.desired_spec_hash.clone(),
+            spec_version: service.spec_version,
+            force_replace: service.force_replace,
+            applied: self.is_applied(),
+            // That somebody has asked is over when it was looked at: who looks keeps that.
+            wanted: self.wanted.filter(|wanted| *wanted != Wanted::Look),
+            cause: self.cause.clone(),
+            snapshot: service.snapshot.clone(),
+        };
+        let look = self.look(urgent, kept.is_missing(), stale);
+        Ok(kept.watch(self.service_id.clone(), self.version, look)?)
     }
 
     fn is_applied(&self) -> bool {
@@ -570,15 +530,17 @@ impl ServiceRow {
 
     /// When it is to be looked at (H14): a READY service from which nothing is missing when what is known is stale, all
     /// others at the next scan.
-    fn due_at(&self, urgent: bool, missing: bool, stale: Duration) -> DateTime<Utc> {
+    fn look(&self, urgent: bool, missing: bool, stale: Duration) -> Look {
         let now = self.updated_at;
         match self.service.status {
-            _ if self.wanted == Some(Wanted::Facts) => later(now, UNFINISHED),
-            Some(ServiceStatus::Ready) if !missing && !urgent && self.wanted.is_none() => {
+            _ if self.wanted == Some(Wanted::Facts) => Look::Held(UNFINISHED),
+            _ if self.wanted == Some(Wanted::Look) => Look::UntilSeen,
+            _ if urgent => Look::AtOnce,
+            Some(ServiceStatus::Ready) if !missing && self.wanted.is_none() => {
                 let seen_at = self.service.snapshot.as_ref().map_or(now, |snapshot| snapshot.observed_at);
-                later(seen_at, stale)
+                Look::At(later(seen_at, stale))
             }
-            _ => AT_ONCE,
+            _ => Look::AtNextScan,
         }
     }
 }
@@ -623,18 +585,18 @@ mod tests {
             status_changed_at: ahead,
             wanted: None,
             cause: None,
-            looked_at: None,
-            waited_since: None,
         };
         let stale = Duration::from_secs(900);
         for status in ServiceStatus::ALL.into_iter().filter(|status| *status != ServiceStatus::Ready) {
-            assert_eq!(row(status).due_at(false, false, stale), AT_ONCE, "{status:?}");
+            assert_eq!(row(status).look(false, false, stale), Look::AtNextScan, "{status:?}");
         }
         let ready = row(ServiceStatus::Ready);
-        assert_eq!(ready.due_at(true, false, stale), AT_ONCE, "somebody has just asked");
+        assert_eq!(ready.look(true, false, stale), Look::AtOnce, "somebody has just asked");
         let asked = ServiceRow { wanted: Some(Wanted::Look), ..ready.clone() };
-        assert_eq!(asked.due_at(false, false, stale), AT_ONCE, "somebody has asked, and nobody has looked");
-        assert_eq!(ready.due_at(false, true, stale), AT_ONCE, "something is missing");
-        assert_eq!(ready.due_at(false, false, stale), ahead + chrono::TimeDelta::minutes(15));
+        assert_eq!(asked.look(true, false, stale), Look::UntilSeen, "whatever becomes known before");
+        let half = ServiceRow { wanted: Some(Wanted::Facts), ..ready.clone() };
+        assert_eq!(half.look(true, false, stale), Look::Held(UNFINISHED));
+        assert_eq!(ready.look(false, true, stale), Look::AtNextScan, "something is missing");
+        assert_eq!(ready.look(false, false, stale), Look::At(ahead + chrono::TimeDelta::minutes(15)));
     }
 }

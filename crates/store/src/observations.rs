@@ -43,6 +43,10 @@ impl Observations for SqlStore {
         reading!(self, ops::observations::looks_at, observer, subject_id)
     }
 
+    async fn subjects(&self, observer: &str, after: &str, limit: u32) -> StoreResult<Vec<String>> {
+        reading!(self, ops::observations::subjects, observer, after, limit)
+    }
+
     async fn begin_watching(&self) -> StoreResult<Box<dyn WatchTx>> {
         Ok(Box::new(self.transaction().await?))
     }

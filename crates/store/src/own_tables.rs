@@ -227,7 +227,7 @@ impl SqlStore {
             let mut connection = self.connection(Purpose::Read).await?;
             let mut session = connection.session();
             for table in tables {
-                missing |= !exists(&mut session, table).await?;
+                missing |= !exists(&mut session, table.name).await?;
             }
         }
         if !missing {
@@ -240,13 +240,18 @@ impl SqlStore {
         }
         for table in tables {
             // On MySQL a table is made at once and only if it is missing: there nobody needs to take turns.
-            if !exists(&mut session, table).await? {
+            if !exists(&mut session, table.name).await? {
                 for statement in session.dialect().create_table(table) {
                     session.plain("tables.create", &statement).await?;
                 }
             }
         }
         transaction.commit().await
+    }
+
+    /// Whether there is a table of this name.
+    pub async fn has_table(&self, name: &str) -> StoreResult<bool> {
+        exists(&mut self.connection(Purpose::Read).await?.session(), name).await
     }
 
     /// Reads from the application's own tables: one statement, by itself. For what people look through, see
@@ -282,9 +287,9 @@ impl SqlStore {
     }
 }
 
-async fn exists(session: &mut Session<'_>, table: &Table) -> StoreResult<bool> {
+async fn exists(session: &mut Session<'_>, table: &str) -> StoreResult<bool> {
     let sql = session.dialect().table_exists();
-    Ok(session.row("tables.look", sql, values![table.name]).await?.is_some())
+    Ok(session.row("tables.look", sql, values![table]).await?.is_some())
 }
 
 impl Record {

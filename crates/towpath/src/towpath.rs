@@ -773,6 +773,8 @@ impl Builder {
         let publishing: Vec<_> = targets.collect();
         let wakes = RelayWakes::new(publishing.iter().map(|(channel, _)| channel));
         let registry = Arc::new(self.registry);
+        let woken = self.observers.iter().map(|observer| (observer.name.clone(), observer.wake.clone()));
+        let woken = Arc::new(woken.collect());
         let bus = Bus {
             store: Arc::new(store.clone()),
             meters: Arc::new(Meters::of(&registry)),
@@ -780,7 +782,7 @@ impl Builder {
             clock,
             database_clock,
             retries: self.retries,
-            wakes: Wakes { relays: wakes.clone(), ..Wakes::default() },
+            wakes: Wakes { relays: wakes.clone(), observers: woken, ..Wakes::default() },
             sequenced: watch::Sender::default(),
             stopped: Arc::default(),
         };
@@ -840,7 +842,7 @@ impl Builder {
             }
         }
         let observers = ObserverStatuses::default();
-        for Observer { name, start } in self.observers.into_iter().filter(|_| self.workers) {
+        for Observer { name, start, .. } in self.observers.into_iter().filter(|_| self.workers) {
             services.push(start(ObserverContext {
                 name,
                 bus: bus.clone(),

@@ -171,6 +171,9 @@ pub trait Observations: Send + Sync + 'static {
     /// What is known of the looks at a subject; none when it is not watched.
     async fn looks_at(&self, observer: &str, subject_id: &str) -> StoreResult<Option<Looks>>;
 
+    /// The subjects of an observer by their ids, behind one: at most so many.
+    async fn subjects(&self, observer: &str, after: &str, limit: u32) -> StoreResult<Vec<String>>;
+
     /// Opens a transaction in which an application says what is to be looked at.
     async fn begin_watching(&self) -> StoreResult<Box<dyn WatchTx>>;
 }

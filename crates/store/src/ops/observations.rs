@@ -1,5 +1,7 @@
 //! What observers look at, by the database's own clock.
 
+use std::time::Duration;
+
 use chrono::{DateTime, TimeDelta, Utc};
 use towpath_core::ports::observations::{
     Adopted, DuePage, Listed, Look, LookFailure, Looks, NotedLook, ScanPlace, Watch, Watched,
@@ -13,6 +15,9 @@ use crate::sql::{Row, Session, Value, code, readable, values};
 
 /// When something is due that is to be looked at now. Not a moment of any clock: nobody has to wait for it.
 const AT_ONCE: DateTime<Utc> = DateTime::UNIX_EPOCH;
+
+/// The longest that a look is put off: nobody means longer, and not every database can write a far moment down.
+const LONGEST: Duration = Duration::from_secs(3600 * 24 * 365);
 
 /// How many subjects a statement names.
 const TOGETHER: usize = 64;
@@ -41,7 +46,7 @@ fn row<'v>(
     let due: Value<'_> = match watch.look {
         Look::AtOnce | Look::UntilSeen | Look::AtNextScan => AT_ONCE.into(),
         Look::At(moment) => moment.into(),
-        Look::Held(pause) => micros(pause).into(),
+        Look::Held(pause) => micros(pause.min(LONGEST)).into(),
     };
     let failure = looks.failure.as_ref();
     values![
@@ -272,7 +277,7 @@ async fn note_seen(
         values.extend(values![look.subject_id.as_str(), look.version]);
     }
     for look in looks {
-        values.extend(values![look.subject_id.as_str(), look.version, micros(look.again_after)]);
+        values.extend(values![look.subject_id.as_str(), look.version, micros(look.again_after.min(LONGEST))]);
     }
     let sql = format!(
         "UPDATE observations SET looked_at = {now}, failing_since_at = NULL, failed_at = NULL, failure_code = NULL, \
@@ -302,7 +307,7 @@ async fn note_failed(
             .extend(values![look.subject_id.as_str(), look.failure.as_ref().map(|(_, text)| readable(text))]);
     }
     for look in looks {
-        let pause = micros(look.again_after);
+        let pause = micros(look.again_after.min(LONGEST));
         values.extend(values![look.subject_id.as_str(), look.version, pause]);
         values.extend(values![look.subject_id.as_str(), pause, pause]);
     }
@@ -344,6 +349,20 @@ pub(crate) async fn looks_at(
                FROM observations WHERE observer = ? AND subject_id = ?";
     let row = session.row("observations.looks", sql, values![observer, subject_id]).await?;
     row.as_ref().map(read_looks).transpose()
+}
+
+pub(crate) async fn subjects(
+    session: &mut Session<'_>,
+    observer: &str,
+    after: &str,
+    limit: u32,
+) -> StoreResult<Vec<String>> {
+    let sql = format!(
+        "SELECT subject_id FROM observations WHERE observer = ? AND subject_id > ? \
+         ORDER BY observer, subject_id LIMIT {limit}"
+    );
+    let rows = session.rows("observations.subjects", &sql, values![observer, after]).await?;
+    rows.iter().map(|row| row.text("subject_id")).collect()
 }
 
 /// Runs in a transaction.

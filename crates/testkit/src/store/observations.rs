@@ -159,6 +159,9 @@ pub async fn what_is_due_is_listed_in_order_and_once(fixture: &impl Observations
         assert_eq!(met, expected, "{limit} at a time");
         put(&*store, &watches).await;
     }
+    let all: Vec<String> = store.subjects(OBSERVER, "", 100).await.expect("all subjects");
+    assert_eq!(all.len(), 9, "due or not: {all:?}");
+    assert_eq!(store.subjects(OBSERVER, &all[3], 2).await.expect("some subjects"), all[4..6]);
     let page = store.due_subjects("nobody", None, 10).await.expect("a page");
     assert_eq!(page, DuePage::default());
 }
@@ -293,6 +296,9 @@ pub async fn a_look_that_ended_says_when_the_next_is_due(fixture: &impl Observat
     let before = fixture.store().await.now().await.expect("the time");
     note(&*store, &lease, &noted).await;
     note(&*store, &lease, &[]).await;
+    // As good as never, and no moment that a database cannot write down.
+    note(&*store, &lease, &[seen("001", 1, Duration::MAX), failed("004", 1, Duration::MAX, "away")]).await;
+    put(&*store, &[watch("007", 1, Look::Held(Duration::MAX))]).await;
     let listed = due(&*store).await;
     let ids: Vec<&str> = listed.iter().map(|listed| listed.subject_id.as_str()).collect();
     let mut expected: Vec<String> = (0..150).step_by(3).map(|number| format!("{number:03}")).collect();
