@@ -2,7 +2,7 @@
 //!
 //! A look also does what is to be done there: applies a specification, deletes a resource. It happens here and not in the
 //! handler of the fact that asks for it, because a handler holds a transaction, and a platform may take its time. The
-//! handler says what is wanted ([`Kept`]), and so wakes the observer; it is wanted until the service says that it was
+//! handler says what is wanted (`Kept`), and so wakes the observer; it is wanted until the service says that it was
 //! done. When it is looked at, and what came of it, the observer keeps itself. What was done and is undone by somebody else is
 //! done again as long as the service waits for it.
 
