@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use towpath::Tx;
 use towpath::ports::store::{Append, StoreError};
 use towpath::prelude::*;
 use towpath::tables::{Column, ColumnKind, Table, Value};
@@ -117,11 +118,9 @@ async fn give_back(app: &Towpath, book: &str, reader: &str) -> Result<(), StoreE
 }
 
 /// Runs once for each book that is overdue, in whichever instance.
-async fn remind(mut delivery: Delivery) -> Result<Next, HandlerError> {
-    let book = delivery.event.aggregate.as_ref().map(|book| book.id.to_string());
-    let row = vec![Value::from(book), Value::from(delivery.tx.now())];
-    delivery.tx.own_tables().put("reminder", &REMINDERS, vec![row]).await?;
-    Ok(delivery.handled())
+async fn remind(fact: Fact<BookEvent>, mut tx: Tx) -> Result<(), HandlerError> {
+    let row = vec![Value::from(fact.aggregate_id().unwrap_or_default()), Value::from(tx.now())];
+    Ok(tx.own_tables().put("reminder", &REMINDERS, vec![row]).await?)
 }
 
 #[tokio::main]
@@ -131,7 +130,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .aggregate::<Book>()
         .tables(&[READERS, REMINDERS])
         .channel(Channel::named("books", ["book.*"]))
-        .consumer(Consumer::of("books").only([BookEvent::OVERDUE]).each("remind", remind))
+        .consumer(Consumer::of("books").only([BookEvent::OVERDUE]).events().each("remind", remind))
         .start()
         .await?;
     app.send::<Book>("moby-dick", BookCommand::Add).once("moby-dick arrives").await?;

@@ -173,7 +173,8 @@ fn tests_of(source: &str) -> BTreeSet<&str> {
         if !line.starts_with("//") {
             attributes.clear();
         }
-        in_list |= (line.starts_with("on_") && line.contains("!(")) || line == "@cases $fixture;";
+        in_list |= (line.starts_with("on_") && line.contains("!("))
+            || (line.starts_with("@cases") && line.ends_with(";"));
         if in_list {
             tests.extend(line.split(|letter: char| !letter.is_alphanumeric() && letter != '_'));
             in_list = !line.ends_with(");") && !line.starts_with('}');

@@ -37,7 +37,7 @@ cargo xtask TASK
                                 The first `up` of kafka or kube builds it, which takes minutes.
   test [--no-services] [-- ARGS]
                                 services up, then the documentation tests, then all other tests;
-                                ARGS go to nextest (or to `cargo test` where nextest is missing)
+                                ARGS go to nextest, which is installed where it is missing
   test --kube [-- ARGS]         only the tests that need a Kubernetes API server, after `services up kube`
   test --soak [-- ARGS]         only the long soaks of hive: 1,000 services and a server that is killed, some minutes each
   bench [NAME [ARGS]]           services up, then `towpath bench` in release: write (on all three databases), drain,

@@ -34,31 +34,11 @@ fn run_tests(options: &TestOptions, nothing_left_out: bool) -> Result<ExitCode, 
     documentation_tests.envs(variables.iter().cloned());
     let documentation_passed = succeeds(documentation_tests)?;
 
-    let with_nextest = nextest_is_installed();
-    let newer_passed =
-        !options.runner_arguments.is_empty() || passes_on_newer_rabbitmq(&variables, with_nextest)?;
-    let mut runner = if with_nextest {
-        cargo(&["nextest", "run", "--workspace", "--all-features", "--no-fail-fast"])
-    } else {
-        eprintln!("xtask: cargo nextest is not installed, falling back to cargo test");
-        // The targets are named because plain `cargo test` would repeat the documentation tests at its end.
-        cargo(&[
-            "test",
-            "--workspace",
-            "--all-features",
-            "--no-fail-fast",
-            "--lib",
-            "--bins",
-            "--tests",
-            "--examples",
-        ])
-    };
-    // Restarts disturb whatever runs beside them: only nextest gives such cases the machine to themselves.
-    let variables = variables.into_iter().filter(|(name, _)| {
-        with_nextest || !["TOWPATH_TEST_XTASK", "TOWPATH_TEST_AMQP_CTL"].contains(&name.as_str())
-    });
+    install_nextest()?;
+    let newer_passed = !options.runner_arguments.is_empty() || passes_on_newer_rabbitmq(&variables)?;
+    let mut runner = cargo(&["nextest", "run", "--workspace", "--all-features", "--no-fail-fast"]);
     runner.args(&options.runner_arguments).envs(variables);
-    if nothing_left_out && with_nextest {
+    if nothing_left_out {
         runner.env(NOTHING_LEFT_OUT, "1");
     }
     let runner_passed = succeeds(runner)?;
@@ -74,32 +54,18 @@ fn run_tests(options: &TestOptions, nothing_left_out: bool) -> Result<ExitCode, 
 }
 
 /// The suites of the broker and of consumers once more, on RabbitMQ 4 in place of Debian's 3.10. True where there is none.
-fn passes_on_newer_rabbitmq(variables: &[(String, String)], with_nextest: bool) -> Result<bool, Failure> {
+fn passes_on_newer_rabbitmq(variables: &[(String, String)]) -> Result<bool, Failure> {
     const SUITES: &str = "(package(towpath-broker) & binary(rabbitmq)) \
                           | (package(towpath) & binary(consumers) & test(rabbitmq))";
     let Ok(url) = value_of(variables, "TOWPATH_TEST_AMQP4_URL") else { return Ok(true) };
-    let mut runner = if with_nextest {
-        cargo(&["nextest", "run", "--workspace", "--all-features", "--no-fail-fast", "-E", SUITES])
-    } else {
-        cargo(&[
-            "test",
-            "--package",
-            "towpath-broker",
-            "--all-features",
-            "--no-fail-fast",
-            "--test",
-            "rabbitmq",
-        ])
-    };
+    let mut runner =
+        cargo(&["nextest", "run", "--workspace", "--all-features", "--no-fail-fast", "-E", SUITES]);
     for (name, value) in variables {
         match name.as_str() {
-            // See `test` for why.
-            "TOWPATH_TEST_AMQP_CTL" if with_nextest => {
+            "TOWPATH_TEST_AMQP_CTL" => {
                 runner.env(name, value.replace("services rabbitmqctl", "services rabbitmq4ctl"))
             }
-            "TOWPATH_TEST_AMQP_CTL" | "TOWPATH_TEST_XTASK" | "TOWPATH_TEST_AMQP_MANAGEMENT_URL" => {
-                &mut runner
-            }
+            "TOWPATH_TEST_XTASK" | "TOWPATH_TEST_AMQP_MANAGEMENT_URL" => &mut runner,
             _ => runner.env(name, value),
         };
     }
@@ -123,15 +89,9 @@ fn run_ignored(
     variables: Vec<(String, String)>,
     options: &TestOptions,
 ) -> Result<ExitCode, Failure> {
-    let mut runner = if nextest_is_installed() {
-        let mut runner = cargo(&["nextest", "run", "--no-fail-fast", "--run-ignored", "only"]);
-        runner.args(tests).args(named).args(&options.runner_arguments);
-        runner
-    } else {
-        let mut runner = cargo(&["test", "--no-fail-fast"]);
-        runner.args(tests).args(["--", "--ignored"]).args(named).args(&options.runner_arguments);
-        runner
-    };
+    install_nextest()?;
+    let mut runner = cargo(&["nextest", "run", "--no-fail-fast", "--run-ignored", "only"]);
+    runner.args(tests).args(named).args(&options.runner_arguments);
     runner.envs(variables);
     Ok(if succeeds(runner)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -207,8 +167,8 @@ pub(crate) fn ci() -> Result<ExitCode, Failure> {
     if !succeeds(cargo(&["check", "-p", "towpath", "--no-default-features", "--features", "sqlite"]))? {
         return Err(Failure::new("the library does not build with SQLite alone, see above"));
     }
-    // Nothing outside of an application's own folder may need it. The benchmarks need all databases.
-    const FEATURES: &str = "sqlite,postgres,mysql,follow";
+    // Nothing outside of an application's own folder may need it, and one database is enough.
+    const FEATURES: &str = "sqlite,follow";
     let alone = ["check", "-p", "towpath-server", "--no-default-features", "--features", FEATURES];
     if !succeeds(cargo(&alone))? {
         return Err(Failure::new("the server does not build without applications, see above"));
@@ -249,10 +209,21 @@ impl TestOptions {
     }
 }
 
-fn nextest_is_installed() -> bool {
+/// Only nextest gives tests that restart servers the machine to themselves. Where it is missing it is built once.
+pub(crate) fn install_nextest() -> Result<(), Failure> {
+    const VERSION: &str = "0.9.143";
     let mut version: Command = cargo(&["nextest", "--version"]);
     version.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    version.status().is_ok_and(|status| status.success())
+    if version.status().is_ok_and(|status| status.success()) {
+        return Ok(());
+    }
+    eprintln!("xtask: cargo-nextest is missing; it is built once, for 3 to 10 minutes");
+    // Unoptimized it is built in half the time, and the tests take the same.
+    if succeeds(cargo(&["install", "cargo-nextest", "--version", VERSION, "--locked", "--debug"]))? {
+        return Ok(());
+    }
+    Err(Failure::new("cargo-nextest cannot be installed, see above")
+        .next_step("https://nexte.st/docs/installation"))
 }
 
 #[cfg(test)]

@@ -42,6 +42,7 @@ struct Round {
 /// Runs rounds of the fault suite until the time is up, each with a seed of its own, and says what became of them.
 pub(crate) fn run(arguments: &[String]) -> Result<ExitCode, Failure> {
     let options = Options::parse(arguments)?;
+    crate::pipeline::install_nextest()?;
     let variables = services::bring_up_for_tests()?;
     fs::create_dir_all(folder()).map_err(Failure::while_trying(&format!("make the folder {FOLDER}")))?;
     let (begun, mut rounds) = (Instant::now(), Vec::new());

@@ -5,6 +5,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use towpath::SqlStore;
 use towpath::observer::Platform;
 use towpath::ports::store::StoreResult;
+use towpath::projection::Rows;
 use towpath::tables::{OwnTables, Record, Value};
 
 use crate::texts;
@@ -74,17 +75,10 @@ pub(crate) async fn deletion_is_stuck(
     transaction.finish().await
 }
 
-/// Clears what was raised about services that are gone.
-pub(crate) async fn are_gone(
-    tables: &mut OwnTables<'_>,
-    services: &[String],
-    now: DateTime<Utc>,
-) -> StoreResult<()> {
-    let mut values: Vec<Value<'_>> = vec![now.into()];
-    let chosen = OwnTables::one_of("service_id", services, &mut values);
-    let sql = format!("UPDATE hive_alerts SET cleared_at = ? WHERE cleared_at IS NULL AND {chosen}");
-    tables.execute("hive.alert.gone", &sql, values).await?;
-    Ok(())
+/// Clears what was raised about a service that is gone.
+pub(crate) fn is_gone(rows: &mut Rows, service_id: &str, now: DateTime<Utc>) {
+    let sql = "UPDATE hive_alerts SET cleared_at = ? WHERE cleared_at IS NULL AND service_id = ?";
+    rows.then("hive.alert.gone", sql, vec![now.into(), service_id.to_owned().into()]);
 }
 
 struct Raised<'r> {

@@ -1,19 +1,17 @@
 //! Hive as a part of a Towpath: its aggregates, channels, consumers, tables and observer, put together.
 
-use std::collections::{BTreeMap, HashSet};
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use sha2::{Digest as _, Sha256};
 use towpath::ids::{AggregateKey, Version};
-use towpath::observer::{Looks, Observations as _, Observer, ObserverPolicy, ObserverWake, WatchTx as _};
-use towpath::ports::store::{StateEvent, Store as _, StoreError};
+use towpath::observer::{Looks, Observer, ObserverPolicy, ObserverWake};
+use towpath::ports::store::{StateEvent, StoreError, StoreResult, StoreTx as _};
 use towpath::retry::RetryPolicy;
-use towpath::tables::{OwnTables, Record, Value};
+use towpath::tables::{Record, Value};
 use towpath::{
-    Application, Builder, Channel, ChannelPolicy, HandlerError, IncomingEvent, SendError, SqlStore, Towpath,
+    Application, Builder, Channel, ChannelPolicy, HandlerError, Projection as _, SendError, SqlStore, Towpath,
 };
 
 use crate::alerts::{self, Alert};
@@ -24,36 +22,15 @@ use crate::namespace::{Namespace, NamespaceEvent};
 use crate::record::ServiceRecord;
 use crate::service::{Service, ServiceEvent, ServiceStatus};
 use crate::spec::ServiceSpec;
-use crate::tables::{SERVICES, TABLES};
+use crate::tables::TABLES;
 use crate::take_over::take_over;
 use crate::targets::Targets;
-use crate::views::{Keyed, Pages, RowKey, ServiceRow, json};
+use crate::views::{self, Services, json};
 
 /// The name of hive's observer: of its lease, and among [`Towpath::observers`].
 pub const OBSERVER: &str = "hive";
 
-/// How many events a rebuild reads at a time, at most.
-const PAGE: u64 = 1_000;
-
-/// How many bytes of payloads a rebuild reads at a time; one that is larger is read alone.
-const PAGE_BYTES: u64 = 4 << 20;
-
-/// How many keys of rows a rebuild reads at a time.
-const KEYS_AT_ONCE: usize = 1_000;
-
-/// How many services a rebuild writes at a time: it holds their rows for so long.
-const SERVICES_AT_ONCE: usize = 64;
-
-/// How many of those that are looked at are asked for at a time.
-const SUBJECTS_AT_ONCE: u32 = 64;
-
-/// How many rows that no fact speaks of are deleted at a time.
-const STRAYS_AT_ONCE: usize = 64;
-
-/// The code of a transaction that gave way to another one.
-const CONTENTION: &str = "contention";
-
-/// How often a part of a rebuild gives way and begins anew.
+/// How often the end of a rebuild gives way and begins anew.
 const GIVES_WAY_AT_MOST: u32 = 20;
 
 /// How often somebody who waits looks.
@@ -225,7 +202,7 @@ impl Hive {
                     ServiceEvent::SPEC_ACCEPTED,
                 ],
             ))
-            .consumer(consumers::views(&facts, stale))
+            .projections(views::projections(&facts, stale))
             .consumer(consumers::observations(&observed))
             .consumer(consumers::records(&requested))
             .observer(Observer::named(OBSERVER, targets, policy, self.wake.clone()))
@@ -297,7 +274,7 @@ impl Hive {
         status: Option<ServiceStatus>,
         limit: u32,
         bytes: u64,
-    ) -> Result<(Vec<ServiceRow>, bool), HandlerError> {
+    ) -> Result<(Vec<ServiceView>, bool), HandlerError> {
         let mut values: Vec<Value<'_>> = vec![after.into()];
         let mut only = "";
         if let Some(status) = status {
@@ -308,11 +285,15 @@ impl Hive {
         let sizes = format!("{from} {limit}");
         let (fit, of) =
             store.own_rows_that_fit("hive.sizes", "service", &sizes, values.clone(), bytes).await?;
-        let sql = format!(
-            "SELECT service_id, version, service, created_at, updated_at, status_changed_at {from} {fit}"
-        );
-        let rows = store.own_listing("hive.services", &sql, values).await?;
-        let rows = rows.iter().map(ServiceRow::read).collect::<Result<_, _>>()?;
+        let sql = format!("SELECT service_id, version, service {from} {fit}");
+        let mut rows = Vec::new();
+        for record in store.own_listing("hive.services", &sql, values).await? {
+            rows.push(ServiceView {
+                service_id: record.text("service_id")?,
+                version: record.count("version")?,
+                service: json(record.text("service")?)?,
+            });
+        }
         let may_go_on = fit < of || u32::try_from(of).is_ok_and(|of| of == limit);
         Ok((rows, may_go_on))
     }
@@ -452,187 +433,39 @@ pub struct Rebuilt {
     /// How many facts of hive were read.
     pub facts: u64,
     /// How many services there are.
-    pub services: usize,
-}
-
-/// Runs a part of a rebuild again that gave way: the consumers write the same rows, and one of two has to.
-macro_rules! giving_way {
-    ($part:expr) => {{
-        let mut gave_way = 0;
-        loop {
-            match $part.await {
-                Err(error) if error.code() == CONTENTION && gave_way < GIVES_WAY_AT_MOST => gave_way += 1,
-                done => break done,
-            }
-        }
-    }};
+    pub services: u64,
 }
 
 /// Makes the read models anew from the log (H11). Hive may run meanwhile: what its consumers have taken in since is kept.
-/// What is kept in memory is each service as it is, not its past. A rebuild that fails has left rows that are right, or as
-/// they were; the next one begins anew.
+/// A rebuild that fails has left rows that are right, or as they were; the next one begins anew.
 ///
 /// # Errors
-/// A fact that cannot be read, or the store's.
+/// A fact that cannot be read, when all other services are through; or the store's.
 pub async fn rebuild(store: &SqlStore, ready_stale: Duration) -> Result<Rebuilt, HandlerError> {
-    let kinds = [
-        <Service as towpath::Aggregate>::KIND,
-        <KnativeService as towpath::Aggregate>::KIND,
-        <ServiceRecord as towpath::Aggregate>::KIND,
-        <Namespace as towpath::Aggregate>::KIND,
-    ];
-    // Whatever a row that is there now stems from is in the log that is read afterwards.
-    let mut strays = rows_there(store).await?;
-    let mut pages = Pages::default();
-    // Facts that nobody has given a position yet are facts: who has handled them does not get them again.
-    let head = towpath::complete_head(store).await?;
-    let (mut facts, mut low) = (0, 1);
-    while low <= head {
-        let high = (low + PAGE - 1).min(head);
-        let events = store.events_within(low, high, PAGE_BYTES).await?;
-        low = events.last().and_then(|last| last.position).unwrap_or(high) + 1;
-        for recorded in events {
-            if kinds.contains(&recorded.envelope.aggregate.kind.as_str()) {
-                pages.take(&IncomingEvent::from(recorded.envelope))?;
-                facts += 1;
-            }
-        }
-        let complete = pages.take_complete();
-        spoken_of(&mut strays, &complete);
-        giving_way!(write_complete(store, &complete))?;
-    }
-    spoken_of(&mut strays, &pages);
-    forget(store, &strays).await?;
-    let services = pages.services.len();
-    while !pages.services.is_empty() {
-        let some = pages.take_services(SERVICES_AT_ONCE);
-        giving_way!(write_services(store, some.clone(), ready_stale))?;
-    }
-    giving_way!(forget_unknown(store))?;
+    store.ready().await?;
+    let rebuilt = views::projections(Hive::NAME, ready_stale).rebuild(store).await?;
     // All of them are looked at again, so that what was missed is found; after what somebody has asked for.
-    giving_way!(look_at_all(store))?;
-    Ok(Rebuilt { facts, services })
-}
-
-/// Writes rows that are the same whenever they are written, or have a version.
-async fn write_complete(store: &SqlStore, pages: &Pages) -> Result<(), HandlerError> {
-    if pages.keys().next().is_none() {
-        return Ok(());
+    for gave_way in 0.. {
+        match look_at_all(store).await {
+            Ok(()) => break,
+            // The consumers write the same rows, and one of two has to give way.
+            Err(StoreError::Contention(_)) if gave_way < GIVES_WAY_AT_MOST => {}
+            Err(error) => return Err(error.into()),
+        }
     }
-    let mut transaction = store.open_transaction().await?;
-    consumers::write(&mut transaction.own_tables(), pages).await?;
-    Ok(transaction.finish().await?)
-}
-
-/// Writes services over what is there, unless the consumers have gone on with them meanwhile.
-async fn write_services(
-    store: &SqlStore,
-    mut pages: Pages,
-    ready_stale: Duration,
-) -> Result<(), HandlerError> {
-    let mut transaction = store.open_transaction().await?;
-    let mut tables = transaction.own_tables();
-    // A row that a consumer is about to write is waited for: seen by the next statement, it is not written over.
-    tables.put_newer("hive.rebuild.services", &SERVICES, "version", pages.service_rows()?).await?;
-    let ids: Vec<String> = pages.services.keys().cloned().collect();
-    let mut values = Vec::new();
-    let chosen = OwnTables::one_of("service_id", &ids, &mut values);
-    let sql = format!("SELECT service_id, version FROM hive_services WHERE {chosen}");
-    let mut known = BTreeMap::new();
-    for record in tables.locked_rows("hive.rebuild.known", &sql, values).await? {
-        known.insert(record.text("service_id")?, record.count("version")?);
+    match rebuilt.failures.into_iter().next() {
+        Some(failed) => Err(failed.error),
+        None => {
+            let services = rebuilt.aggregates.get(Services::NAME).copied().unwrap_or_default();
+            Ok(Rebuilt { facts: rebuilt.facts, services })
+        }
     }
-    pages.without_older(&known);
-    consumers::write(&mut tables, &pages).await?;
-    transaction.watch(OBSERVER, &pages.watches(ready_stale)?).await?;
-    transaction.unwatch(OBSERVER, &pages.gone()).await?;
-    Ok(transaction.finish().await?)
 }
 
-async fn look_at_all(store: &SqlStore) -> Result<(), HandlerError> {
+async fn look_at_all(store: &SqlStore) -> StoreResult<()> {
     let mut transaction = store.open_transaction().await?;
     transaction.look_at_all(OBSERVER).await?;
-    Ok(transaction.finish().await?)
-}
-
-/// Nobody looks at what no fact speaks of. Who watches a service writes its row with that.
-async fn forget_unknown(store: &SqlStore) -> Result<(), HandlerError> {
-    let mut after = String::new();
-    loop {
-        let subjects = store.subjects(OBSERVER, &after, SUBJECTS_AT_ONCE).await?;
-        let Some(last) = subjects.last() else { return Ok(()) };
-        after.clone_from(last);
-        let mut values = Vec::new();
-        let chosen = OwnTables::one_of("service_id", &subjects, &mut values);
-        let sql = format!("SELECT service_id FROM hive_services WHERE {chosen}");
-        let rows = store.own_rows("hive.rebuild.watched", &sql, values).await?;
-        let known = rows.iter().map(|row| row.text("service_id")).collect::<Result<HashSet<_>, _>>()?;
-        let unknown: Vec<String> = subjects.into_iter().filter(|id| !known.contains(id)).collect();
-        if !unknown.is_empty() {
-            let mut transaction = store.open_transaction().await?;
-            transaction.unwatch(OBSERVER, &unknown).await?;
-            transaction.finish().await?;
-        }
-    }
-}
-
-/// The rows of the read models that are there, each as the hash of what tells it apart: there may be millions.
-async fn rows_there(store: &SqlStore) -> Result<HashSet<u64>, HandlerError> {
-    let mut there = HashSet::new();
-    for table in Keyed::ALL {
-        let mut last = Some(table.before_all());
-        while let Some(behind) = last {
-            let keys = keys_behind(store, table, &behind).await?;
-            there.extend(keys.iter().map(|key| hash_of(table, key)));
-            last = keys.into_iter().next_back();
-        }
-    }
-    Ok(there)
-}
-
-/// Some keys of a table, behind one.
-async fn keys_behind(store: &SqlStore, table: Keyed, behind: &RowKey) -> Result<Vec<RowKey>, HandlerError> {
-    let sql = table.keys_behind(KEYS_AT_ONCE);
-    let rows = store.own_rows("hive.rebuild.there", &sql, behind.values_behind()).await?;
-    rows.iter().map(|record| table.key(record)).collect()
-}
-
-/// Notes that facts speak of these rows.
-fn spoken_of(strays: &mut HashSet<u64>, pages: &Pages) {
-    for (table, key) in pages.keys() {
-        strays.remove(&hash_of(table, &key));
-    }
-}
-
-fn hash_of(table: Keyed, key: &RowKey) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    (table, key).hash(&mut hasher);
-    hasher.finish()
-}
-
-/// Deletes rows that no fact speaks of. Mostly there are none.
-async fn forget(store: &SqlStore, strays: &HashSet<u64>) -> Result<(), HandlerError> {
-    if strays.is_empty() {
-        return Ok(());
-    }
-    for table in Keyed::ALL {
-        let mut last = Some(table.before_all());
-        while let Some(behind) = last {
-            let keys = keys_behind(store, table, &behind).await?;
-            let found: Vec<&RowKey> =
-                keys.iter().filter(|key| strays.contains(&hash_of(table, key))).collect();
-            for some in found.chunks(STRAYS_AT_ONCE) {
-                let any = vec![table.condition(); some.len()].join(" OR ");
-                let sql = format!("DELETE FROM {} WHERE {any}", table.name());
-                giving_way!(async {
-                    let values = some.iter().flat_map(|key| key.values()).collect();
-                    store.own_execute("hive.rebuild.stray", &sql, values).await.map_err(HandlerError::from)
-                })?;
-            }
-            last = keys.into_iter().next_back();
-        }
-    }
-    Ok(())
+    transaction.finish().await
 }
 
 #[cfg(test)]

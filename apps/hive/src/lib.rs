@@ -1,8 +1,8 @@
 //! Hive: a control plane for Knative services, on Towpath's public API.
 //!
 //! Reading order: [`spec`] (what is asked for), [`service`] (the aggregate and its machine), [`gateway`] (the platform),
-//! [`knative`] (what was seen of it), `targets` (looking) and [`alerts`] (what an
-//! operator should know of), `consumers` (what facts lead to), [`views`] (the read models), and [`Hive`], which puts them together. `docs/hive.md` says what each event means.
+//! [`knative`] (what was seen of it), `targets` (looking) and [`alerts`] (what an operator should know of), `consumers` (what
+//! facts lead to), `views` (the read models), and [`Hive`], which puts them together. `docs/hive.md` says what each event means.
 
 pub mod alerts;
 mod consumers;
@@ -18,7 +18,7 @@ pub mod tables;
 mod take_over;
 pub mod targets;
 mod texts;
-pub mod views;
+mod views;
 
 pub use hive::{Hive, HiveSettings, OBSERVER, Rebuilt, ServiceView, SpecRow, rebuild};
 pub use take_over::take_over;

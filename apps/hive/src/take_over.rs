@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use towpath::SqlStore;
-use towpath::observer::{Adopted, Look, LookFailure, Looks, WatchTx as _};
-use towpath::ports::store::{StoreError, StoreResult};
+use towpath::observer::{Adopted, Look, LookFailure, Looks};
+use towpath::ports::store::{StoreError, StoreResult, StoreTx as _};
 use towpath::tables::{OwnTables, Record};
 
 use crate::hive::OBSERVER;

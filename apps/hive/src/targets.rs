@@ -2,7 +2,7 @@
 //!
 //! A look also does what is to be done there: applies a specification, deletes a resource. It happens here and not in the
 //! handler of the fact that asks for it, because a handler holds a transaction, and a platform may take its time. The
-//! handler says what is wanted (`Kept`), and so wakes the observer; it is wanted until the service says that it was
+//! projection `hive-services` says what is wanted (`Kept`), and so wakes the observer; it is wanted until the service says that it was
 //! done. When it is looked at, and what came of it, the observer keeps itself. What was done and is undone by somebody else is
 //! done again as long as the service waits for it.
 
@@ -19,7 +19,7 @@ use towpath::ids::AggregateKey;
 use towpath::observer::{
     Decision, ExternalResources, Hints, Look as When, Looked, ObserveError, Platform, Watch, Watched,
 };
-use towpath::ports::store::{Store as _, StoreError, StoreResult};
+use towpath::ports::store::{StoreError, StoreResult};
 use towpath::retry::duration_text;
 use towpath::tables::OwnTables;
 use towpath::{Aggregate as _, InvalidPayload, SqlStore};

@@ -1,183 +1,204 @@
-//! The read models (H11): what facts make of rows. Pure; who reads facts and writes rows is elsewhere.
-//!
-//! The consumer takes facts as they come, a rebuild takes all of them from the log; both go through [`Pages`].
+//! The read models (H11), and what is to be looked at: what facts make of rows. The library takes the facts in, and makes the
+//! rows anew.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
-use towpath::ids::AggregateKey;
-use towpath::observer::{Look, Watch, Watched};
-use towpath::tables::{Record, Table, Value};
-use towpath::{Aggregate, HandlerError, IncomingEvent, Payload};
+use towpath::observer::{Look, Watch};
+use towpath::projection::{Fact, OwnedTable, RowKey, Rows};
+use towpath::tables::{Table, Value};
+use towpath::{Aggregate, HandlerError, Payload, Projection, Projections};
 
-use crate::knative::{KnativeService, KnativeServiceEvent, RevisionCreated, RouteAligned};
-use crate::namespace::{Namespace, NamespaceValidated};
-use crate::record::{RecordEvent, ServiceAudited, ServicePersisted, ServiceRecord};
+use crate::alerts;
+use crate::hive::OBSERVER;
+use crate::knative::{KnativeService, KnativeServiceEvent};
+use crate::namespace::{Namespace, NamespaceEvent};
+use crate::record::{RecordEvent, ServiceRecord};
 use crate::service::{Service, ServiceEvent, ServiceStatus};
 use crate::spec::ResourceName;
 use crate::tables::{AUDIT, NAMESPACES, REVISIONS, ROUTES, SERVICES, SPECS};
 use crate::targets::Kept;
 use crate::texts;
 
+/// The consumer that keeps them.
+const HANDLER: &str = "hive-views";
+
 /// The longest that a look is put off: nobody means longer, and not every database can write a far moment down.
 const LONGEST: Duration = Duration::from_secs(3600 * 24 * 365);
-
-/// The code of a fact that comes before those that it follows.
-const OUT_OF_ORDER: &str = "fact-out-of-order";
 
 /// For how long a service is left alone of which more facts are on their way.
 pub(crate) const UNFINISHED: Duration = Duration::from_secs(3600);
 
-/// Rows as facts have made them.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Pages {
-    /// Services, by id.
-    pub services: BTreeMap<String, ServiceRow>,
-    revisions: BTreeMap<(String, String), (RevisionCreated, DateTime<Utc>)>,
-    routes: BTreeMap<String, (u64, RouteAligned, DateTime<Utc>)>,
-    specs: BTreeMap<(String, u64), (ServicePersisted, DateTime<Utc>)>,
-    audit: BTreeMap<String, ServiceAudited>,
-    namespaces: BTreeMap<String, (u64, NamespaceValidated)>,
-    /// Services that want to be looked at now.
-    pub urgent: BTreeSet<String>,
+/// All of them.
+pub(crate) fn projections(channel: &str, stale: Duration) -> Projections {
+    Projections::of(channel, HANDLER).with(Services { stale }).with(Platform).with(Records).with(Namespaces)
 }
 
-/// A service in the status view.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ServiceRow {
-    /// Its id.
-    pub service_id: String,
-    /// How many facts it has.
-    pub version: u64,
-    /// What they say.
-    pub service: Service,
-    /// When it began.
-    pub created_at: DateTime<Utc>,
-    /// When something last happened.
-    pub updated_at: DateTime<Utc>,
-    /// Since when it has its status.
-    pub status_changed_at: DateTime<Utc>,
-    /// What is to be done on the platform.
-    pub wanted: Option<Wanted>,
-    /// The fact because of which something is to be done, or was.
-    pub cause: Option<Cause>,
+/// The status view, and what is to be looked at.
+pub(crate) struct Services {
+    stale: Duration,
 }
 
-/// A table of the read models, by what tells its rows apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Keyed {
-    Services,
-    Revisions,
-    Routes,
-    Specs,
-    Audit,
-    Namespaces,
+/// What the platform has made of services.
+struct Platform;
+
+/// Specifications, and who asked for what.
+struct Records;
+
+/// The platform's namespaces.
+struct Namespaces;
+
+const fn of_service(table: &'static Table) -> OwnedTable {
+    OwnedTable { table, aggregate: "service_id" }
 }
 
-/// What tells a row apart.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) enum RowKey {
-    /// A service, an event, a namespace.
-    One(String),
-    /// A revision of a service.
-    Named(String, String),
-    /// A specification of a service.
-    Numbered(String, u64),
-}
+impl Projection for Services {
+    const NAME: &'static str = "hive-services";
+    // The first kept by itself what is looked at.
+    const VERSION: u32 = 2;
+    const KIND: &'static str = Service::KIND;
+    type Event = ServiceEvent;
 
-impl Keyed {
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Services, Self::Revisions, Self::Routes, Self::Specs, Self::Audit, Self::Namespaces];
-
-    fn table(self) -> &'static Table {
-        match self {
-            Self::Services => &SERVICES,
-            Self::Revisions => &REVISIONS,
-            Self::Routes => &ROUTES,
-            Self::Specs => &SPECS,
-            Self::Audit => &AUDIT,
-            Self::Namespaces => &NAMESPACES,
-        }
+    fn tables() -> &'static [OwnedTable] {
+        const { &[of_service(&SERVICES)] }
     }
 
-    pub(crate) fn name(self) -> &'static str {
-        self.table().name()
+    fn watches() -> &'static [&'static str] {
+        &[OBSERVER]
     }
 
-    /// The statement that reads so many keys, behind one. The first column alone leads to where they begin on every database.
-    pub(crate) fn keys_behind(self, limit: usize) -> String {
-        let key = self.table().primary_key();
-        let columns = key.join(", ");
-        let behind = match key {
-            [first, second, ..] => format!("{first} >= ? AND ({first} > ? OR {second} > ?)"),
-            _ => format!("{columns} > ?"),
+    fn keys(&self, fact: &Fact<ServiceEvent>) -> Vec<RowKey> {
+        vec![RowKey::of(&SERVICES, [fact.aggregate_id.as_str().into()])]
+    }
+
+    fn project(&self, fact: &Fact<ServiceEvent>, rows: &mut Rows) -> Result<(), HandlerError> {
+        let id = fact.aggregate_id.as_str();
+        let mut row = match ServiceRow::known(rows, id)? {
+            Some(row) => row,
+            None if fact.version == 1 => ServiceRow::new(id, fact.occurred_at),
+            // Without those before it, a fact would make a service of nothing.
+            None => return Err(rows.lost(&RowKey::of(&SERVICES, [id.into()]))),
         };
-        format!("SELECT {columns} FROM {} WHERE {behind} ORDER BY {columns} LIMIT {limit}", self.name())
-    }
-
-    /// What no key comes before.
-    pub(crate) fn before_all(self) -> RowKey {
-        match self {
-            Self::Revisions => RowKey::Named(String::new(), String::new()),
-            Self::Specs => RowKey::Numbered(String::new(), 0),
-            _ => RowKey::One(String::new()),
+        row.take(fact);
+        rows.put(&SERVICES, row.values()?)?;
+        if row.service.status == Some(ServiceStatus::Deleted) {
+            rows.unwatch(OBSERVER, id)?;
+            alerts::is_gone(rows, id, row.updated_at);
+            return Ok(());
         }
-    }
-
-    /// That a row is a certain one.
-    pub(crate) fn condition(self) -> String {
-        let columns: Vec<String> =
-            self.table().primary_key().iter().map(|column| format!("{column} = ?")).collect();
-        format!("({})", columns.join(" AND "))
-    }
-
-    pub(crate) fn key(self, record: &Record) -> Result<RowKey, HandlerError> {
-        Ok(match self {
-            Self::Services | Self::Routes => RowKey::One(record.text("service_id")?),
-            Self::Audit => RowKey::One(record.text("event_id")?),
-            Self::Namespaces => RowKey::One(record.text("namespace")?),
-            Self::Revisions => RowKey::Named(record.text("service_id")?, record.text("revision")?),
-            Self::Specs => RowKey::Numbered(record.text("service_id")?, record.count("spec_version")?),
-        })
+        rows.watch(OBSERVER, row.watch(is_urgent(&fact.event), self.stale)?)
     }
 }
 
-impl RowKey {
-    pub(crate) fn values(&self) -> Vec<Value<'_>> {
-        match self {
-            Self::One(key) => vec![key.as_str().into()],
-            Self::Named(key, name) => vec![key.as_str().into(), name.as_str().into()],
-            Self::Numbered(key, number) => vec![key.as_str().into(), (*number).into()],
-        }
-    }
-
-    /// What [`Keyed::keys_behind`] binds.
-    pub(crate) fn values_behind(&self) -> Vec<Value<'_>> {
-        let mut values = self.values();
-        if values.len() > 1 {
-            values.insert(0, values[0].clone());
-        }
-        values
+/// Whether somebody waits for what the fact asks for.
+fn is_urgent(event: &ServiceEvent) -> bool {
+    match event {
+        ServiceEvent::SpecApplyStarted(_) | ServiceEvent::DeletionMarked(_) => true,
+        ServiceEvent::SnapshotUpdated(updated) => updated.refresh_requested,
+        _ => false,
     }
 }
 
-/// Facts that are missing.
-#[derive(Debug, PartialEq)]
-pub(crate) struct Gap {
-    /// Of which service.
-    pub(crate) aggregate: AggregateKey,
-    /// Behind which version.
-    pub(crate) after: u64,
-    /// How many.
-    pub(crate) count: u32,
+impl Projection for Platform {
+    const NAME: &'static str = "hive-platform";
+    const VERSION: u32 = 1;
+    const KIND: &'static str = KnativeService::KIND;
+    type Event = KnativeServiceEvent;
+
+    fn tables() -> &'static [OwnedTable] {
+        const { &[of_service(&REVISIONS), of_service(&ROUTES)] }
+    }
+
+    fn project(&self, fact: &Fact<KnativeServiceEvent>, rows: &mut Rows) -> Result<(), HandlerError> {
+        let (id, at) = (fact.aggregate_id.to_string(), fact.occurred_at);
+        match &fact.event {
+            KnativeServiceEvent::RevisionCreated(created) => rows.put(
+                &REVISIONS,
+                vec![
+                    id.into(),
+                    texts::code(&created.revision.name).into(),
+                    created.revision.image.as_deref().map(texts::readable).into(),
+                    created.spec_hash.as_ref().map(ToString::to_string).into(),
+                    created.revision.created_at.into(),
+                    at.into(),
+                ],
+            ),
+            KnativeServiceEvent::RouteAligned(aligned) => rows.put(
+                &ROUTES,
+                vec![
+                    id.into(),
+                    fact.version.into(),
+                    aligned.url.as_deref().map(texts::readable).into(),
+                    serde_json::to_string(&aligned.traffic)?.into(),
+                    at.into(),
+                ],
+            ),
+            KnativeServiceEvent::Observed(_) | KnativeServiceEvent::DeletedObserved(_) => Ok(()),
+        }
+    }
+}
+
+impl Projection for Records {
+    const NAME: &'static str = "hive-records";
+    const VERSION: u32 = 1;
+    const KIND: &'static str = ServiceRecord::KIND;
+    type Event = RecordEvent;
+
+    fn tables() -> &'static [OwnedTable] {
+        const { &[of_service(&SPECS), of_service(&AUDIT)] }
+    }
+
+    fn project(&self, fact: &Fact<RecordEvent>, rows: &mut Rows) -> Result<(), HandlerError> {
+        match &fact.event {
+            RecordEvent::Persisted(persisted) => rows.put(
+                &SPECS,
+                vec![
+                    fact.aggregate_id.to_string().into(),
+                    persisted.spec_version.into(),
+                    persisted.spec_hash.to_string().into(),
+                    serde_json::to_string(&persisted.spec)?.into(),
+                    fact.occurred_at.into(),
+                ],
+            ),
+            RecordEvent::Audited(audited) => rows.put(
+                &AUDIT,
+                vec![
+                    audited.event_id.clone().into(),
+                    audited.service_id.clone().into(),
+                    audited.action.clone().into(),
+                    audited.requested_by.clone().into(),
+                    audited.requested_at.into(),
+                ],
+            ),
+        }
+    }
+}
+
+impl Projection for Namespaces {
+    const NAME: &'static str = "hive-namespaces";
+    const VERSION: u32 = 1;
+    const KIND: &'static str = Namespace::KIND;
+    type Event = NamespaceEvent;
+
+    fn tables() -> &'static [OwnedTable] {
+        &[OwnedTable { table: &NAMESPACES, aggregate: "namespace" }]
+    }
+
+    fn project(&self, fact: &Fact<NamespaceEvent>, rows: &mut Rows) -> Result<(), HandlerError> {
+        let NamespaceEvent::Validated(validated) = &fact.event;
+        let (id, present) = (fact.aggregate_id.to_string(), u32::from(validated.exists));
+        rows.put(
+            &NAMESPACES,
+            vec![id.into(), fact.version.into(), present.into(), validated.validated_at.into()],
+        )
+    }
 }
 
 /// What is to be done on the platform.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Wanted {
+pub(crate) enum Wanted {
     /// Nothing yet: more facts of the same change are on their way, and a look would see half of it.
     Facts,
     /// The specification is to be applied.
@@ -190,11 +211,9 @@ pub enum Wanted {
 
 /// The fact that started something, and its flow.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Cause {
-    /// The fact.
-    pub event_id: String,
-    /// Its flow.
-    pub flow_id: Option<String>,
+pub(crate) struct Cause {
+    pub(crate) event_id: String,
+    pub(crate) flow_id: Option<String>,
 }
 
 impl Wanted {
@@ -204,74 +223,27 @@ impl Wanted {
     }
 }
 
-impl Pages {
-    /// Begins with services as they are.
-    pub fn knowing(services: BTreeMap<String, ServiceRow>) -> Self {
-        Self { services, ..Self::default() }
-    }
+/// A service in the status view, with what is kept of it by who looks.
+#[derive(Debug, Clone, PartialEq)]
+struct ServiceRow {
+    service_id: String,
+    /// How many facts it has.
+    version: u64,
+    /// What they say.
+    service: Service,
+    created_at: DateTime<Utc>,
+    updated_at: DateTime<Utc>,
+    status_changed_at: DateTime<Utc>,
+    /// What is to be done on the platform.
+    wanted: Option<Wanted>,
+    /// The fact because of which something is to be done, or was.
+    cause: Option<Cause>,
+}
 
-    /// The services that facts are about.
-    pub fn services_of<'e>(events: impl Iterator<Item = &'e IncomingEvent>) -> Vec<String> {
-        let keys = events.filter_map(|event| event.aggregate.as_ref());
-        let ids: BTreeSet<String> =
-            keys.filter(|key| key.kind.as_str() == Service::KIND).map(|key| key.id.to_string()).collect();
-        ids.into_iter().collect()
-    }
-
-    /// The facts of a service that are not known and come before this one.
-    pub(crate) fn gap_before(&self, event: &IncomingEvent) -> Option<Gap> {
-        let aggregate = event.aggregate.as_ref().filter(|key| key.kind.as_str() == Service::KIND)?.clone();
-        let after = self.services.get(aggregate.id.as_str()).map_or(0, |row| row.version);
-        let missing = event.aggregate_version?.checked_sub(after + 1).filter(|missing| *missing > 0)?;
-        Some(Gap { aggregate, after, count: u32::try_from(missing).unwrap_or(u32::MAX) })
-    }
-
-    /// Takes in a fact.
-    ///
-    /// # Errors
-    /// It cannot be read: that will be no better the next time.
-    pub fn take(&mut self, event: &IncomingEvent) -> Result<(), HandlerError> {
-        let Some(key) = &event.aggregate else { return Ok(()) };
-        let (id, at) = (key.id.to_string(), event.occurred_at.unwrap_or_default());
-        let version = event.aggregate_version.unwrap_or_default();
-        match key.kind.as_str() {
-            Service::KIND => self.take_service(id, version, at, event)?,
-            KnativeService::KIND => match event.event_type.as_str() {
-                KnativeServiceEvent::REVISION_CREATED => {
-                    let created: RevisionCreated = read(event)?;
-                    self.revisions.insert((id, texts::code(&created.revision.name)), (created, at));
-                }
-                KnativeServiceEvent::ROUTE_ALIGNED => {
-                    drop(self.routes.insert(id, (version, read(event)?, at)))
-                }
-                _ => {}
-            },
-            ServiceRecord::KIND => match event.event_type.as_str() {
-                RecordEvent::PERSISTED => {
-                    let persisted: ServicePersisted = read(event)?;
-                    self.specs.insert((id, persisted.spec_version), (persisted, at));
-                }
-                RecordEvent::AUDITED => {
-                    let audited: ServiceAudited = read(event)?;
-                    self.audit.insert(audited.event_id.clone(), audited);
-                }
-                _ => {}
-            },
-            Namespace::KIND => drop(self.namespaces.insert(id, (version, read(event)?))),
-            _ => {}
-        }
-        Ok(())
-    }
-
-    fn take_service(
-        &mut self,
-        id: String,
-        version: u64,
-        at: DateTime<Utc>,
-        event: &IncomingEvent,
-    ) -> Result<(), HandlerError> {
-        let row = self.services.entry(id.clone()).or_insert_with(|| ServiceRow {
-            service_id: id.clone(),
+impl ServiceRow {
+    fn new(service_id: &str, at: DateTime<Utc>) -> Self {
+        Self {
+            service_id: service_id.to_owned(),
             version: 0,
             service: Service::default(),
             created_at: at,
@@ -279,204 +251,61 @@ impl Pages {
             status_changed_at: at,
             wanted: None,
             cause: None,
-        });
-        // Known already: delivered again, or taken in by a rebuild.
-        if version <= row.version {
-            return Ok(());
         }
-        // Without the facts before it, a fact would make a service of nothing.
-        if version != row.version + 1 {
-            let message = format!("{id} is known up to its fact {}, and this is {version}", row.version);
-            return Err(HandlerError::transient(OUT_OF_ORDER, message));
-        }
-        let fact: ServiceEvent = event.read()?;
-        let before = row.service.status;
-        let cause = || Cause {
-            event_id: event.event_id.to_string(),
-            flow_id: event.correlation_id.as_ref().map(ToString::to_string),
+    }
+
+    /// As the rows have it.
+    fn known(rows: &Rows, service_id: &str) -> Result<Option<Self>, HandlerError> {
+        let Some(row) = rows.get(&RowKey::of(&SERVICES, [service_id.into()]))? else { return Ok(None) };
+        let mut known = Self {
+            version: row.count("version")?,
+            service: json(row.text("service")?.to_owned())?,
+            updated_at: row.time("updated_at")?,
+            status_changed_at: row.time("status_changed_at")?,
+            ..Self::new(service_id, row.time("created_at")?)
         };
-        match &fact {
+        if let Some(wanted) = rows.watched(OBSERVER, service_id)? {
+            let kept = Kept::read(wanted)?;
+            (known.wanted, known.cause) = (kept.wanted, kept.cause);
+        }
+        Ok(Some(known))
+    }
+
+    /// Takes in a fact.
+    fn take(&mut self, fact: &Fact<ServiceEvent>) {
+        let before = self.service.status;
+        match &fact.event {
             ServiceEvent::CreationRequested(_)
             | ServiceEvent::UpdateRequested(_)
-            | ServiceEvent::DeletionRequested(_) => row.wanted = Some(Wanted::Facts),
-            ServiceEvent::SpecApplyStarted(_) => {
-                (row.wanted, row.cause) = (Some(Wanted::Apply), Some(cause()));
-                self.urgent.insert(id);
-            }
-            ServiceEvent::DeletionMarked(_) => {
-                (row.wanted, row.cause) = (Some(Wanted::Delete), Some(cause()));
-                self.urgent.insert(id);
-            }
+            | ServiceEvent::DeletionRequested(_) => self.wanted = Some(Wanted::Facts),
+            ServiceEvent::SpecApplyStarted(_) => self.wants(Wanted::Apply, fact),
+            ServiceEvent::DeletionMarked(_) => self.wants(Wanted::Delete, fact),
             ServiceEvent::SnapshotUpdated(updated) if updated.refresh_requested => {
-                row.wanted = row.wanted.or(Some(Wanted::Look));
-                self.urgent.insert(id);
+                self.wanted = self.wanted.or(Some(Wanted::Look));
             }
             ServiceEvent::SpecApplied(_)
             | ServiceEvent::Ready(_)
             | ServiceEvent::Failed(_)
-            | ServiceEvent::Deleted(_) => row.wanted = None,
+            | ServiceEvent::Deleted(_) => self.wanted = None,
             _ => {}
         }
-        row.service = std::mem::take(&mut row.service).evolve(&fact);
-        (row.version, row.updated_at) = (version, at);
-        if row.service.status != before {
-            row.status_changed_at = at;
+        self.service = std::mem::take(&mut self.service).evolve(&fact.event);
+        (self.version, self.updated_at) = (fact.version, fact.occurred_at);
+        if self.service.status != before {
+            self.status_changed_at = fact.occurred_at;
         }
-        Ok(())
     }
 
-    /// The rows of `hive_services`.
-    pub fn service_rows(&self) -> Result<Vec<Vec<Value<'static>>>, HandlerError> {
-        self.services.values().map(ServiceRow::values).collect()
-    }
-
-    /// What is wanted of the services that are looked at.
-    pub fn watches(&self, stale: Duration) -> Result<Vec<Watch>, HandlerError> {
-        let living = self.services.values().filter(|row| row.service.status != Some(ServiceStatus::Deleted));
-        living.map(|row| row.watch(self.urgent.contains(&row.service_id), stale)).collect()
-    }
-
-    /// Services that are not looked at any more.
-    pub fn gone(&self) -> Vec<String> {
-        let gone = self.services.values().filter(|row| row.service.status == Some(ServiceStatus::Deleted));
-        gone.map(|row| row.service_id.clone()).collect()
-    }
-
-    /// The rows of `hive_revisions`.
-    pub fn revision_rows(&self) -> Vec<Vec<Value<'static>>> {
-        let rows = self.revisions.iter().map(|((service_id, name), (created, at))| {
-            vec![
-                service_id.clone().into(),
-                name.clone().into(),
-                created.revision.image.as_deref().map(texts::readable).into(),
-                created.spec_hash.as_ref().map(ToString::to_string).into(),
-                created.revision.created_at.into(),
-                (*at).into(),
-            ]
+    fn wants(&mut self, wanted: Wanted, cause: &Fact<ServiceEvent>) {
+        self.wanted = Some(wanted);
+        self.cause = Some(Cause {
+            event_id: cause.event_id.to_string(),
+            flow_id: cause.correlation_id.as_ref().map(ToString::to_string),
         });
-        rows.collect()
-    }
-
-    /// The rows of `hive_routes`.
-    pub fn route_rows(&self) -> Result<Vec<Vec<Value<'static>>>, HandlerError> {
-        let rows = self.routes.iter().map(|(service_id, (version, aligned, at))| {
-            Ok(vec![
-                service_id.clone().into(),
-                (*version).into(),
-                aligned.url.as_deref().map(texts::readable).into(),
-                serde_json::to_string(&aligned.traffic)?.into(),
-                (*at).into(),
-            ])
-        });
-        rows.collect()
-    }
-
-    /// The rows of `hive_specs`.
-    pub fn spec_rows(&self) -> Result<Vec<Vec<Value<'static>>>, HandlerError> {
-        let rows = self.specs.iter().map(|((service_id, version), (persisted, at))| {
-            Ok(vec![
-                service_id.clone().into(),
-                (*version).into(),
-                persisted.spec_hash.to_string().into(),
-                serde_json::to_string(&persisted.spec)?.into(),
-                (*at).into(),
-            ])
-        });
-        rows.collect()
-    }
-
-    /// The rows of `hive_audit`.
-    pub fn audit_rows(&self) -> Vec<Vec<Value<'static>>> {
-        let rows = self.audit.values().map(|audited| {
-            vec![
-                audited.event_id.clone().into(),
-                audited.service_id.clone().into(),
-                audited.action.clone().into(),
-                audited.requested_by.clone().into(),
-                audited.requested_at.into(),
-            ]
-        });
-        rows.collect()
-    }
-
-    /// The rows of `hive_namespaces`.
-    pub fn namespace_rows(&self) -> Vec<Vec<Value<'static>>> {
-        let rows = self.namespaces.iter().map(|(namespace, (version, validated))| {
-            vec![
-                namespace.clone().into(),
-                (*version).into(),
-                u32::from(validated.exists).into(),
-                validated.validated_at.into(),
-            ]
-        });
-        rows.collect()
-    }
-
-    /// What tells the rows apart that facts speak of.
-    pub(crate) fn keys(&self) -> impl Iterator<Item = (Keyed, RowKey)> + '_ {
-        let one = |table| move |key: &String| (table, RowKey::One(key.clone()));
-        let revision =
-            |(id, name): &(String, String)| (Keyed::Revisions, RowKey::Named(id.clone(), name.clone()));
-        let spec = |(id, version): &(String, u64)| (Keyed::Specs, RowKey::Numbered(id.clone(), *version));
-        let services = self.services.keys().map(one(Keyed::Services));
-        services
-            .chain(self.routes.keys().map(one(Keyed::Routes)))
-            .chain(self.audit.keys().map(one(Keyed::Audit)))
-            .chain(self.namespaces.keys().map(one(Keyed::Namespaces)))
-            .chain(self.revisions.keys().map(revision))
-            .chain(self.specs.keys().map(spec))
-    }
-
-    /// Takes out what needs no later fact: everything but the services.
-    pub(crate) fn take_complete(&mut self) -> Self {
-        let services = std::mem::take(&mut self.services);
-        let urgent = std::mem::take(&mut self.urgent);
-        std::mem::replace(self, Self { services, urgent, ..Self::default() })
-    }
-
-    /// Takes out so many services.
-    pub(crate) fn take_services(&mut self, most: usize) -> Self {
-        let mut taken = Self::default();
-        while taken.services.len() < most
-            && let Some((id, row)) = self.services.pop_first()
-        {
-            taken.urgent.extend(self.urgent.take(&id));
-            taken.services.insert(id, row);
-        }
-        taken
-    }
-
-    /// Drops what is older than what is there.
-    pub fn without_older(&mut self, services: &BTreeMap<String, u64>) {
-        self.services.retain(|id, row| services.get(id).is_none_or(|known| *known <= row.version));
-    }
-}
-
-impl ServiceRow {
-    /// What is read back.
-    pub fn read(record: &Record) -> Result<Self, HandlerError> {
-        let service: Service = json(record.text("service")?)?;
-        Ok(Self {
-            service_id: record.text("service_id")?,
-            version: record.count("version")?,
-            service,
-            created_at: record.time("created_at")?,
-            updated_at: record.time("updated_at")?,
-            status_changed_at: record.time("status_changed_at")?,
-            wanted: None,
-            cause: None,
-        })
-    }
-
-    /// Adds what is kept with what is wanted of it.
-    pub(crate) fn read_kept(&mut self, watched: Watched) -> Result<(), HandlerError> {
-        let kept = Kept::read(&watched.wanted)?;
-        (self.wanted, self.cause) = (kept.wanted, kept.cause);
-        Ok(())
     }
 
     /// Whether it is ready.
-    pub fn is_ready(&self) -> bool {
+    fn is_ready(&self) -> bool {
         self.service.snapshot.as_ref().and_then(|snapshot| snapshot.ready).unwrap_or(false)
     }
 
@@ -552,15 +381,8 @@ pub(crate) fn later(moment: DateTime<Utc>, by: Duration) -> DateTime<Utc> {
 }
 
 /// What a look is called by, and what hints name.
-pub fn resource_key(resource: &ResourceName) -> String {
+pub(crate) fn resource_key(resource: &ResourceName) -> String {
     resource.to_string()
-}
-
-fn read<T: serde::de::DeserializeOwned>(event: &IncomingEvent) -> Result<T, HandlerError> {
-    event
-        .payload
-        .read(event.event_type.as_str())
-        .map_err(|error| HandlerError::unrecoverable("invalid-payload", error.to_string()))
 }
 
 /// JSON that was stored.

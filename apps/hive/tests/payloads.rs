@@ -7,7 +7,6 @@ mod support;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
-use towpath::ports::store::Store as _;
 use towpath_hive::gateway::simulated::{Fates, SimulatedSettings};
 use towpath_hive::schemas::event_types;
 use towpath_hive::service::{DeleteAsked, Service, ServiceAsked, ServiceCommand, ServiceStatus, UpdateAsked};

@@ -16,7 +16,10 @@ use crate::database::{OwnTables, now, values};
 use crate::envelope::FORMAT_NAME;
 use crate::events::{AboutOrder, Created, EventType, Paid, StatusChanged, Step, Timeout, names_its_order};
 use crate::market::new_trace;
-use crate::model::{Order, OrderStatus, ProductStatus, ShipmentStatus};
+use crate::model::{
+    CountedOrder, Inventory, Notification, Order, OrderStatus, Product, ProductStatus, Shipment,
+    ShipmentStatus,
+};
 use crate::orders;
 use crate::settings::Settings;
 use crate::texts;
@@ -91,9 +94,9 @@ impl From<StoreError> for Trouble {
 /// the order was placed. An order counts once, whatever the ids of the messages that tell of it.
 async fn update_inventory(mut delivery: Delivery, settings: &Settings) -> Result<Next, Trouble> {
     let created: Created = read(&delivery, EventType::OrderCreated)?;
-    let session = &mut delivery.tx.own_tables();
-    let order = order_of(session, &created).await?;
-    let now = now(session, &*settings.clock).await?;
+    let tables = &mut delivery.tx.own_tables();
+    let order = order_of(tables, &created).await?;
+    let now = now(tables, &*settings.clock).await?;
     if order.product_id != created.product_id {
         return Err(flaw(
             "market-wrong-product",
@@ -104,48 +107,44 @@ async fn update_inventory(mut delivery: Delivery, settings: &Settings) -> Result
         ));
     }
     // Held, so that a cancellation that gives it back does so before or after this, and not in between.
-    let sql = format!("SELECT status FROM products WHERE product_id = ?{}", session.dialect().locking());
-    let Some(row) = session.row("market.hold-product", &sql, values![order.product_id]).await? else {
+    let Some(product) = tables.lock::<Product>(&order.product_id).await? else {
         let why =
             format!("order {} is for product {}, which does not exist", order.order_id, order.product_id);
         return Err(flaw("product-unknown", why));
     };
-    let is_available = row.text("status")? == ProductStatus::OnSale.as_str();
-    let row =
-        "inventory (product_id, available, order_count, last_order_id, updated_at) VALUES (?, 0, 0, 0, ?)";
-    let sql = session.dialect().insert_unless_there(row);
-    session.execute("market.inventory-row", &sql, values![order.product_id, now]).await?;
-    let row = "inventory_orders (order_id, product_id, counted_at) VALUES (?, ?, ?)";
-    let sql = session.dialect().insert_unless_there(row);
-    let values = values![order.order_id, order.product_id, now];
-    let counted = session.execute("market.inventory-order", &sql, values).await?;
-    let sql = "UPDATE inventory SET available = ?, order_count = order_count + ?, \
-        last_order_id = CASE WHEN last_order_id < ? THEN ? ELSE last_order_id END, updated_at = ? \
-        WHERE product_id = ?";
-    let (available, order_id) = (i64::from(is_available), order.order_id);
-    let counted = i64::from(counted == 1);
-    let values = values![available, counted, order_id, order_id, now, order.product_id];
-    session.execute("market.inventory", sql, values).await?;
+    let (product_id, order_id) = (order.product_id, order.order_id);
+    let nothing =
+        Inventory { product_id, is_available: false, order_count: 0, last_order_id: 0, updated_at: now };
+    let known = tables.lock_or_insert(&nothing).await?;
+    let is_counted = !tables.insert(&CountedOrder { order_id, product_id, counted_at: now }).await?;
+    let known = Inventory {
+        is_available: product.status == ProductStatus::OnSale,
+        order_count: known.order_count + i64::from(!is_counted),
+        last_order_id: known.last_order_id.max(order_id),
+        updated_at: now,
+        ..known
+    };
+    tables.put_rows(&[known]).await?;
     Ok(delivery.handled())
 }
 
 /// ORDER_PAID: the shipment is made ready, once, and only for an order that is paid and not on its way yet.
 async fn begin_shipment(mut delivery: Delivery, settings: &Settings) -> Result<Next, Trouble> {
     let paid: Paid = read(&delivery, EventType::OrderPaid)?;
-    let session = &mut delivery.tx.own_tables();
-    let order = order_of(session, &paid).await?;
-    let now = now(session, &*settings.clock).await?;
+    let tables = &mut delivery.tx.own_tables();
+    let order = order_of(tables, &paid).await?;
+    let now = now(tables, &*settings.clock).await?;
     if order.total_amount != paid.amount {
         let why = format!("order {} costs {}, not {}", order.order_id, order.total_amount, paid.amount);
         return Err(flaw("market-wrong-amount", why));
     }
     // Held, so that nobody ships it meanwhile.
-    match orders::find_and_hold(session, order.order_id).await?.map(|order| order.status) {
+    match tables.lock::<Order>(&order.order_id).await?.map(|order| order.status) {
         Some(OrderStatus::Paid) => {
-            let row = "shipments (order_id, status, status_changed_at, created_at) VALUES (?, ?, ?, ?)";
-            let sql = session.dialect().insert_unless_there(row);
-            let values = values![order.order_id, ShipmentStatus::Preparing.as_str(), now, now];
-            session.execute("market.begin-shipment", &sql, values).await?;
+            let status = ShipmentStatus::Preparing;
+            let begun =
+                Shipment { order_id: order.order_id, status, status_changed_at: now, created_at: now };
+            tables.insert(&begun).await?;
         }
         Some(OrderStatus::Shipped | OrderStatus::Completed) => {
             tracing::info!(order_id = order.order_id, "the order was shipped before its shipment was begun");
@@ -162,11 +161,11 @@ async fn begin_shipment(mut delivery: Delivery, settings: &Settings) -> Result<N
 async fn notify(mut delivery: Delivery, settings: &Settings) -> Result<Next, Trouble> {
     let changed: StatusChanged = read(&delivery, EventType::OrderStatusChanged)?;
     let event_id = delivery.event.event_id.to_string();
-    let session = &mut delivery.tx.own_tables();
-    let order_id = order_of(session, &changed).await?.order_id;
-    let now = now(session, &*settings.clock).await?;
+    let tables = &mut delivery.tx.own_tables();
+    let order_id = order_of(tables, &changed).await?.order_id;
+    let now = now(tables, &*settings.clock).await?;
     // Held, so that of two messages about one step the second one sees what the first one told.
-    let order = orders::find_and_hold(session, order_id).await?.ok_or_else(|| unknown(order_id))?;
+    let order = tables.lock::<Order>(&order_id).await?.ok_or_else(|| unknown(order_id))?;
     let has_come_that_far = match (changed.old_status, changed.new_status) {
         (OrderStatus::Paid, OrderStatus::Shipped) => {
             matches!(order.status, OrderStatus::Shipped | OrderStatus::Completed)
@@ -184,16 +183,16 @@ async fn notify(mut delivery: Delivery, settings: &Settings) -> Result<Next, Tro
         OrderStatus::Completed => vec![order.buyer_id, order.seller_id],
         _ => vec![order.buyer_id],
     };
-    let status = changed.new_status.as_str();
-    for recipient in recipients {
-        let sql = "SELECT event_id FROM notifications WHERE order_id = ? AND recipient_id = ? AND status = ? LIMIT 1";
-        if session.row("market.told", sql, values![order.order_id, recipient, status]).await?.is_some() {
-            continue;
+    let status = changed.new_status;
+    for recipient_id in recipients {
+        let told = "WHERE order_id = ? AND recipient_id = ? AND status = ? LIMIT 1";
+        let values = values![order_id, recipient_id, status.as_str()];
+        if tables.rows_of::<Notification>("market.told", told, values).await?.is_empty() {
+            let event_id = event_id.clone();
+            tables
+                .insert(&Notification { event_id, recipient_id, order_id, status, created_at: now })
+                .await?;
         }
-        let sql = "INSERT INTO notifications (event_id, recipient_id, order_id, status, created_at) \
-            VALUES (?, ?, ?, ?, ?)";
-        let values = values![event_id.as_str(), recipient, order.order_id, status, now];
-        session.execute("market.notify", sql, values).await?;
     }
     Ok(delivery.handled())
 }
@@ -202,9 +201,9 @@ async fn notify(mut delivery: Delivery, settings: &Settings) -> Result<Next, Tro
 async fn time_out(mut delivery: Delivery, settings: &Settings) -> Result<Next, Trouble> {
     let timeout: Timeout = read(&delivery, EventType::OrderTimeout)?;
     let trace_id = delivery.event.trace_id.clone().unwrap_or_else(new_trace);
-    let session = &mut delivery.tx.own_tables();
-    let order = order_of(session, &timeout).await?;
-    let now = now(session, &*settings.clock).await?;
+    let tables = &mut delivery.tx.own_tables();
+    let order = order_of(tables, &timeout).await?;
+    let now = now(tables, &*settings.clock).await?;
     let deadline = deadline(now, settings.pending);
     let step = Step { now, trace_id, event_id: EventId(Uuid::now_v7()) };
     match orders::time_out(&mut delivery.tx, &order, deadline, &step).await? {
@@ -241,9 +240,9 @@ fn read<T: DeserializeOwned + AboutOrder>(delivery: &Delivery, wanted: EventType
 
 /// The order that a payload names. Orders are committed before anything is sent about them: one that is not there will
 /// not come.
-async fn order_of(session: &mut OwnTables<'_>, payload: &impl AboutOrder) -> Result<Order, Trouble> {
+async fn order_of(tables: &mut OwnTables<'_>, payload: &impl AboutOrder) -> Result<Order, Trouble> {
     let order_id = payload.order_id();
-    let order = orders::find(session, order_id).await?.ok_or_else(|| unknown(order_id))?;
+    let order: Order = tables.find(&order_id).await?.ok_or_else(|| unknown(order_id))?;
     if order.order_no != payload.order_no() {
         let why = format!("order {order_id} is {}, not {}", order.order_no, payload.order_no());
         return Err(flaw("market-wrong-order", why));

@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use towpath::ports::clock::Clock;
 use towpath::ports::store::StoreError;
 use towpath::tables::Dialect;
-pub(crate) use towpath::tables::{OwnTables, Record as Row, Value};
+pub(crate) use towpath::tables::{OwnTables, Value};
 
 /// Values for a statement.
 macro_rules! values {

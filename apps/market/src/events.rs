@@ -5,13 +5,13 @@
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde::{Deserialize, Serialize};
-use towpath::ids::{AggregateKey, CausationId, ChannelName, CorrelationId, EventId, TraceId};
-use towpath::name::EventName;
-use towpath::ports::store::{Append, DeadlineChange, Expected, NewEvent, Routing, StateChange, StoreError};
-use towpath::{ChangeContext, Circumstances, IncomingEvent, Payload};
+use serde_json::value::{RawValue, to_raw_value};
+use towpath::ids::{CausationId, CorrelationId, EventId, TraceId};
+use towpath::ports::store::StoreError;
+use towpath::{ChangeContext, Circumstances, Event, IncomingEvent};
 
 use crate::database::corrupt;
-use crate::model::{Order, OrderStatus};
+use crate::model::{Order, OrderStatus, Product};
 use crate::money::Money;
 use crate::orders::TIMEOUT_REASON;
 use crate::topology::{
@@ -19,11 +19,56 @@ use crate::topology::{
     TIMEOUT_DELAY_KEY, TIMEOUT_DELAY_QUEUE,
 };
 
-/// What every event is about.
+/// What every message is about.
 pub(crate) const AGGREGATE_TYPE: &str = "Order";
 
-/// A fact that stays in the log: the contract has no message for it.
-const CANCELLED: &str = "market.order.cancelled";
+/// What may have happened to an order, with the payload as it is sent: to the letter what the contract says.
+#[derive(Debug, Serialize, Deserialize, Event)]
+pub enum OrderEvent {
+    /// It was placed.
+    #[serde(rename = "ORDER_CREATED")]
+    Created(Box<RawValue>),
+    /// It was paid.
+    #[serde(rename = "ORDER_PAID")]
+    Paid(Box<RawValue>),
+    /// It was shipped or completed.
+    #[serde(rename = "ORDER_STATUS_CHANGED")]
+    StatusChanged(Box<RawValue>),
+    /// It is to be asked whether it was paid.
+    #[serde(rename = "ORDER_TIMEOUT")]
+    Timeout(Box<RawValue>),
+    /// Nothing comes of it. The contract has no message for it: it stays in the log.
+    #[serde(rename = "market.order.cancelled")]
+    Cancelled(Box<RawValue>),
+}
+
+/// What may have happened to a product. It stays in the log, as the contract has no messages for it.
+#[derive(Debug, Serialize, Deserialize, Event)]
+pub enum ProductEvent {
+    /// It was offered.
+    #[serde(rename = "market.product.offered", rename_all = "camelCase")]
+    Offered {
+        /// Who sells it.
+        seller_id: i64,
+        /// For how much.
+        price: Money,
+    },
+    /// An order has it.
+    #[serde(rename = "market.product.sold", rename_all = "camelCase")]
+    Sold {
+        /// Which.
+        order_id: i64,
+    },
+    /// It is on sale again.
+    #[serde(rename = "market.product.returned", rename_all = "camelCase")]
+    Returned {
+        /// By which order.
+        order_id: i64,
+    },
+    /// Its seller has taken it back.
+    #[serde(rename = "market.product.withdrawn")]
+    Withdrawn {},
+}
 
 /// The frozen event types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -46,10 +91,10 @@ impl EventType {
     /// As messages and tables spell it.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::OrderCreated => "ORDER_CREATED",
-            Self::OrderPaid => "ORDER_PAID",
-            Self::OrderStatusChanged => "ORDER_STATUS_CHANGED",
-            Self::OrderTimeout => "ORDER_TIMEOUT",
+            Self::OrderCreated => OrderEvent::CREATED,
+            Self::OrderPaid => OrderEvent::PAID,
+            Self::OrderStatusChanged => OrderEvent::STATUS_CHANGED,
+            Self::OrderTimeout => OrderEvent::TIMEOUT,
         }
     }
 
@@ -212,79 +257,49 @@ pub(crate) struct Step {
     pub(crate) event_id: EventId,
 }
 
-/// The facts of a placed order: that it was, and the message that will ask whether it was paid. The second one is appended
-/// apart, because the first one is its cause.
-pub(crate) fn placed(
+/// It was placed.
+pub(crate) fn created(order: &Order) -> Result<OrderEvent, StoreError> {
+    let own = WrittenCreated { product_id: order.product_id, quantity: order.quantity, price: order.price };
+    payload(order, &own).map(OrderEvent::Created)
+}
+
+/// The message that will ask whether it was paid.
+pub(crate) fn timeout(order: &Order) -> Result<OrderEvent, StoreError> {
+    let own = WrittenTimeout { create_time: moment(order.create_time) };
+    payload(order, &own).map(OrderEvent::Timeout)
+}
+
+/// It was paid.
+pub(crate) fn paid(order: &Order, now: DateTime<Utc>) -> Result<OrderEvent, StoreError> {
+    let own = WrittenPaid { pay_time: moment(now), amount: order.total_amount };
+    payload(order, &own).map(OrderEvent::Paid)
+}
+
+/// It has moved on from where it was.
+pub(crate) fn moved(
     order: &Order,
-    step: &Step,
-    timeout_event_id: EventId,
-) -> Result<Vec<Append>, StoreError> {
-    let created =
-        WrittenCreated { product_id: order.product_id, quantity: order.quantity, price: order.price };
-    let timeout = WrittenTimeout { create_time: moment(order.create_time) };
-    let created = message(EventType::OrderCreated, step.event_id, order, &created)?;
-    let asked = Step { event_id: timeout_event_id, ..step.clone() };
-    let timeout = message(EventType::OrderTimeout, timeout_event_id, order, &timeout)?;
-    Ok(vec![
-        append(
-            order,
-            created,
-            Some(Moved { from: None, to: OrderStatus::Pending, reason: None }),
-            None,
-            step,
-        )?,
-        append(order, timeout, None, Some(step.event_id.into()), &asked)?,
-    ])
+    new_status: OrderStatus,
+    now: DateTime<Utc>,
+) -> Result<OrderEvent, StoreError> {
+    let own = WrittenStatusChanged { old_status: order.status, new_status, changed_at: moment(now) };
+    payload(order, &own).map(OrderEvent::StatusChanged)
 }
 
-/// The fact of a payment.
-pub(crate) fn paid(order: &Order, step: &Step) -> Result<Append, StoreError> {
-    let payload = WrittenPaid { pay_time: moment(step.now), amount: order.total_amount };
-    let event = message(EventType::OrderPaid, step.event_id, order, &payload)?;
-    let moved = Moved { from: Some(OrderStatus::Pending), to: OrderStatus::Paid, reason: None };
-    append(order, event, Some(moved), cause(order.last_event_id.as_deref()), step)
+/// Nothing comes of it.
+pub(crate) fn cancelled(order: &Order, reason: &str, now: DateTime<Utc>) -> Result<OrderEvent, StoreError> {
+    let own = WrittenCancelled { cancel_reason: reason, cancel_time: moment(now) };
+    payload(order, &own).map(OrderEvent::Cancelled)
 }
 
-/// The fact that a paid order has moved on from where it was.
-pub(crate) fn moved(order: &Order, new_status: OrderStatus, step: &Step) -> Result<Append, StoreError> {
-    let old_status = order.status;
-    let payload = WrittenStatusChanged { old_status, new_status, changed_at: moment(step.now) };
-    let event = message(EventType::OrderStatusChanged, step.event_id, order, &payload)?;
-    let moved = Moved { from: Some(old_status), to: new_status, reason: None };
-    append(order, event, Some(moved), cause(order.last_event_id.as_deref()), step)
-}
-
-/// The fact that nothing comes of an order. It has no channel: the contract knows no message for it. What timed out names
-/// its own ORDER_TIMEOUT, also when the job or a message from elsewhere was first: the cause lies in the flow.
-pub(crate) fn cancelled(order: &Order, reason: &str, step: &Step) -> Result<Append, StoreError> {
-    let payload = WrittenCancelled { cancel_reason: reason, cancel_time: moment(step.now) };
-    let event = fact(CANCELLED, step.event_id, order, &payload, Routing::Nowhere)?;
-    let moved = Moved { from: Some(OrderStatus::Pending), to: OrderStatus::Cancelled, reason: Some(reason) };
+/// The fact that led to a cancellation. What timed out names its own ORDER_TIMEOUT, also when the job or a message from
+/// elsewhere was first: the cause lies in the flow.
+pub(crate) fn cause_of_cancelling<'o>(order: &'o Order, reason: &str) -> Option<&'o str> {
     let led_to_it = if reason == TIMEOUT_REASON { &order.timeout_event_id } else { &order.last_event_id };
-    append(order, event, Some(moved), cause(led_to_it.as_deref()), step)
+    led_to_it.as_deref()
 }
 
-fn cause(event_id: Option<&str>) -> Option<CausationId> {
-    event_id.map(CausationId::from_stored)
-}
-
-fn message(
-    event_type: EventType,
-    event_id: EventId,
-    order: &Order,
-    own: &impl Serialize,
-) -> Result<NewEvent, StoreError> {
-    let channels = Routing::To(vec![ChannelName::from_stored(event_type.channel())]);
-    fact(event_type.as_str(), event_id, order, own, channels)
-}
-
-fn fact(
-    event_type: &str,
-    event_id: EventId,
-    order: &Order,
-    own: &impl Serialize,
-    channels: Routing,
-) -> Result<NewEvent, StoreError> {
+/// The fields that all payloads share, and those of one type.
+fn payload(order: &Order, own: &impl Serialize) -> Result<Box<RawValue>, StoreError> {
     let general = General {
         order_id: order.order_id,
         order_no: &order.order_no,
@@ -294,66 +309,38 @@ fn fact(
     };
     // Put together as texts: a flattened struct would have to pass its amounts through floats.
     let unwritable = |error: serde_json::Error| corrupt("payload", error);
-    let general = serde_json::to_string(&general).map_err(unwritable)?;
-    let own = serde_json::to_string(own).map_err(unwritable)?;
-    let text = format!("{},{}", general.trim_end_matches('}'), own.trim_start_matches('{'));
-    Ok(NewEvent {
-        event_id,
-        event_type: EventName::from_stored(event_type),
-        schema_version: 1,
-        payload: Payload::from_text(text).map_err(|error| corrupt("payload", error))?,
-        channels,
-    })
+    let (general, own) =
+        (to_raw_value(&general).map_err(unwritable)?, to_raw_value(own).map_err(unwritable)?);
+    let text = format!("{},{}", general.get().trim_end_matches('}'), own.get().trim_start_matches('{'));
+    RawValue::from_string(text).map_err(unwritable)
 }
 
-/// From where to where an order moved, and why.
-struct Moved<'r> {
-    from: Option<OrderStatus>,
-    to: OrderStatus,
-    reason: Option<&'r str>,
-}
-
-fn append(
-    order: &Order,
-    event: NewEvent,
-    moved: Option<Moved<'_>>,
-    cause: Option<CausationId>,
-    step: &Step,
-) -> Result<Append, StoreError> {
-    let unusable = |error: towpath::ids::InvalidId| corrupt("order", error);
+/// The circumstances of a step of an order: all its facts are one flow, and each names the one that led to it.
+pub(crate) fn of_order(order: &Order, cause: Option<&str>, step: &Step) -> Result<ChangeContext, StoreError> {
     let flow = match &order.correlation_id {
         Some(flow) => CorrelationId::from_stored(flow),
         // From before orders had flows of their own.
-        None => CorrelationId::new(format!("market-order-{}", order.order_id)).map_err(unusable)?,
+        None => flow_of("order", order.order_id)?,
     };
+    Ok(within(flow, cause.map(CausationId::from_stored), step))
+}
+
+/// The circumstances of what happens to a product: a flow of its own, in which each fact may stand without a cause.
+pub(crate) fn of_product(product: &Product, step: &Step) -> Result<ChangeContext, StoreError> {
+    Ok(within(flow_of("product", product.product_id)?, None, step))
+}
+
+fn flow_of(what: &str, id: i64) -> Result<CorrelationId, StoreError> {
+    CorrelationId::new(format!("market-{what}-{id}")).map_err(|error| corrupt(what, error))
+}
+
+fn within(flow: CorrelationId, cause: Option<CausationId>, step: &Step) -> ChangeContext {
     let mut context = ChangeContext::new(step.now, flow);
     context.trace_id = Some(step.trace_id.clone());
     context.causation_id = cause;
-    let is_new = moved.as_ref().is_some_and(|moved| moved.from.is_none());
     // Who asked, and in which request.
     Circumstances::current().complete(&mut context);
-    Ok(Append {
-        aggregate: AggregateKey::new(AGGREGATE_TYPE, order.order_id.to_string()).map_err(unusable)?,
-        // The conditional update of the order has decided.
-        expected: if is_new { Expected::New } else { Expected::Any },
-        events: vec![event],
-        snapshot: None,
-        state_changes: moved.into_iter().map(Moved::written).collect(),
-        deadline: DeadlineChange::default(),
-        context,
-    })
-}
-
-impl Moved<'_> {
-    fn written(self) -> StateChange {
-        StateChange {
-            from: self.from.map(|status| status.to_string()),
-            to: self.to.to_string(),
-            reason: self.reason.map(str::to_owned),
-            message: None,
-            event_index: 0,
-        }
-    }
+    context
 }
 
 /// A moment as the contract writes it.
@@ -377,6 +364,7 @@ mod tests {
             price: "88.50".parse().unwrap(),
             total_amount: "88.50".parse().unwrap(),
             status: OrderStatus::Pending,
+            status_changed_at: at("2026-02-04T10:30:00.123456Z"),
             cancel_reason: None,
             create_time: at("2026-02-04T10:30:00.123456Z"),
             pay_time: None,
@@ -389,32 +377,28 @@ mod tests {
         }
     }
 
-    fn payload(append: &Append) -> &str {
-        append.events[0].payload.as_text()
-    }
-
-    fn step(order: &Order) -> Step {
-        let trace_id = TraceId::new("trace-xxx").unwrap();
-        Step { now: order.create_time, trace_id, event_id: EventId(uuid::Uuid::now_v7()) }
+    fn text(event: &OrderEvent) -> String {
+        towpath::to_variant(event).unwrap().1.as_text().to_owned()
     }
 
     #[test]
     fn payloads_are_the_contract_field_for_field() {
         let general = r#""orderId":900001,"orderNo":"202602041030001234","buyerId":10001,"sellerId":10002,"totalAmount":88.50"#;
         let order = order();
-        let step = step(&order);
-        let placed = placed(&order, &step, EventId(uuid::Uuid::now_v7())).unwrap();
-        assert_eq!(payload(&placed[0]), format!(r#"{{{general},"productId":7,"quantity":1,"price":88.50}}"#));
-        assert_eq!(payload(&placed[1]), format!(r#"{{{general},"createTime":"2026-02-04T10:30:00Z"}}"#));
-        let paid = paid(&order, &step).unwrap();
+        let now = order.create_time;
+        let written = |event: Result<OrderEvent, StoreError>| text(&event.unwrap());
         assert_eq!(
-            payload(&paid),
+            written(created(&order)),
+            format!(r#"{{{general},"productId":7,"quantity":1,"price":88.50}}"#)
+        );
+        assert_eq!(written(timeout(&order)), format!(r#"{{{general},"createTime":"2026-02-04T10:30:00Z"}}"#));
+        assert_eq!(
+            written(paid(&order, now)),
             format!(r#"{{{general},"payTime":"2026-02-04T10:30:00Z","amount":88.50}}"#)
         );
         let paid = Order { status: OrderStatus::Paid, ..order };
-        let moved = moved(&paid, OrderStatus::Shipped, &step).unwrap();
         assert_eq!(
-            payload(&moved),
+            written(moved(&paid, OrderStatus::Shipped, now)),
             format!(
                 r#"{{{general},"oldStatus":"paid","newStatus":"shipped","changedAt":"2026-02-04T10:30:00Z"}}"#
             )
@@ -424,12 +408,8 @@ mod tests {
     #[test]
     fn what_timed_out_was_caused_by_its_timeout() {
         let order = order();
-        let cause = |reason: &str| {
-            let append = cancelled(&order, reason, &step(&order)).unwrap();
-            append.context.causation_id.map(|cause| cause.to_string())
-        };
-        assert_eq!(cause("timeout").as_deref(), Some("timeout"));
-        assert_eq!(cause("buyer").as_deref(), Some("last"));
+        assert_eq!(cause_of_cancelling(&order, "timeout"), Some("timeout"));
+        assert_eq!(cause_of_cancelling(&order, "buyer"), Some("last"));
     }
 
     #[test]

@@ -48,7 +48,7 @@ mod words;
 
 pub use envelope::{FORMAT_NAME, MarketEnvelope};
 pub use error::MarketError;
-pub use events::EventType;
+pub use events::{EventType, OrderEvent, ProductEvent};
 pub use market::{Answers, Done, Market, Page};
 pub use model::{
     BuyerCredit, Inventory, Notification, Order, OrderFilter, OrderStatus, Product, ProductFilter,

@@ -8,20 +8,20 @@ use towpath::ids::{CorrelationId, EventId, TraceId};
 use towpath::ports::broker::BrokerError;
 use towpath::ports::operations::OperationAnswer;
 use towpath::ports::store::StoreError;
-use towpath::{Builder, Circumstances, DeadLetterQueue, Towpath, Tx};
+use towpath::{Builder, Circumstances, DeadLetterQueue, Event as _, Towpath, Tx};
 use uuid::Uuid;
 
 use crate::alarms::Alarms;
 use crate::consumers;
-use crate::database::{OwnTables, corrupt, now, values};
+use crate::database::{corrupt, now, values};
 use crate::deadlines::Deadlines;
 use crate::depth::Depth;
 use crate::envelope::{FORMAT_NAME, MarketEnvelope};
 use crate::error::MarketError;
-use crate::events::{EventType, Step};
+use crate::events::{OrderEvent, ProductEvent, Step};
 use crate::model::{
-    BuyerCredit, Inventory, NOTIFICATION, Notification, Order, OrderFilter, OrderStatus, Product,
-    ProductFilter, ProductStatus, Shipment,
+    BuyerCredit, Inventory, Notification, Order, OrderFilter, OrderStatus, Product, ProductFilter,
+    ProductStatus, Shipment,
 };
 use crate::money::Money;
 use crate::numbers::{Numbered, Numbers};
@@ -96,6 +96,8 @@ impl Market {
     pub fn install(builder: Builder, settings: &Settings) -> Builder {
         let channels = topology::channels(&settings.outbox);
         let builder = channels.into_iter().fold(builder, Builder::channel);
+        let roots = [OrderEvent::CREATED].iter().chain(ProductEvent::NAMES);
+        let builder = roots.fold(builder, |builder, name| builder.begins_flow(*name));
         consumers::consumers(settings)
             .into_iter()
             .fold(builder, Builder::consumer)
@@ -103,8 +105,9 @@ impl Market {
             .format(MarketEnvelope)
             .dead_letter_queue(DeadLetterQueue::from(topology::DEAD_LETTER_QUEUE).in_format(FORMAT_NAME))
             .watch(Arc::new(Alarms::default()))
-            .begins_flow(EventType::OrderCreated.as_str())
-            .prepare(|store| async move { tables::migrate(&store).await })
+            .entity::<Order>()
+            .entity::<Product>()
+            .versions(tables::versions())
     }
 
     /// Opens the market on a Towpath that it was installed into, and begins to look for orders whose time is over and for
@@ -159,8 +162,10 @@ impl Market {
         check_price(price)?;
         let app = &self.shared.app;
         let product_id = self.shared.numbers.next(app, Numbered::Products).await?;
+        let trace_id = self.trace();
         app.transact(async |mut tx| {
-            let now = self.now(&mut tx).await?;
+            let step = self.step(&mut tx, &trace_id, EventId(Uuid::now_v7())).await?;
+            let now = step.now;
             let product = Product {
                 product_id,
                 seller_id,
@@ -170,7 +175,7 @@ impl Market {
                 status_changed_at: now,
                 create_time: now,
             };
-            products::insert(&mut tx.own_tables(), &product).await?;
+            products::insert(&mut tx, &product, &step).await?;
             self.answer(&mut tx, Done::Offered(&product)).await?;
             Ok(product)
         })
@@ -210,9 +215,10 @@ impl Market {
     pub async fn withdraw(&self, product_id: i64) -> Result<Product, MarketError> {
         let product = self.product(product_id).await?;
         self.check_actor("withdraw a product", "its seller", product.seller_id)?;
+        let trace_id = self.trace();
         let work = async |mut tx: Tx| {
-            let now = self.now(&mut tx).await?;
-            products::withdraw(&mut tx.own_tables(), product_id, now).await?;
+            let step = self.step(&mut tx, &trace_id, EventId(Uuid::now_v7())).await?;
+            products::withdraw(&mut tx, product_id, &step).await?;
             let product = self.changed(&mut tx, product_id).await?;
             match product.status {
                 ProductStatus::Withdrawn => Ok(product),
@@ -269,6 +275,7 @@ impl Market {
                     price: product.price,
                     total_amount,
                     status: OrderStatus::Pending,
+                    status_changed_at: now,
                     cancel_reason: None,
                     create_time: now,
                     pay_time: None,
@@ -280,7 +287,7 @@ impl Market {
                     timeout_event_id: None,
                 };
                 let step = Step { now, trace_id: trace_id.clone(), event_id };
-                let order = orders::place(&mut tx, order, &step, timeout_event_id).await?;
+                let order = orders::place(&mut tx, &product, order, &step, timeout_event_id).await?;
                 self.answer(&mut tx, Done::Placed(&order)).await?;
                 Ok(order)
             });
@@ -316,8 +323,8 @@ impl Market {
         let (trace_id, event_id) = (self.trace(), EventId(Uuid::now_v7()));
         let work = async |mut tx: Tx| {
             let step = self.step(&mut tx, &trace_id, event_id).await?;
-            orders::pay(&mut tx, &order, &step).await?;
-            self.moved(&mut tx, order_id).await
+            let order = orders::pay(&mut tx, &order, &step).await?;
+            self.moved(&mut tx, order).await
         };
         self.shared.app.transact(work).await
     }
@@ -329,8 +336,8 @@ impl Market {
         let (trace_id, event_id) = (self.trace(), EventId(Uuid::now_v7()));
         let work = async |mut tx: Tx| {
             let step = self.step(&mut tx, &trace_id, event_id).await?;
-            orders::ship(&mut tx, &order, &step).await?;
-            self.moved(&mut tx, order_id).await
+            let order = orders::ship(&mut tx, &order, &step).await?;
+            self.moved(&mut tx, order).await
         };
         self.shared.app.transact(work).await
     }
@@ -342,8 +349,8 @@ impl Market {
         let (trace_id, event_id) = (self.trace(), EventId(Uuid::now_v7()));
         let work = async |mut tx: Tx| {
             let step = self.step(&mut tx, &trace_id, event_id).await?;
-            orders::complete(&mut tx, &order, &step).await?;
-            self.moved(&mut tx, order_id).await
+            let order = orders::complete(&mut tx, &order, &step).await?;
+            self.moved(&mut tx, order).await
         };
         self.shared.app.transact(work).await
     }
@@ -364,8 +371,8 @@ impl Market {
         let (trace_id, event_id) = (self.trace(), EventId(Uuid::now_v7()));
         let work = async |mut tx: Tx| {
             let step = self.step(&mut tx, &trace_id, event_id).await?;
-            orders::cancel(&mut tx, &order, reason, &step).await?;
-            self.moved(&mut tx, order_id).await
+            let order = orders::cancel(&mut tx, &order, reason, &step).await?;
+            self.moved(&mut tx, order).await
         };
         self.shared.app.transact(work).await
     }
@@ -386,7 +393,7 @@ impl Market {
 
     /// A product.
     pub async fn product(&self, product_id: i64) -> Result<Product, MarketError> {
-        let found = reading!(self, products::find, product_id)?;
+        let found = self.shared.app.find(&product_id).await?;
         found.ok_or(MarketError::UnknownProduct(product_id))
     }
 
@@ -399,28 +406,33 @@ impl Market {
             let why = format!("it has from 1 to {MOST_WORDS} words, and at most {LONGEST_TITLE} characters");
             return Err(MarketError::invalid("text", why));
         }
-        Ok(listing!(self, products::list, filter, &sought, page.after, page.limit.min(LARGEST_PAGE))?)
+        let mut connection = self.shared.app.listing().await?;
+        let limit = page.limit.min(LARGEST_PAGE);
+        Ok(products::list(&mut connection.own_tables(), filter, &sought, page.after, limit).await?)
     }
 
     /// An order.
     pub async fn order(&self, order_id: i64) -> Result<Order, MarketError> {
-        let found = reading!(self, orders::find, order_id)?;
+        let found = self.shared.app.find(&order_id).await?;
         found.ok_or(MarketError::UnknownOrder(order_id))
     }
 
     /// Orders behind a number.
     pub async fn orders(&self, filter: &OrderFilter, page: Page) -> Result<Vec<Order>, MarketError> {
-        Ok(listing!(self, orders::list, filter, page.after, page.limit.min(LARGEST_PAGE))?)
+        let mut connection = self.shared.app.listing().await?;
+        let limit = page.limit.min(LARGEST_PAGE);
+        Ok(orders::list(&mut connection.own_tables(), filter, page.after, limit).await?)
     }
 
     /// The shipment of an order, if it has begun.
     pub async fn shipment(&self, order_id: i64) -> Result<Option<Shipment>, MarketError> {
-        Ok(reading!(self, find_shipment, order_id)?)
+        Ok(self.shared.app.find(&order_id).await?)
     }
 
     /// What buyer and seller were told about an order.
     pub async fn notifications(&self, order_id: i64) -> Result<Vec<Notification>, MarketError> {
-        Ok(reading!(self, find_notifications, order_id)?)
+        let chosen = "WHERE order_id = ? ORDER BY created_at, recipient_id";
+        Ok(self.shared.app.rows("market.notifications", chosen, values![order_id]).await?)
     }
 
     /// What somebody was told, behind an event; in the order of the events' ids.
@@ -431,31 +443,36 @@ impl Market {
         limit: u32,
     ) -> Result<Vec<Notification>, MarketError> {
         let after = after.map(|event_id| event_id.to_string()).unwrap_or_default();
-        Ok(listing!(self, find_notifications_of, recipient_id, &after, limit.min(LARGEST_PAGE))?)
+        let mut connection = self.shared.app.listing().await?;
+        let tables = &mut connection.own_tables();
+        let chosen = format!(
+            "{} WHERE recipient_id = ? AND event_id > ? ORDER BY event_id LIMIT ?",
+            tables.dialect().by_index("notifications_recipient_event")
+        );
+        let values = values![recipient_id, after, limit.min(LARGEST_PAGE)];
+        Ok(tables.rows_of("market.notifications-of", &chosen, values).await?)
     }
 
     /// How a buyer's orders ended, if any has.
     pub async fn credit(&self, buyer_id: i64) -> Result<Option<BuyerCredit>, MarketError> {
-        Ok(reading!(self, find_credit, buyer_id)?)
+        Ok(self.shared.app.find(&buyer_id).await?)
     }
 
     /// What the inventory knows about a product.
     pub async fn inventory(&self, product_id: i64) -> Result<Option<Inventory>, MarketError> {
-        Ok(reading!(self, find_inventory, product_id)?)
+        Ok(self.shared.app.find(&product_id).await?)
     }
 
-    /// What an order is after a step, read in the step's own transaction: what is answered is what commits, and nothing
-    /// that can fail stands between the commit and the answer.
-    async fn moved(&self, tx: &mut Tx, order_id: i64) -> Result<Order, MarketError> {
-        let order = orders::find(&mut tx.own_tables(), order_id).await?;
-        let order = order.ok_or(MarketError::UnknownOrder(order_id))?;
+    /// What an order is after a step, as the step's own statement has answered it: what is answered is what commits, and
+    /// nothing that can fail stands between the commit and the answer.
+    async fn moved(&self, tx: &mut Tx, order: Order) -> Result<Order, MarketError> {
         self.answer(tx, Done::Moved(&order)).await?;
         Ok(order)
     }
 
-    /// The same of a product.
+    /// What a product is after a change, read in the change's own transaction.
     async fn changed(&self, tx: &mut Tx, product_id: i64) -> Result<Product, MarketError> {
-        let product = products::find(&mut tx.own_tables(), product_id).await?;
+        let product: Option<Product> = tx.find(&product_id).await?;
         let product = product.ok_or(MarketError::UnknownProduct(product_id))?;
         self.answer(tx, Done::Changed(&product)).await?;
         Ok(product)
@@ -547,72 +564,6 @@ fn is_taken(error: &MarketError) -> bool {
 /// The second of the order and the end of its number: 18 digits, as the contract's example has them.
 fn order_no(now: DateTime<Utc>, order_id: i64) -> String {
     format!("{}{:04}", now.format("%Y%m%d%H%M%S"), order_id.rem_euclid(10_000))
-}
-
-/// Finds single rows, on a connection for reading.
-macro_rules! reading {
-    ($market:expr, $read:path $(, $argument:expr)*) => {{
-        let mut connection = $market.shared.app.store().open_reading().await?;
-        $read(&mut connection.own_tables() $(, $argument)*).await
-    }};
-}
-use reading;
-
-/// Looks through rows, on a connection for listings: however long that takes, no command waits for it.
-macro_rules! listing {
-    ($market:expr, $read:path $(, $argument:expr)*) => {{
-        let mut connection = $market.shared.app.store().open_listing().await?;
-        $read(&mut connection.own_tables() $(, $argument)*).await
-    }};
-}
-use listing;
-
-async fn find_shipment(session: &mut OwnTables<'_>, order_id: i64) -> Result<Option<Shipment>, StoreError> {
-    let sql = "SELECT order_id, status, status_changed_at FROM shipments WHERE order_id = ?";
-    let row = session.row("market.read-shipment", sql, values![order_id]).await?;
-    row.as_ref().map(Shipment::read).transpose()
-}
-
-async fn find_notifications(
-    session: &mut OwnTables<'_>,
-    order_id: i64,
-) -> Result<Vec<Notification>, StoreError> {
-    let sql = format!(
-        "SELECT {NOTIFICATION} FROM notifications WHERE order_id = ? ORDER BY created_at, recipient_id"
-    );
-    let rows = session.rows("market.notifications", &sql, values![order_id]).await?;
-    rows.iter().map(Notification::read).collect()
-}
-
-async fn find_notifications_of(
-    session: &mut OwnTables<'_>,
-    recipient_id: i64,
-    after: &str,
-    limit: u32,
-) -> Result<Vec<Notification>, StoreError> {
-    let sql = format!(
-        "SELECT {NOTIFICATION} FROM notifications{} WHERE recipient_id = ? AND event_id > ? ORDER BY event_id LIMIT ?",
-        session.dialect().by_index("notifications_recipient_event")
-    );
-    let values = values![recipient_id, after, i64::from(limit)];
-    let rows = session.rows("market.notifications-of", &sql, values).await?;
-    rows.iter().map(Notification::read).collect()
-}
-
-async fn find_credit(session: &mut OwnTables<'_>, buyer_id: i64) -> Result<Option<BuyerCredit>, StoreError> {
-    let sql = "SELECT buyer_id, completed_count, cancelled_count, timeout_count, score FROM buyer_credit \
-        WHERE buyer_id = ?";
-    let row = session.row("market.read-credit", sql, values![buyer_id]).await?;
-    row.as_ref().map(BuyerCredit::read).transpose()
-}
-
-async fn find_inventory(
-    session: &mut OwnTables<'_>,
-    product_id: i64,
-) -> Result<Option<Inventory>, StoreError> {
-    let sql = "SELECT product_id, available, order_count, last_order_id FROM inventory WHERE product_id = ?";
-    let row = session.row("market.read-inventory", sql, values![product_id]).await?;
-    row.as_ref().map(Inventory::read).transpose()
 }
 
 #[cfg(test)]

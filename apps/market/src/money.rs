@@ -7,6 +7,10 @@ use rust_decimal::Decimal;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
+use towpath::ports::store::StoreResult;
+use towpath::tables::{ColumnKind, ColumnValue, Record, Value};
+
+use crate::database::corrupt;
 
 /// An amount of money: at least 0.00, with exactly two decimals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -93,6 +97,19 @@ impl FromStr for Money {
 impl fmt::Display for Money {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+// Kept in hundredths: every database adds and compares them exactly.
+impl ColumnValue for Money {
+    const KIND: ColumnKind = ColumnKind::Long;
+
+    fn write(&self) -> Value<'_> {
+        self.cents().into()
+    }
+
+    fn read(record: &Record, column: &str) -> StoreResult<Self> {
+        Self::from_cents(record.long(column)?).map_err(|error| corrupt(column, error))
     }
 }
 

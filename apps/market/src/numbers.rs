@@ -8,8 +8,9 @@ use std::ops::Range;
 
 use tokio::sync::Mutex;
 use towpath::Towpath;
+use towpath::tables::Row;
 
-use crate::database::{corrupt, values};
+use crate::database::corrupt;
 use crate::error::MarketError;
 
 /// How many are taken at a time.
@@ -28,6 +29,23 @@ impl Numbered {
             Self::Orders => "orders",
             Self::Products => "products",
         }
+    }
+}
+
+/// The next number of a kind.
+#[derive(Row)]
+#[row(table = "market_numbers")]
+pub(crate) struct Number {
+    #[row(key, name = 64)]
+    kind: String,
+    next_number: i64,
+}
+
+impl Number {
+    /// What numbers begin with. The contract's example is order 900001.
+    pub(crate) fn first_ones() -> [Self; 2] {
+        let first = |of: Numbered, next_number| Self { kind: of.key().to_owned(), next_number };
+        [first(Numbered::Orders, 900_001), first(Numbered::Products, 1)]
     }
 }
 
@@ -50,13 +68,13 @@ impl Numbers {
 }
 
 async fn take_block(app: &Towpath, of: Numbered) -> Result<Range<i64>, MarketError> {
+    let kind = of.key().to_owned();
     app.transact(async |mut tx| {
-        let session = &mut tx.own_tables();
-        let sql = "UPDATE market_numbers SET next_number = next_number + ? WHERE kind = ?";
-        session.execute("market.take-block", sql, values![BLOCK, of.key()]).await?;
-        let sql = "SELECT next_number FROM market_numbers WHERE kind = ?";
-        let row = session.row("market.read-block", sql, values![of.key()]).await?;
-        let end = row.ok_or_else(|| corrupt("market_numbers", "the row is missing"))?.long("next_number")?;
+        let end = tx.add::<Number>(&kind, "next_number", BLOCK).await?;
+        // Numbers begin with 1 or more: this row was not there, and what it would give was given before.
+        if end == BLOCK {
+            return Err(corrupt("market_numbers", "the row is missing").into());
+        }
         Ok(end - BLOCK..end)
     })
     .await

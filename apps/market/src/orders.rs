@@ -6,36 +6,20 @@
 use chrono::{DateTime, Utc};
 use towpath::Tx;
 use towpath::ids::EventId;
-use towpath::ports::store::{Append, StoreError};
+use towpath::ports::store::StoreError;
 use towpath::tables::Dialect;
 
 use crate::database::{OwnTables, values};
 use crate::error::MarketError;
-use crate::events::{self, Step};
-use crate::model::{BuyerCredit, ORDER, Order, OrderFilter, OrderStatus, ShipmentStatus};
+use crate::events::{self, OrderEvent, Step};
+use crate::model::{BuyerCredit, Order, OrderFilter, OrderStatus, Product, Shipment, ShipmentStatus};
 use crate::products;
 
 /// Why an order was cancelled that was never paid. Frozen.
 pub(crate) const TIMEOUT_REASON: &str = "timeout";
 
-pub(crate) async fn find(session: &mut OwnTables<'_>, order_id: i64) -> Result<Option<Order>, StoreError> {
-    let sql = format!("SELECT {ORDER} FROM orders WHERE order_id = ?");
-    let row = session.row("market.order", &sql, values![order_id]).await?;
-    row.as_ref().map(Order::read).transpose()
-}
-
-/// The same, and nobody changes it until the transaction ends.
-pub(crate) async fn find_and_hold(
-    session: &mut OwnTables<'_>,
-    order_id: i64,
-) -> Result<Option<Order>, StoreError> {
-    let sql = format!("SELECT {ORDER} FROM orders WHERE order_id = ?{}", session.dialect().locking());
-    let row = session.row("market.hold-order", &sql, values![order_id]).await?;
-    row.as_ref().map(Order::read).transpose()
-}
-
 pub(crate) async fn list(
-    session: &mut OwnTables<'_>,
+    tables: &mut OwnTables<'_>,
     filter: &OrderFilter,
     after: i64,
     limit: u32,
@@ -57,105 +41,70 @@ pub(crate) async fn list(
     values.push(i64::from(limit).into());
     let by_index = match filter {
         OrderFilter { buyer_id: Some(_), .. } => String::new(),
-        OrderFilter { seller_id: Some(_), .. } => session.dialect().by_index("orders_seller"),
-        OrderFilter { status: Some(_), .. } => session.dialect().by_index("orders_status"),
+        OrderFilter { seller_id: Some(_), .. } => tables.dialect().by_index("orders_seller"),
+        OrderFilter { status: Some(_), .. } => tables.dialect().by_index("orders_status"),
         _ => String::new(),
     };
-    let sql = format!(
-        "SELECT {ORDER} FROM orders{by_index} WHERE {} ORDER BY order_id LIMIT ?",
-        conditions.join(" AND ")
-    );
-    session.rows("market.orders", &sql, values).await?.iter().map(Order::read).collect()
+    let chosen = format!("{by_index} WHERE {} ORDER BY order_id LIMIT ?", conditions.join(" AND "));
+    tables.rows_of("market.orders", &chosen, values).await
 }
 
 /// Places an order: the product is taken in the same transaction, for the price of the order, or nothing happens.
 pub(crate) async fn place(
     tx: &mut Tx,
+    product: &Product,
     order: Order,
     step: &Step,
     timeout_event_id: EventId,
 ) -> Result<Order, MarketError> {
-    let session = &mut tx.own_tables();
-    if !products::take(session, order.product_id, order.price, step.now).await? {
+    if !products::take(tx, product, &order, step).await? {
         return Err(MarketError::NotOnSale(order.product_id));
     }
     let (created, timeout) = (step.event_id.to_string(), timeout_event_id.to_string());
-    let sql = "INSERT INTO orders (order_id, order_no, product_id, buyer_id, seller_id, quantity, price_cents, \
-        total_cents, status, status_changed_at, create_time, correlation_id, last_event_id, timeout_event_id) \
-        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
-    let values = values![
-        order.order_id,
-        order.order_no.as_str(),
-        order.product_id,
-        order.buyer_id,
-        order.seller_id,
-        order.quantity,
-        order.price.cents(),
-        order.total_amount.cents(),
-        order.status.as_str(),
-        order.create_time,
-        order.create_time,
-        order.correlation_id.as_deref().unwrap_or_default(),
-        created.as_str(),
-        timeout.as_str(),
-    ];
-    session.execute("market.place", sql, values).await?;
-    for facts in &events::placed(&order, step, timeout_event_id)? {
-        tx.append(facts).await?;
-    }
-    Ok(Order { last_event_id: Some(created), timeout_event_id: Some(timeout), ..order })
+    let order = Order { last_event_id: Some(created), timeout_event_id: Some(timeout), ..order };
+    tx.begin_state(&order, events::created(&order)?)
+        .fact_id(step.event_id)
+        .within(events::of_order(&order, None, step)?)
+        .then(timeout_event_id, events::timeout(&order)?)
+        .await?;
+    Ok(order)
 }
 
 /// Pays an order.
-pub(crate) async fn pay(tx: &mut Tx, order: &Order, step: &Step) -> Result<(), MarketError> {
-    let session = &mut tx.own_tables();
-    advance(session, order, (OrderStatus::Pending, OrderStatus::Paid), "pay_time", step, "be paid").await?;
-    tx.append(&events::paid(order, step)?).await?;
-    Ok(())
+pub(crate) async fn pay(tx: &mut Tx, order: &Order, step: &Step) -> Result<Order, MarketError> {
+    let event = events::paid(order, step.now)?;
+    advance(tx, order, event, OrderStatus::Paid, "pay_time", step, "be paid").await
 }
 
 /// Ships an order. Its shipment may not have been begun yet: the message about the payment may still be on its way.
-pub(crate) async fn ship(tx: &mut Tx, order: &Order, step: &Step) -> Result<(), MarketError> {
-    let session = &mut tx.own_tables();
-    let (old, new) = (OrderStatus::Paid, OrderStatus::Shipped);
-    advance(session, order, (old, new), "ship_time", step, "be shipped").await?;
-    set_shipment(session, order.order_id, ShipmentStatus::Shipped, step.now).await?;
-    tx.append(&events::moved(order, new, step)?).await?;
-    Ok(())
+pub(crate) async fn ship(tx: &mut Tx, order: &Order, step: &Step) -> Result<Order, MarketError> {
+    let event = events::moved(order, OrderStatus::Shipped, step.now)?;
+    let order = advance(tx, order, event, OrderStatus::Shipped, "ship_time", step, "be shipped").await?;
+    set_shipment(tx, order.order_id, ShipmentStatus::Shipped, step.now).await?;
+    Ok(order)
 }
 
 /// Completes an order.
-pub(crate) async fn complete(tx: &mut Tx, order: &Order, step: &Step) -> Result<(), MarketError> {
-    let session = &mut tx.own_tables();
-    let (old, new) = (OrderStatus::Shipped, OrderStatus::Completed);
-    advance(session, order, (old, new), "complete_time", step, "be completed").await?;
-    set_shipment(session, order.order_id, ShipmentStatus::Delivered, step.now).await?;
-    recalculate_credit(session, order.buyer_id, step.now).await?;
-    tx.append(&events::moved(order, new, step)?).await?;
-    Ok(())
+pub(crate) async fn complete(tx: &mut Tx, order: &Order, step: &Step) -> Result<Order, MarketError> {
+    let event = events::moved(order, OrderStatus::Completed, step.now)?;
+    let order =
+        advance(tx, order, event, OrderStatus::Completed, "complete_time", step, "be completed").await?;
+    set_shipment(tx, order.order_id, ShipmentStatus::Delivered, step.now).await?;
+    recalculate_credit(&mut tx.own_tables(), order.buyer_id, step.now).await?;
+    Ok(order)
 }
 
 /// Cancels an order that was not paid.
-pub(crate) async fn cancel(tx: &mut Tx, order: &Order, reason: &str, step: &Step) -> Result<(), MarketError> {
-    let session = &mut tx.own_tables();
-    let event_id = step.event_id.to_string();
-    let sql = "UPDATE orders SET status = ?, status_changed_at = ?, cancel_reason = ?, cancel_time = ?, \
-        last_event_id = ? WHERE order_id = ? AND status = ?";
-    let values = values![
-        OrderStatus::Cancelled.as_str(),
-        step.now,
-        reason,
-        step.now,
-        event_id.as_str(),
-        order.order_id,
-        OrderStatus::Pending.as_str(),
-    ];
-    if session.execute("market.cancel", sql, values).await? != 1 {
-        return Err(refused(session, order.order_id, "be cancelled").await);
+pub(crate) async fn cancel(
+    tx: &mut Tx,
+    order: &Order,
+    reason: &str,
+    step: &Step,
+) -> Result<Order, MarketError> {
+    match close(tx, order, reason, None, step).await {
+        Err(error) if is_refusal(&error) => Err(refused(tx, order.order_id, "be cancelled").await),
+        closed => Ok(closed?),
     }
-    let facts = closed(session, order, reason, step).await?;
-    tx.append(&facts).await?;
-    Ok(())
 }
 
 /// Closes an order whose time to pay is over: only if it is still pending and was placed at or before the deadline.
@@ -166,50 +115,45 @@ pub(crate) async fn time_out(
     deadline: DateTime<Utc>,
     step: &Step,
 ) -> Result<bool, StoreError> {
-    let session = &mut tx.own_tables();
-    let event_id = step.event_id.to_string();
-    let sql = "UPDATE orders SET status = ?, status_changed_at = ?, cancel_reason = ?, cancel_time = ?, \
-        last_event_id = ? WHERE order_id = ? AND status = ? AND create_time <= ?";
-    let values = values![
-        OrderStatus::Cancelled.as_str(),
-        step.now,
-        TIMEOUT_REASON,
-        step.now,
-        event_id.as_str(),
-        order.order_id,
-        OrderStatus::Pending.as_str(),
-        deadline,
-    ];
-    if session.execute("market.time-out", sql, values).await? != 1 {
-        return Ok(false);
+    match close(tx, order, TIMEOUT_REASON, Some(deadline), step).await {
+        Err(error) if is_refusal(&error) => Ok(false),
+        closed => closed.map(|_| true),
     }
-    let facts = closed(session, order, TIMEOUT_REASON, step).await?;
-    tx.append(&facts).await?;
-    Ok(true)
 }
 
 /// Unpaid orders from before the deadline, the oldest first.
 pub(crate) async fn overdue(
-    session: &mut OwnTables<'_>,
+    tables: &mut OwnTables<'_>,
     deadline: DateTime<Utc>,
     limit: u32,
 ) -> Result<Vec<Order>, StoreError> {
-    let sql = format!(
-        "SELECT {ORDER} FROM orders WHERE status = ? AND create_time <= ? ORDER BY create_time, order_id LIMIT ?"
-    );
+    let chosen = "WHERE status = ? AND create_time <= ? ORDER BY create_time, order_id LIMIT ?";
     let values = values![OrderStatus::Pending.as_str(), deadline, i64::from(limit)];
-    session.rows("market.overdue", &sql, values).await?.iter().map(Order::read).collect()
+    tables.rows_of("market.overdue", chosen, values).await
 }
 
-/// What follows when an order is cancelled, for whatever reason: its product is on sale again, the buyer's credit is
-/// counted anew.
-async fn closed(
-    session: &mut OwnTables<'_>,
+/// Closes an order that is pending, and was placed by then if that matters. Its product is on sale again, the buyer's credit is counted anew.
+async fn close(
+    tx: &mut Tx,
     order: &Order,
     reason: &str,
+    placed_by: Option<DateTime<Utc>>,
     step: &Step,
-) -> Result<Append, StoreError> {
-    if !products::release(session, order.product_id, step.now).await? {
+) -> Result<Order, StoreError> {
+    let cause = events::cause_of_cancelling(order, reason);
+    let mut closing = tx
+        .change_state(order, events::cancelled(order, reason, step.now)?)
+        .because(reason, None)
+        .set("cancel_reason", reason)
+        .set("cancel_time", step.now)
+        .set("last_event_id", step.event_id.to_string())
+        .fact_id(step.event_id)
+        .within(events::of_order(order, cause, step)?);
+    if let Some(placed_by) = placed_by {
+        closing = closing.only_if("create_time <= ?", placed_by);
+    }
+    let closed = closing.await?;
+    if !products::release(tx, &closed, step).await? {
         // An order has its product until it ends: without it, something else wrote to the tables.
         tracing::error!(
             code = "market-product-not-held",
@@ -218,39 +162,48 @@ async fn closed(
             "an order was cancelled whose product was not sold"
         );
     }
-    recalculate_credit(session, order.buyer_id, step.now).await?;
-    events::cancelled(order, reason, step)
+    recalculate_credit(&mut tx.own_tables(), order.buyer_id, step.now).await?;
+    Ok(closed)
 }
 
 /// Moves an order on, or says where it is. An order that was read in another status is not moved, although it may have
 /// come there since: what is known of it, the fact of its last step, is of before.
 async fn advance(
-    session: &mut OwnTables<'_>,
+    tx: &mut Tx,
     order: &Order,
-    (from, to): (OrderStatus, OrderStatus),
+    event: OrderEvent,
+    to: OrderStatus,
     time_column: &'static str,
     step: &Step,
     name: &'static str,
-) -> Result<(), MarketError> {
-    let order_id = order.order_id;
-    if order.status != from {
-        return Err(MarketError::WrongStatus { order_id, status: order.status, step: name });
-    }
-    let event_id = step.event_id.to_string();
-    let sql = format!(
-        "UPDATE orders SET status = ?, status_changed_at = ?, {time_column} = ?, last_event_id = ? \
-         WHERE order_id = ? AND status = ?"
-    );
-    let values = values![to.as_str(), step.now, step.now, event_id.as_str(), order_id, from.as_str()];
-    match session.execute("market.order-step", &sql, values).await? {
-        1 => Ok(()),
-        _ => Err(refused(session, order_id, name).await),
+) -> Result<Order, MarketError> {
+    let changed = tx
+        .change_state(order, event)
+        .to(to.as_str())
+        .set(time_column, step.now)
+        .set("last_event_id", step.event_id.to_string())
+        .fact_id(step.event_id)
+        .within(events::of_order(order, order.last_event_id.as_deref(), step)?)
+        .await;
+    match changed {
+        Err(error) if is_refusal(&error) => Err(refused(tx, order.order_id, name).await),
+        changed => Ok(changed?),
     }
 }
 
+/// Whether a change was refused for where its row is, and nothing is broken.
+pub(crate) fn is_refusal(error: &StoreError) -> bool {
+    matches!(
+        error,
+        StoreError::ForbiddenEvent { code: "illegal-transition", .. }
+            | StoreError::VersionConflict { .. }
+            | StoreError::Missing { .. }
+    )
+}
+
 /// Why a step touched no row.
-async fn refused(session: &mut OwnTables<'_>, order_id: i64, step: &'static str) -> MarketError {
-    match find(session, order_id).await {
+async fn refused(tx: &mut Tx, order_id: i64, step: &'static str) -> MarketError {
+    match tx.find::<Order>(&order_id).await {
         Ok(Some(order)) => MarketError::WrongStatus { order_id, status: order.status, step },
         Ok(None) => MarketError::UnknownOrder(order_id),
         Err(error) => MarketError::Store(error),
@@ -258,17 +211,16 @@ async fn refused(session: &mut OwnTables<'_>, order_id: i64, step: &'static str)
 }
 
 /// Brings a shipment to a status, and begins it if it was not there.
-pub(crate) async fn set_shipment(
-    session: &mut OwnTables<'_>,
+async fn set_shipment(
+    tx: &mut Tx,
     order_id: i64,
     status: ShipmentStatus,
     now: DateTime<Utc>,
 ) -> Result<(), StoreError> {
-    let sql = "UPDATE shipments SET status = ?, status_changed_at = ? WHERE order_id = ?";
-    if session.execute("market.shipment-step", sql, values![status.as_str(), now, order_id]).await? == 0 {
-        let sql =
-            "INSERT INTO shipments (order_id, status, status_changed_at, created_at) VALUES (?, ?, ?, ?)";
-        session.execute("market.shipment", sql, values![order_id, status.as_str(), now, now]).await?;
+    let row = Shipment { order_id, status, status_changed_at: now, created_at: now };
+    let begun = tx.lock_or_insert(&row).await?;
+    if begun != row {
+        tx.put(&[Shipment { created_at: begun.created_at, ..row }]).await?;
     }
     Ok(())
 }
@@ -276,25 +228,12 @@ pub(crate) async fn set_shipment(
 /// Counts anew how a buyer's orders ended. The row is locked before the orders are counted, so that of two that count at
 /// once the second one sees what the first has committed.
 async fn recalculate_credit(
-    session: &mut OwnTables<'_>,
+    tables: &mut OwnTables<'_>,
     buyer_id: i64,
     now: DateTime<Utc>,
 ) -> Result<(), StoreError> {
-    let row = "buyer_credit (buyer_id, completed_count, cancelled_count, timeout_count, score, updated_at) \
-        VALUES (?, 0, 0, 0, 100, ?)";
-    let sql = match session.dialect() {
-        // An ignored insert takes a shared lock on the row that is there, and two that then want it for themselves wait
-        // for each other.
-        Dialect::MySql => {
-            format!("INSERT INTO {row} ON DUPLICATE KEY UPDATE buyer_id = buyer_credit.buyer_id")
-        }
-        dialect => dialect.insert_unless_there(row),
-    };
-    session.execute("market.credit-row", &sql, values![buyer_id, now]).await?;
-    if session.dialect() != Dialect::Sqlite {
-        let sql = "SELECT buyer_id FROM buyer_credit WHERE buyer_id = ? FOR UPDATE";
-        session.row("market.hold-credit", sql, values![buyer_id]).await?;
-    }
+    let none = BuyerCredit::of(buyer_id, (0, 0, 0), now);
+    tables.lock_or_insert(&none).await?;
     let sql = "SELECT \
         CAST(COALESCE(SUM(CASE WHEN status = 'completed' THEN 1 ELSE 0 END), 0) AS {integer}) AS completed_count, \
         CAST(COALESCE(SUM(CASE WHEN status = 'cancelled' AND cancel_reason <> 'timeout' THEN 1 ELSE 0 END), 0) \
@@ -302,16 +241,11 @@ async fn recalculate_credit(
         CAST(COALESCE(SUM(CASE WHEN status = 'cancelled' AND cancel_reason = 'timeout' THEN 1 ELSE 0 END), 0) \
             AS {integer}) AS timeout_count \
         FROM orders WHERE buyer_id = ?"
-        .replace("{integer}", if session.dialect() == Dialect::MySql { "SIGNED" } else { "bigint" });
-    let Some(counts) = session.row("market.count-orders", &sql, values![buyer_id]).await? else {
+        .replace("{integer}", if tables.dialect() == Dialect::MySql { "SIGNED" } else { "bigint" });
+    let Some(counts) = tables.row("market.count-orders", &sql, values![buyer_id]).await? else {
         return Ok(());
     };
-    let (completed, cancelled, timeouts) =
+    let counts =
         (counts.long("completed_count")?, counts.long("cancelled_count")?, counts.long("timeout_count")?);
-    let score = BuyerCredit::score_of(completed, cancelled, timeouts);
-    let sql = "UPDATE buyer_credit SET completed_count = ?, cancelled_count = ?, timeout_count = ?, score = ?, \
-        updated_at = ? WHERE buyer_id = ?";
-    let values = values![completed, cancelled, timeouts, score, now, buyer_id];
-    session.execute("market.credit", sql, values).await?;
-    Ok(())
+    tables.put_rows(&[BuyerCredit::of(buyer_id, counts, now)]).await
 }

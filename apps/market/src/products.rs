@@ -3,48 +3,34 @@
 use std::collections::BTreeSet;
 
 use chrono::{DateTime, Utc};
+use towpath::Tx;
 use towpath::ports::store::StoreError;
+use towpath::tables::Row;
 
 use crate::database::{OwnTables, Value, values};
-use crate::model::{PRODUCT, Product, ProductFilter, ProductStatus};
+use crate::events::{self, ProductEvent, Step};
+use crate::model::{Order, Product, ProductFilter, ProductStatus, ProductWord};
 use crate::money::Money;
+use crate::orders::is_refusal;
 use crate::words;
 
-pub(crate) async fn insert(session: &mut OwnTables<'_>, product: &Product) -> Result<(), StoreError> {
-    let sql = format!("INSERT INTO products ({PRODUCT}) VALUES (?, ?, ?, ?, ?, ?, ?)");
-    let values = values![
-        product.product_id,
-        product.seller_id,
-        product.title.as_str(),
-        product.price.cents(),
-        product.status.as_str(),
-        product.status_changed_at,
-        product.create_time,
-    ];
-    session.execute("market.offer", &sql, values).await?;
-    note_words(session, product.product_id, &product.title).await
-}
-
-pub(crate) async fn find(
-    session: &mut OwnTables<'_>,
-    product_id: i64,
-) -> Result<Option<Product>, StoreError> {
-    let sql = format!("SELECT {PRODUCT} FROM products WHERE product_id = ?");
-    let row = session.row("market.product", &sql, values![product_id]).await?;
-    row.as_ref().map(Product::read).transpose()
+/// Offers a product.
+pub(crate) async fn insert(tx: &mut Tx, product: &Product, step: &Step) -> Result<(), StoreError> {
+    let offered = ProductEvent::Offered { seller_id: product.seller_id, price: product.price };
+    tx.begin_state(product, offered).within(events::of_product(product, step)?).await?;
+    tx.put(&words_of(product.product_id, &product.title)).await
 }
 
 /// Products behind a number, of which a filter is so. `sought` are the words of its text; with none of them, all titles do.
 pub(crate) async fn list(
-    session: &mut OwnTables<'_>,
+    tables: &mut OwnTables<'_>,
     filter: &ProductFilter,
     sought: &BTreeSet<String>,
     after: i64,
     limit: u32,
 ) -> Result<Vec<Product>, StoreError> {
-    let dialect = session.dialect();
+    let dialect = tables.dialect();
     let has_price = filter.min_price.is_some() || filter.max_price.is_some();
-    let columns = PRODUCT.split(", ").map(|column| format!("p.{column}")).collect::<Vec<_>>().join(", ");
     let mut sought = sought.iter();
     let (mut conditions, mut values): (Vec<String>, Vec<Value<'_>>) = (Vec::new(), Vec::new());
     let (from, number) = match sought.next() {
@@ -97,56 +83,62 @@ pub(crate) async fn list(
         values.push(price.cents().into());
     }
     values.push(i64::from(limit).into());
-    let sql =
-        format!("SELECT {columns} FROM {from} WHERE {} ORDER BY {number} LIMIT ?", conditions.join(" AND "));
-    session.rows("market.products", &sql, values).await?.iter().map(Product::read).collect()
+    let (columns, conditions) = (Product::TABLE.listed("p."), conditions.join(" AND "));
+    let sql = format!("SELECT {columns} FROM {from} WHERE {conditions} ORDER BY {number} LIMIT ?");
+    tables.query("market.products", &sql, values).await
 }
 
 /// Takes a product for an order: on_sale to sold, for the price that the order has. One row is the only proof that it was
 /// taken.
 pub(crate) async fn take(
-    session: &mut OwnTables<'_>,
-    product_id: i64,
-    price: Money,
-    now: DateTime<Utc>,
+    tx: &mut Tx,
+    product: &Product,
+    order: &Order,
+    step: &Step,
 ) -> Result<bool, StoreError> {
-    let sql = "UPDATE products SET status = ?, status_changed_at = ? WHERE product_id = ? AND status = ? \
-        AND price_cents = ?";
-    let (from, to) = (ProductStatus::OnSale.as_str(), ProductStatus::Sold.as_str());
-    let values = values![to, now, product_id, from, price.cents()];
-    Ok(session.execute("market.product-step", sql, values).await? == 1)
+    let taken = tx
+        .change_state(product, ProductEvent::Sold { order_id: order.order_id })
+        .only_if("price_cents = ?", order.price.cents())
+        .within(events::of_product(product, step)?);
+    happened(taken.await)
 }
 
 /// Gives a product back that an order had: sold to on_sale. What is known about its availability follows at once, as no
 /// message tells of it.
-pub(crate) async fn release(
-    session: &mut OwnTables<'_>,
-    product_id: i64,
-    now: DateTime<Utc>,
-) -> Result<bool, StoreError> {
-    let released = step(session, product_id, ProductStatus::Sold, ProductStatus::OnSale, now).await?;
+pub(crate) async fn release(tx: &mut Tx, order: &Order, step: &Step) -> Result<bool, StoreError> {
+    let Some(product) = tx.lock::<Product>(&order.product_id).await? else { return Ok(false) };
+    let returned = tx
+        .change_state(&product, ProductEvent::Returned { order_id: order.order_id })
+        .within(events::of_product(&product, step)?);
+    let released = happened(returned.await)?;
     if released {
-        set_available(session, product_id, true, now).await?;
+        set_available(&mut tx.own_tables(), product.product_id, true, step.now).await?;
     }
     Ok(released)
 }
 
 /// Takes a product off the market: on_sale to withdrawn. Its availability follows at once, as above.
-pub(crate) async fn withdraw(
-    session: &mut OwnTables<'_>,
-    product_id: i64,
-    now: DateTime<Utc>,
-) -> Result<bool, StoreError> {
-    let withdrawn = step(session, product_id, ProductStatus::OnSale, ProductStatus::Withdrawn, now).await?;
-    if withdrawn {
-        set_available(session, product_id, false, now).await?;
+pub(crate) async fn withdraw(tx: &mut Tx, product_id: i64, step: &Step) -> Result<(), StoreError> {
+    let Some(product) = tx.lock::<Product>(&product_id).await? else { return Ok(()) };
+    let withdrawing =
+        tx.change_state(&product, ProductEvent::Withdrawn {}).within(events::of_product(&product, step)?);
+    if happened(withdrawing.await)? {
+        set_available(&mut tx.own_tables(), product_id, false, step.now).await?;
     }
-    Ok(withdrawn)
+    Ok(())
+}
+
+/// Whether a product was where it would have to be.
+fn happened(changed: Result<Product, StoreError>) -> Result<bool, StoreError> {
+    match changed {
+        Err(error) if is_refusal(&error) => Ok(false),
+        changed => changed.map(|_| true),
+    }
 }
 
 /// Says anew what a product is and what it costs, while it is on sale: what an order has is never changed under it.
 pub(crate) async fn change(
-    session: &mut OwnTables<'_>,
+    tables: &mut OwnTables<'_>,
     product_id: i64,
     title: Option<&str>,
     price: Option<Money>,
@@ -163,55 +155,29 @@ pub(crate) async fn change(
     values.push(product_id.into());
     values.push(ProductStatus::OnSale.as_str().into());
     let sql = format!("UPDATE products SET {} WHERE product_id = ? AND status = ?", changes.join(", "));
-    if session.execute("market.change-product", &sql, values).await? != 1 {
+    if tables.execute("market.change-product", &sql, values).await? != 1 {
         return Ok(false);
     }
     if let Some(title) = title {
         let sql = "DELETE FROM product_words WHERE product_id = ?";
-        session.execute("market.forget-words", sql, values![product_id]).await?;
-        note_words(session, product_id, title).await?;
+        tables.execute("market.forget-words", sql, values![product_id]).await?;
+        tables.put_rows(&words_of(product_id, title)).await?;
     }
     Ok(true)
 }
 
-/// Keeps the words of a title.
-pub(crate) async fn note_words(
-    session: &mut OwnTables<'_>,
-    product_id: i64,
-    title: &str,
-) -> Result<(), StoreError> {
-    let words = words::of_title(title);
-    if words.is_empty() {
-        return Ok(());
-    }
-    let rows = vec!["(?, ?)"; words.len()].join(", ");
-    let values: Vec<Value<'_>> =
-        words.iter().flat_map(|word| [Value::from(word.as_str()), Value::from(product_id)]).collect();
-    // An earlier start may have begun with it, on the database that commits each step of a migration.
-    let sql =
-        session.dialect().insert_unless_there(&format!("product_words (word, product_id) VALUES {rows}"));
-    session.execute("market.words", &sql, values).await.map(|_| ())
+/// The words of a title, as they are kept.
+pub(crate) fn words_of(product_id: i64, title: &str) -> Vec<ProductWord> {
+    words::of_title(title).into_iter().map(|word| ProductWord { word, product_id }).collect()
 }
 
 async fn set_available(
-    session: &mut OwnTables<'_>,
+    tables: &mut OwnTables<'_>,
     product_id: i64,
     is_available: bool,
     now: DateTime<Utc>,
 ) -> Result<(), StoreError> {
     let sql = "UPDATE inventory SET available = ?, updated_at = ? WHERE product_id = ?";
     let values = values![i64::from(is_available), now, product_id];
-    session.execute("market.available", sql, values).await.map(|_| ())
-}
-
-async fn step(
-    session: &mut OwnTables<'_>,
-    product_id: i64,
-    from: ProductStatus,
-    to: ProductStatus,
-    now: DateTime<Utc>,
-) -> Result<bool, StoreError> {
-    let sql = "UPDATE products SET status = ?, status_changed_at = ? WHERE product_id = ? AND status = ?";
-    let values = values![to.as_str(), now, product_id, from.as_str()];
-    Ok(session.execute("market.product-step", sql, values).await? == 1)
+    tables.execute("market.available", sql, values).await.map(|_| ())
 }

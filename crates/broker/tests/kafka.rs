@@ -34,7 +34,19 @@ use towpath_testkit::broker::{BrokerFixture, OwnKafka};
 use towpath_testkit::store::waiting::{eventually, in_time};
 use uuid::Uuid;
 
-towpath_testkit::broker_conformance!(KafkaFixture::fresh());
+towpath_testkit::broker_conformance!(
+    KafkaFixture::fresh(),
+    left out: a_mismatch_names_the_argument,
+    arguments_of_every_type_are_declared,
+    exactly_the_unroutable_message_is_told,
+    many_unroutable_messages_are_told_exactly,
+    one_id_to_two_places_has_two_outcomes,
+    a_rejected_message_goes_to_the_dead_letters,
+    a_delay_queue_routes_on_after_its_time,
+    // Its data is in memory, and it has no alarm.
+    what_is_confirmed_survives_a_restart,
+    a_broker_that_takes_nothing_is_waited_for,
+);
 
 /// Topics on the server that are deleted with the test; or a server of the test's own, which ends with it.
 struct KafkaFixture {

@@ -1,7 +1,5 @@
 //! Facts of an aggregate as its own types: what an append says when a transaction finds out the rest.
 
-use uuid::Uuid;
-
 use crate::aggregate::Aggregate;
 use crate::envelope::ChangeContext;
 use crate::ids::{AggregateKey, EventId, Version};
@@ -60,11 +58,11 @@ impl<A: Aggregate> IntoAppend for Facts<A> {
         let invalid = |code, source: BoxError| StoreError::InvalidChange { code, source };
         let aggregate = AggregateKey::new(A::KIND, self.aggregate_id)
             .map_err(|error| invalid("invalid-id", error.into()))?;
-        let events = self.events.iter().map(|event| {
+        let events = self.events.iter().zip(EventId::of_one_append()).map(|(event, event_id)| {
             let (name, payload) =
                 to_variant(event).map_err(|error| invalid("invalid-payload", error.into()))?;
             Ok(NewEvent {
-                event_id: EventId(Uuid::now_v7()),
+                event_id,
                 event_type: EventName::from_stored(name),
                 schema_version: <A::Event as Event>::VERSION,
                 payload,

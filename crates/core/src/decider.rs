@@ -4,6 +4,7 @@
 //! the one path that decides them takes texts. [`TypedDecider`] is that path for one aggregate type;
 //! registering it checks its names, its pairings and its machine.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::marker::PhantomData;
 
@@ -59,6 +60,9 @@ pub trait Decider: Send + Sync {
     /// Applies events to a state (none is the state before the first event). Those of an older schema version are brought
     /// into the form of today first ([`Event::upcast`]).
     fn fold(&self, snapshot: Option<&Payload>, events: &[StoredEvent<'_>]) -> Result<Payload, DecideError>;
+
+    /// The payload of a stored event in the form of today ([`Event::upcast`]).
+    fn in_form_of_today<'p>(&self, event: StoredEvent<'p>) -> Result<Cow<'p, Payload>, InvalidPayload>;
 
     /// The state of the machine after these events, from a state on. What has happened has happened: an event that
     /// the machine of today would not allow changes nothing.
@@ -309,6 +313,14 @@ pub enum RegistrationFlaw {
         /// Its event.
         event: String,
     },
+    /// A time was given for a state that has no deadline.
+    #[error("a time was given for state {state} of {kind}, which has no deadline")]
+    NoDeadline {
+        /// The kind.
+        kind: String,
+        /// The state.
+        state: String,
+    },
     /// Two aggregates claim the same name.
     #[error("{what} {name} is registered twice")]
     Twice {
@@ -545,6 +557,10 @@ impl<A: Aggregate> Decider for TypedDecider<A> {
             state = state.evolve(&event);
         }
         Payload::from_value(&state).map_err(|source| self.unwritable(source))
+    }
+
+    fn in_form_of_today<'p>(&self, event: StoredEvent<'p>) -> Result<Cow<'p, Payload>, InvalidPayload> {
+        A::Event::in_form_of_today(event.name, event.schema_version, event.payload)
     }
 }
 

@@ -195,6 +195,20 @@ impl From<EventId> for CausationId {
 #[serde(transparent)]
 pub struct EventId(pub Uuid);
 
+impl EventId {
+    /// Ids for the facts of one append. Each follows right behind the one before, and by that they are known to belong
+    /// together: ids of two appends are never so close.
+    pub fn of_one_append() -> impl Iterator<Item = Self> {
+        let first = Uuid::now_v7().as_u128();
+        (0..).map(move |number: u128| Self(Uuid::from_u128(first.wrapping_add(number))))
+    }
+
+    /// By how many ids it is behind another one; none if it is before it.
+    pub fn behind(self, other: Self) -> Option<u128> {
+        self.0.as_u128().checked_sub(other.0.as_u128())
+    }
+}
+
 impl fmt::Display for EventId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.0, f)

@@ -28,6 +28,7 @@ pub mod payload;
 pub mod ports;
 pub mod retry;
 pub mod route;
+pub mod time;
 mod variant;
 
 pub use aggregate::{Aggregate, Context, Reason, Refusal, Refused};

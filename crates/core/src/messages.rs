@@ -1,5 +1,7 @@
 //! Commands and events as an application declares them: enums whose variants carry their stored names.
 
+use std::borrow::Cow;
+
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 pub use towpath_macros::{Command, Event};
@@ -78,12 +80,21 @@ pub trait Event: Serialize + DeserializeOwned + Send + Sync + 'static {
         Ok(payload)
     }
 
+    /// The payload of an event as it was stored, in the form of today.
+    fn in_form_of_today<'p>(
+        name: &str,
+        schema_version: u16,
+        payload: &'p Payload,
+    ) -> Result<Cow<'p, Payload>, InvalidPayload> {
+        if schema_version < Self::VERSION {
+            return Self::upcast(name, schema_version, payload.clone()).map(Cow::Owned);
+        }
+        Ok(Cow::Borrowed(payload))
+    }
+
     /// Reads an event as it was stored, under whichever version that was.
     fn from_stored(name: &str, schema_version: u16, payload: &Payload) -> Result<Self, InvalidPayload> {
-        if schema_version < Self::VERSION {
-            return from_variant(name, &Self::upcast(name, schema_version, payload.clone())?);
-        }
-        from_variant(name, payload)
+        from_variant(name, Self::in_form_of_today(name, schema_version, payload)?.as_ref())
     }
 }
 

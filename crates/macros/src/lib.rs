@@ -5,6 +5,7 @@
 //! that the compiler knows.
 
 mod derive;
+mod row;
 mod variants;
 
 use proc_macro::TokenStream;
@@ -33,6 +34,27 @@ pub fn event(input: TokenStream) -> TokenStream {
 #[proc_macro_derive(Command, attributes(command, serde))]
 pub fn command(input: TokenStream) -> TokenStream {
     answer(derive::command(&parse_macro_input!(input as DeriveInput)))
+}
+
+/// Makes a struct a row of a table of the application's own. Each field is a column, in this order.
+///
+/// On the struct, `#[row(...)]` takes:
+///
+/// - `table = "orders"`: the table.
+/// - `index(orders_buyer(buyer_id, order_id))`, `unique(orders_number(number))`: indexes by their names, over columns.
+/// - `append_only`: its rows are not changed.
+/// - `crate = "path"`: where Towpath is; `::towpath` otherwise.
+///
+/// On a field:
+///
+/// - `key`: it belongs to what tells rows apart. Several make a tuple, in the order of the fields.
+/// - `column = "price_cents"`: the column is called otherwise.
+/// - `name = 64`: a short text that is compared byte for byte, of at most so many characters. A key of text needs it.
+/// - `json`: a text that is JSON, of any length. `count`: a number that begins with 0.
+/// - `state`: the state that a machine guards.
+#[proc_macro_derive(Row, attributes(row))]
+pub fn row(input: TokenStream) -> TokenStream {
+    answer(row::row(&parse_macro_input!(input as DeriveInput)))
 }
 
 fn answer(made: syn::Result<proc_macro2::TokenStream>) -> TokenStream {

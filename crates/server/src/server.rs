@@ -7,7 +7,7 @@ use towpath::Builder;
 
 use crate::cli;
 use crate::plugin::Plugin;
-use crate::plugin::erased::{AnyPlugin, Listed};
+use crate::plugin::erased::{AnyPlugin, Typed};
 
 /// A server with its applications, and the command line around it.
 ///
@@ -32,7 +32,7 @@ impl Server {
 
     /// With an application.
     pub fn with<P: Plugin>(mut self) -> Self {
-        self.applications.push(Box::new(Listed::<P>::new()));
+        self.applications.push(Box::new(Typed::<P>::new()));
         self
     }
 

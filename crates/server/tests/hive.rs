@@ -258,6 +258,12 @@ fn a_service_is_asked_for_over_http_and_lives_its_life() {
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && said.contains("6 services"), "{said} {output:?}");
     assert_eq!(server.get("/api/hive/services")["services"].as_array().unwrap().len(), 6);
+    let projections = server.get("/api/projections")["projections"].clone();
+    let services = projections.as_array().unwrap().iter().find(|one| one["name"] == "hive-services").unwrap();
+    let shown =
+        ["kind", "version", "made", "aggregates", "current", "failures"].map(|field| &services[field]);
+    let expected = [json!("service"), json!(1), json!(true), json!(6), json!(6), json!([])];
+    assert_eq!(shown, expected.each_ref(), "{projections}");
 }
 
 /// A platform that is away is an alert that can be asked for, raised once and cleared once, over restarts of the server.

@@ -614,6 +614,16 @@ fn the_flow_of_an_order_is_whole_over_http(server: &str) {
     let (status, shown) = client.ask("GET", &format!("/api/flows/{flow}"), &Value::Null);
     assert_eq!((status, &shown["whole"]), (200, &json!(true)), "{shown}");
     assert_eq!(shown["events"].as_array().unwrap().len(), 3);
+    // The machines are shown like any other, and say what can come next.
+    let (_, machines) = client.ask("GET", "/api/machines", &Value::Null);
+    let kinds: Vec<&str> =
+        machines["machines"].as_array().unwrap().iter().filter_map(|one| one["kind"].as_str()).collect();
+    assert!(kinds.contains(&"Order") && kinds.contains(&"Product"), "{kinds:?}");
+    let (_, shown) = client.ask("GET", &format!("/api/aggregates/Order/{order}"), &Value::Null);
+    let next = json!([{"event": "ORDER_STATUS_CHANGED", "to": "shipped"}]);
+    assert_eq!((&shown["state"], &shown["possibleNext"]), (&json!("paid"), &next), "{shown}");
+    let (_, sold) = client.ask("GET", &format!("/api/aggregates/Product/{product}/history"), &Value::Null);
+    assert!(sold.to_string().contains(r#""sold""#), "{sold}");
 }
 
 #[test]

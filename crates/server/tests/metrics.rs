@@ -13,7 +13,6 @@ use promql_parser::parser::{self, Expr, LabelModifier, VectorSelector};
 use serde::{Deserialize, Serialize};
 use towpath::follow::Follower;
 use towpath::ports::broker::{Argument, Exchange, ExchangeKind, Queue, Topology};
-use towpath::ports::store::Store as _;
 use towpath::{Aggregate, Channel, Consumer, Context, Delivery, HandlerError, Next, Refusal, Start, Towpath};
 
 #[derive(Default, Serialize, Deserialize)]

@@ -10,7 +10,6 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use logs::{Answer, Fresh, Server, Writers, ask, eventually, log_of, towpath};
-use towpath::ports::store::Store as _;
 use towpath::{SqlStore, Towpath};
 
 /// Writes until the log has so many facts with a position.

@@ -1,18 +1,11 @@
 //! Reading by size: a page that is only counted may have a thousand of the largest payloads.
 
-use towpath_core::ids::Position;
 use towpath_core::ports::store::StoreResult;
 
-use crate::ops;
 use crate::sql::Value;
-use crate::store::{Purpose, SqlStore, reading};
+use crate::store::SqlStore;
 
 impl SqlStore {
-    /// How large the payloads of the events between two positions are, both included, in order. Payloads are not read.
-    pub async fn sizes_between(&self, low: Position, high: Position) -> StoreResult<Vec<(Position, u64)>> {
-        reading!(self, ops::log::sizes_between, low, high)
-    }
-
     /// How many of the first rows of the application's own tables have so many bytes together in a column, and at least
     /// one; and of how many. `from` is the statement without what it selects, with its order and its limit.
     pub async fn own_rows_that_fit(

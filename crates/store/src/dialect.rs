@@ -255,7 +255,20 @@ impl Dialect {
             self,
             "SELECT 1 AS one FROM sqlite_master WHERE type = 'table' AND name = ?",
             "SELECT 1 AS one FROM pg_tables WHERE tablename = ? AND schemaname = current_schema()",
-            "SELECT 1 AS one FROM information_schema.tables WHERE table_name = ? AND table_schema = DATABASE()"
+            "SELECT 1 AS one FROM information_schema.tables WHERE table_name = ? AND table_schema = DATABASE() \
+             AND table_type <> 'VIEW'"
+        )
+    }
+
+    /// The names of the columns of a table in the current schema, as `column_name`.
+    pub(crate) fn columns_of_table(self) -> &'static str {
+        say!(
+            self,
+            "SELECT name AS column_name FROM pragma_table_info(?)",
+            "SELECT CAST(column_name AS text) AS column_name FROM information_schema.columns \
+             WHERE table_name = ? AND table_schema = current_schema()",
+            "SELECT column_name AS column_name FROM information_schema.columns \
+             WHERE table_name = ? AND table_schema = DATABASE()"
         )
     }
 
@@ -345,6 +358,31 @@ impl Dialect {
         )
     }
 
+    /// The same for the tables of an application, which do not wait for ours.
+    pub(crate) fn named_lock(self, name: &str) -> Option<String> {
+        let lock = || {
+            format!(
+                "SET LOCAL lock_timeout = 0; SELECT pg_advisory_xact_lock(hashtextextended('{name}.' || current_schema(), 0))"
+            )
+        };
+        say!(self, None, Some(lock()), None)
+    }
+
+    /// Makes the table of the versions of an application, unless it is there.
+    pub(crate) fn versions_table(self, name: &str) -> String {
+        let (long, time) = (self.column_type(ColumnKind::Long), self.column_type(ColumnKind::Time));
+        format!(
+            "CREATE TABLE IF NOT EXISTS {name}_migrations \
+             (version {long} NOT NULL PRIMARY KEY, applied_at {time} NOT NULL)"
+        )
+    }
+
+    /// The one that is for this database.
+    pub(crate) fn own_words<'t>(self, sqlite: &'t str, postgres: &'t str, mysql: &'t str) -> &'t str {
+        let _ = (sqlite, postgres, mysql);
+        say!(self, sqlite, postgres, mysql)
+    }
+
     /// Lets an insert of an existing key do nothing, where an error would end the transaction. MySQL's goes on, and
     /// the caller sees the error.
     pub(crate) fn ignoring_duplicates(self) -> &'static str {
@@ -377,6 +415,23 @@ impl Dialect {
             format!("INSERT INTO {into} ON CONFLICT DO NOTHING"),
             format!("INSERT INTO {into} ON CONFLICT DO NOTHING"),
             format!("INSERT IGNORE INTO {into}")
+        )
+    }
+
+    /// Stands behind an insert that does nothing where the key of its row is there. MySQL cannot be told which key: it fails.
+    pub(crate) fn otherwise_nothing(self, table: &Table) -> String {
+        let nothing = || format!("ON CONFLICT ({}) DO NOTHING", table.primary_key.join(", "));
+        say!(self, nothing(), nothing(), String::new())
+    }
+
+    /// The same where the row is wanted next: MySQL takes it for this transaction alone.
+    pub(crate) fn otherwise_hold(self, table: &Table) -> String {
+        let held = || table.primary_key.first().map(|key| format!("{key} = {}.{key}", table.name));
+        say!(
+            self,
+            self.otherwise_nothing(table),
+            self.otherwise_nothing(table),
+            format!("ON DUPLICATE KEY UPDATE {}", held().unwrap_or_default())
         )
     }
 
@@ -462,6 +517,17 @@ impl Dialect {
             table.name,
             index.columns.join(", ")
         )
+    }
+
+    /// The statement that takes an index from a table.
+    pub(crate) fn drop_index(self, table: &Table, index: &str) -> String {
+        let of_table = say!(self, String::new(), String::new(), format!(" ON {}", table.name));
+        format!("DROP INDEX {index}{of_table}")
+    }
+
+    /// The statement that adds a column to a table.
+    pub(crate) fn add_column(self, table: &Table, column: &Column) -> String {
+        format!("ALTER TABLE {} ADD COLUMN {}", table.name, self.column_line(column))
     }
 
     /// Turns `?` into the placeholders of the database.
@@ -558,7 +624,7 @@ fn qualify(condition: &str, alias: &str) -> String {
 #[cfg(all(test, feature = "sqlite", feature = "postgres", feature = "mysql"))]
 mod tests {
     use super::*;
-    use crate::schema::{CHANNELS, EVENT_OUTBOX};
+    use crate::schema::{CHANNELS, OUTBOX_READY};
 
     #[test]
     fn postgres_numbers_its_placeholders() {
@@ -582,7 +648,7 @@ mod tests {
 
     #[test]
     fn a_partial_index_is_asked_by_its_own_condition() {
-        let ready = &EVENT_OUTBOX.indexes[1];
+        let ready = OUTBOX_READY;
         let (column, condition) = Dialect::Postgres.partial(ready, "o.");
         assert_eq!(
             format!("{column} = ?{condition}"),

@@ -30,7 +30,7 @@ use chrono::{DateTime, Utc};
 use towpath_core::ids::ChannelName;
 use towpath_core::ports::store::StoreResult;
 
-use crate::schema::EVENT_OUTBOX;
+use crate::schema::OUTBOX_READY;
 use crate::sql::{Row, Session, Value, unreadable, values};
 
 /// How many rows are taken before a floor is worth raising.
@@ -309,7 +309,7 @@ async fn lowest(session: &mut Session<'_>, place: &Place, from: i64) -> StoreRes
     let (mut keys, mut look_keys) = (values![], values![]);
     let look = match place {
         Place::Outbox(channel) => {
-            let (column, condition) = session.dialect().partial(&EVENT_OUTBOX.indexes[1], "o.");
+            let (column, condition) = session.dialect().partial(OUTBOX_READY, "o.");
             let (pinned, first) = session.dialect().pinned(&column);
             look_keys.extend(pinned.matches('?').map(|_| Value::from(channel.as_str())));
             format!(

@@ -2,8 +2,7 @@
 //!
 //! All SQL on Towpath's own tables lives in this crate. Reading order: [`url`](StoreUrl) (which database), `schema` (the
 //! tables as data), `dialect` (what databases say differently), `sql` (running a statement), `rows` (values to
-//! columns and back), `ops` (the operations, written once), `pools` (connections), [`SqlStore`], and `port`, which puts the
-//! operations into transactions.
+//! columns and back), `pools` (connections), [`SqlStore`], and `ops`, the contract topic by topic, written once.
 //!
 //! An application with tables of its own joins its own sqlx transaction:
 //!
@@ -26,23 +25,17 @@
     )
 )]
 
-mod backlog;
 mod bounded;
-mod deliveries;
+mod connections;
 mod dialect;
 mod floors;
-mod followed;
 mod lent;
-mod listings;
 mod migrate;
 mod migrations;
-mod notices;
-mod observations;
-mod operations;
 mod ops;
 mod own_tables;
 mod pools;
-mod port;
+mod projections;
 mod rows;
 mod schema;
 mod scratch;
@@ -52,23 +45,18 @@ mod transaction;
 mod url;
 mod views;
 
-pub use backlog::{
-    Backlog, CommandBacklog, Connections, LetterCount, LogBacklog, OutboxBacklog, TimerBacklog,
-};
-pub use deliveries::Unfinished;
+pub use connections::Connections;
 pub use dialect::Dialect;
-pub use followed::FollowedLog;
 pub use lent::Ended;
-pub use listings::{COMMANDS_BYTES, FoundAs, OutboxFilter};
-pub use notices::{Heard, Notices};
-pub use ops::inbox::{CameBefore, FirstDelivery, message_key};
-pub use own_tables::{OwnConnection, OwnTables, Record};
+pub use ops::inbox::message_key;
+pub use own_tables::{ColumnValue, OwnConnection, OwnTables, Record, Row, Run, Step, Version, Versions};
 pub use pools::StoreOptions;
+pub use projections::{Owned, Projected, ProjectedAggregate, ProjectionFailure, ProjectionProgress};
 pub use schema::{Column, ColumnKind, Index, Table};
 pub use scratch::Scratch;
 pub use sql::{Value, fault, gives_way, is_unique_violation};
 pub use sqlx;
 pub use store::SqlStore;
-pub use transaction::{JoinTransaction, SqlTransaction};
+pub use transaction::{JoinTransaction, SqlTransaction, Unfinished};
 pub use url::StoreUrl;
 pub use views::{Shows, SqlView, ViewRows, ViewType};

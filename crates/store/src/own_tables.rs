@@ -2,15 +2,26 @@
 //!
 //! The application writes its statements once, with `?`, and keeps to what the databases say alike; what they say
 //! differently (types, upserts) is done here. The probe sees these statements, too.
+//!
+//! Rows that are structs of the application's own are in `row`, what is done with them in `typed`, and how their tables change
+//! from one build to the next in `versions`.
+
+mod row;
+mod typed;
+mod versions;
 
 use chrono::{DateTime, Utc};
 use towpath_core::ports::store::{StoreError, StoreResult};
 
 use crate::dialect::Dialect;
 use crate::schema::Table;
-use crate::sql::{MAX_VALUES, Row, Session, Value, values};
+use crate::sql::{MAX_VALUES, Session, Value, values};
 use crate::store::{OpenConnection, Purpose, SqlStore};
 use crate::transaction::SqlTransaction;
+use uuid::Uuid;
+
+pub use row::{ColumnValue, Row};
+pub use versions::{Run, Step, Version, Versions};
 
 /// How many bytes of rows one statement writes: servers refuse statements that are too large (MariaDB 16 MiB). A row that
 /// is larger goes alone.
@@ -24,7 +35,7 @@ pub struct OwnTables<'c>(Session<'c>);
 pub struct OwnConnection(OpenConnection);
 
 /// A row of the application's own.
-pub struct Record(Row);
+pub struct Record(crate::sql::Row);
 
 impl OwnTables<'_> {
     /// Which database this is, for what it says differently.
@@ -329,5 +340,29 @@ impl Record {
     /// A moment or null.
     pub fn time_or_null(&self, column: &str) -> StoreResult<Option<DateTime<Utc>>> {
         self.0.time_or_null(column)
+    }
+
+    /// An id.
+    pub fn uuid(&self, column: &str) -> StoreResult<Uuid> {
+        self.0.uuid(column)
+    }
+
+    /// Bytes.
+    pub fn bytes(&self, column: &str) -> StoreResult<Vec<u8>> {
+        self.0.bytes(column)
+    }
+
+    /// Whether it is null.
+    pub fn is_null(&self, column: &str) -> StoreResult<bool> {
+        self.0.is_null(column)
+    }
+
+    /// A text that stands for something, such as a state by its name.
+    ///
+    /// # Errors
+    /// `find` knows no such thing.
+    pub fn named<T>(&self, column: &str, find: impl Fn(&str) -> Option<T>) -> StoreResult<T> {
+        let text = self.text(column)?;
+        find(&text).ok_or_else(|| crate::sql::unreadable(column, format!("{text:?} is no such thing")))
     }
 }

@@ -639,7 +639,7 @@ where
     row.text(column)?.parse().map_err(|error: S::Err| unreadable(column, error))
 }
 
-fn read_key(row: &Row) -> StoreResult<AggregateKey> {
+pub(crate) fn read_key(row: &Row) -> StoreResult<AggregateKey> {
     Ok(AggregateKey {
         kind: AggregateKind::from_stored(row.text("aggregate_kind")?),
         id: AggregateId::from_stored(row.text("aggregate_id")?),

@@ -106,6 +106,15 @@ const fn unique(name: &'static str, columns: &'static [&'static str]) -> Index {
     Index { name, columns, unique: true, only: Only::All }
 }
 
+/// Texts are not compared with `==` in constants.
+const fn is_same(one: &[u8], other: &[u8]) -> bool {
+    let mut at = 0;
+    while at < one.len() && at < other.len() && one[at] == other[at] {
+        at += 1;
+    }
+    at == one.len() && at == other.len()
+}
+
 impl Column {
     /// A column that always has a value.
     pub const fn new(name: &'static str, kind: ColumnKind) -> Self {
@@ -141,6 +150,11 @@ impl Table {
         Self { name, columns, primary_key, indexes, foreign_key: None, hot: true }
     }
 
+    /// The same, whose rows are not changed: PostgreSQL fills its pages.
+    pub const fn append_only(self) -> Self {
+        Self { hot: false, ..self }
+    }
+
     /// Its name.
     pub const fn name(&self) -> &'static str {
         self.name
@@ -149,6 +163,19 @@ impl Table {
     /// The columns that tell its rows apart.
     pub const fn primary_key(&self) -> &'static [&'static str] {
         self.primary_key
+    }
+
+    /// The index of that name. Asked for in constants, so that one that is not there does not compile.
+    #[allow(clippy::panic, reason = "the compiler's, and nobody else's")]
+    pub(crate) const fn index(&self, name: &str) -> &'static Index {
+        let mut at = 0;
+        while at < self.indexes.len() {
+            if is_same(self.indexes[at].name.as_bytes(), name.as_bytes()) {
+                return &self.indexes[at];
+            }
+            at += 1;
+        }
+        panic!("the table has no index of that name");
     }
 
     /// The names of its columns.
@@ -427,6 +454,18 @@ pub(crate) const EVENT_OUTBOX: Table = Table {
     hot: false,
 };
 
+/// Rows that can be published, by channel and number.
+pub(crate) const OUTBOX_READY: &Index = EVENT_OUTBOX.index("event_outbox_ready");
+
+/// Rows that wait behind another one of their lane.
+pub(crate) const OUTBOX_PARKED: &Index = EVENT_OUTBOX.index("event_outbox_parked");
+
+/// Rows that were given up.
+pub(crate) const OUTBOX_FAILED: &Index = EVENT_OUTBOX.index("event_outbox_failed");
+
+/// Rows that are through: sent, or skipped.
+pub(crate) const OUTBOX_SENT: &Index = EVENT_OUTBOX.index("event_outbox_sent");
+
 /// Lanes that wait for one row of theirs.
 pub(crate) const PARKED_LANES: Table = Table {
     name: "parked_lanes",
@@ -622,6 +661,9 @@ pub(crate) const TIMERS: Table = Table {
     hot: false,
 };
 
+/// Timers that wait for their moment.
+pub(crate) const TIMERS_DUE: &Index = TIMERS.index("timers_due");
+
 /// Channels registered in this database.
 pub(crate) const CHANNELS: Table = Table {
     name: "channels",
@@ -761,6 +803,33 @@ pub(crate) const OBSERVATIONS: Table = Table {
         index("observations_due", &["observer", "due_at", "subject_id"]),
         index("observations_hint", &["observer", "hint"]),
     ],
+    foreign_key: None,
+    hot: true,
+};
+
+/// Up to which fact the rows of each aggregate are made, a row per projection and aggregate; locked while they are written. The
+/// one without an aggregate's id says by which version of the projection all were made that were there.
+pub(crate) const PROJECTIONS: Table = Table {
+    name: "projections",
+    columns: &[
+        column("projection", Name(64)),
+        column("aggregate_kind", Name(64)),
+        column("aggregate_id", Name(128)),
+        column("version", Long),
+        // Which version of the projection has made the rows; 0: none.
+        column("projection_version", Long),
+        // Why it does not go on behind `version`; null where it does.
+        nullable("failed_at", Time),
+        nullable("failed_reason", Name(128)),
+        nullable("failed_message", Text),
+    ],
+    primary_key: &["projection", "aggregate_kind", "aggregate_id"],
+    indexes: &[Index {
+        name: "projections_failed",
+        columns: &["failed_at", "projection"],
+        unique: false,
+        only: Only::FirstNotNull,
+    }],
     foreign_key: None,
     hot: true,
 };

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use chrono::{DateTime, Utc};
-use sqlx::{AssertSqlSafe, Row as _};
+use sqlx::{AssertSqlSafe, Row as _, ValueRef as _};
 use towpath_core::ports::probe::Probe;
 use towpath_core::ports::store::StoreError;
 use uuid::Uuid;
@@ -23,7 +23,7 @@ pub enum Value<'a> {
     /// A moment.
     Time(Option<DateTime<Utc>>),
     /// Bytes of any sort.
-    Bytes(&'a [u8]),
+    Bytes(Option<&'a [u8]>),
     /// A set of numbers. Only PostgreSQL binds one; see `Session::one_of`.
     Longs(Vec<i64>),
     /// A set of ids. Only PostgreSQL binds one.
@@ -99,7 +99,7 @@ impl From<Option<Uuid>> for Value<'_> {
 
 impl<'a> From<&'a [u8]> for Value<'a> {
     fn from(bytes: &'a [u8]) -> Self {
-        Self::Bytes(bytes)
+        Self::Bytes(Some(bytes))
     }
 }
 
@@ -124,7 +124,7 @@ impl Value<'_> {
     pub(crate) fn size(&self) -> usize {
         match self {
             Self::Text(text) => text.as_ref().map_or(0, |text| text.len()),
-            Self::Bytes(bytes) => bytes.len(),
+            Self::Bytes(bytes) => bytes.map_or(0, <[u8]>::len),
             Self::Long(_) | Self::Uuid(_) | Self::Time(_) => 16,
             Self::Longs(numbers) => numbers.len() * 8,
             Self::Uuids(ids) => ids.len() * 16,
@@ -251,6 +251,13 @@ fn never_bound<T>(_set: &[T]) -> Option<i64> {
     None
 }
 
+/// Without its zone, which is always UTC, it is sent as a DATETIME. As a TIMESTAMP it would become NULL before 1970, and on
+/// older servers after 2038.
+#[cfg(feature = "mysql")]
+fn naive(moment: DateTime<Utc>) -> chrono::NaiveDateTime {
+    moment.naive_utc()
+}
+
 impl<'c> Session<'c> {
     #[cfg(feature = "sqlite")]
     pub(crate) fn sqlite(
@@ -363,6 +370,13 @@ impl<'c> Session<'c> {
         chosen
     }
 
+    /// Tells the probe of a statement written with `?`, and answers what is sent.
+    fn announced(&self, name: &'static str, sql: &str) -> AssertSqlSafe<String> {
+        self.probe.before(name);
+        let instead = self.probe.instead(name, sql);
+        AssertSqlSafe(self.dialect().placeholders(instead.as_deref().unwrap_or(sql)))
+    }
+
     /// Runs a statement written with `?` and answers how many rows it touched.
     pub(crate) async fn execute(
         &mut self,
@@ -370,8 +384,7 @@ impl<'c> Session<'c> {
         sql: &str,
         values: Vec<Value<'_>>,
     ) -> Result<u64, SqlFault> {
-        self.probe.before(name);
-        let sql = AssertSqlSafe(self.dialect().placeholders(sql));
+        let sql = self.announced(name, sql);
         let Self { connection, care, .. } = self;
         let running = async {
             match connection {
@@ -388,7 +401,7 @@ impl<'c> Session<'c> {
                 }
                 #[cfg(feature = "mysql")]
                 Connection::MySql(connection) => {
-                    let query = bind_all!(sql, values, |moment| moment, never_bound, never_bound);
+                    let query = bind_all!(sql, values, naive, never_bound, never_bound);
                     query.execute(&mut **connection).await.map(|done| done.rows_affected())
                 }
             }
@@ -419,8 +432,7 @@ impl<'c> Session<'c> {
         sql: &str,
         values: Vec<Value<'_>>,
     ) -> Result<Vec<Row>, SqlFault> {
-        self.probe.before(name);
-        let sql = AssertSqlSafe(self.dialect().placeholders(sql));
+        let sql = self.announced(name, sql);
         let Self { connection, care, .. } = self;
         let running = async {
             match connection {
@@ -443,7 +455,7 @@ impl<'c> Session<'c> {
                 }
                 #[cfg(feature = "mysql")]
                 Connection::MySql(connection) => {
-                    let query = bind_all!(sql, values, |moment| moment, never_bound, never_bound);
+                    let query = bind_all!(sql, values, naive, never_bound, never_bound);
                     query
                         .fetch_all(&mut **connection)
                         .await
@@ -502,8 +514,6 @@ impl sqlx::Type<sqlx::Postgres> for AnyWidth {
 #[cfg(feature = "postgres")]
 impl<'r> sqlx::Decode<'r, sqlx::Postgres> for AnyWidth {
     fn decode(value: sqlx::postgres::PgValueRef<'r>) -> Result<Self, sqlx::error::BoxDynError> {
-        use sqlx::ValueRef as _;
-
         if <i64 as sqlx::Type<sqlx::Postgres>>::compatible(&value.type_info()) {
             <i64 as sqlx::Decode<sqlx::Postgres>>::decode(value).map(Self)
         } else {
@@ -569,6 +579,18 @@ impl Row {
     pub(crate) fn count(&self, column: &str) -> Result<u64, StoreError> {
         let number = self.long(column)?;
         u64::try_from(number).map_err(|error| unreadable(column, error))
+    }
+
+    pub(crate) fn is_null(&self, column: &str) -> Result<bool, StoreError> {
+        let found = match self {
+            #[cfg(feature = "sqlite")]
+            Self::Sqlite(row) => row.try_get_raw(column).map(|value| value.is_null()),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(row) => row.try_get_raw(column).map(|value| value.is_null()),
+            #[cfg(feature = "mysql")]
+            Self::MySql(row) => row.try_get_raw(column).map(|value| value.is_null()),
+        };
+        found.map_err(|error| unreadable(column, error))
     }
 
     /// A small number that cannot be negative.

@@ -1,10 +1,11 @@
 //! The store over a pool of connections: which operation runs in which transaction.
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
 use towpath_core::ports::probe::Probe;
-use towpath_core::ports::store::StoreResult;
+use towpath_core::ports::store::{Store, StoreResult};
 
 use crate::dialect::Dialect;
 use crate::floors::{Floors, Place};
@@ -243,6 +244,15 @@ impl SqlStore {
     }
 }
 
+/// The whole contract, by topics: a store has its methods without an import for each of them.
+impl Deref for SqlStore {
+    type Target = dyn Store;
+
+    fn deref(&self) -> &Self::Target {
+        self
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Read,
@@ -290,7 +300,7 @@ impl OpenConnection {
 /// Runs an operation on a connection for reading.
 macro_rules! reading {
     ($store:expr, $operation:path $(, $argument:expr)*) => {{
-        let mut connection = $store.connection(Purpose::Read).await?;
+        let mut connection = $store.connection($crate::store::Purpose::Read).await?;
         $operation(&mut connection.session() $(, $argument)*).await
     }};
 }
@@ -300,7 +310,7 @@ pub(crate) use reading;
 /// Runs an operation on a connection for listings.
 macro_rules! listing {
     ($store:expr, $operation:path $(, $argument:expr)*) => {{
-        let mut connection = $store.connection(Purpose::List).await?;
+        let mut connection = $store.connection($crate::store::Purpose::List).await?;
         $operation(&mut connection.session() $(, $argument)*).await
     }};
 }
@@ -310,7 +320,7 @@ pub(crate) use listing;
 /// Runs an operation that is one statement, and so its own transaction.
 macro_rules! writing_once {
     ($store:expr, $operation:path $(, $argument:expr)*) => {{
-        let mut connection = $store.connection(Purpose::Write).await?;
+        let mut connection = $store.connection($crate::store::Purpose::Write).await?;
         $operation(&mut connection.session() $(, $argument)*).await
     }};
 }

@@ -1,21 +1,28 @@
 //! Open transactions: ours, and the caller's own.
 
+use std::pin::Pin;
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use towpath_core::ids::{EventId, HandlerName};
+use towpath_core::envelope::RecordedEvent;
+use towpath_core::ids::{EventId, HandlerName, Lane, Position};
+use towpath_core::letters::{Letter, NewLetter};
+use towpath_core::lifecycle::InboxStatus;
 use towpath_core::ports::operations::{OperationAnswer, OperationClaim};
 use towpath_core::ports::probe::Probe;
 use towpath_core::ports::store::{
-    Append, Appended, InboxMark, NewCommand, NewTimer, StoreError, StoreResult, StoreTx,
+    Adopted, Append, AppendRules, Appended, AppendedTogether, Expected, FirstDelivery, FollowedLog,
+    InboxMark, LeaseGrant, NewCommand, NewTimer, StoreError, StoreResult, StoreTx, Transactions, Watch,
+    Watched,
 };
 use uuid::Uuid;
-
-use std::sync::Arc;
 
 use crate::dialect::Dialect;
 use crate::lent::{Care, Ended, Lent, Limits};
 use crate::ops;
 use crate::sql::{Session, classify};
+use crate::store::SqlStore;
 
 /// A transaction of the store's own, open on one of the three databases. Dropped without a commit, it is rolled back.
 pub struct SqlTransaction {
@@ -85,6 +92,144 @@ impl SqlTransaction {
         self.ended = self.ended.or_else(|| Ended::by(error, dialect));
     }
 
+    /// The connection, on SQLite.
+    #[cfg(feature = "sqlite")]
+    pub fn sqlite(&mut self) -> Option<&mut sqlx::SqliteConnection> {
+        self.was_handed_out = true;
+        match &mut self.inner {
+            Inner::Sqlite(transaction) => Some(&mut *transaction),
+            #[allow(unreachable_patterns, reason = "reachable when more databases are built in")]
+            _ => None,
+        }
+    }
+
+    /// The connection, on PostgreSQL.
+    #[cfg(feature = "postgres")]
+    pub fn postgres(&mut self) -> Option<&mut sqlx::PgConnection> {
+        self.was_handed_out = true;
+        match &mut self.inner {
+            Inner::Postgres(lent) => Some(lent.hand_out()),
+            Inner::PostgresGuest(guest) => Some(&mut *guest),
+            #[allow(unreachable_patterns, reason = "reachable when more databases are built in")]
+            _ => None,
+        }
+    }
+
+    /// The connection, on MySQL and MariaDB.
+    #[cfg(feature = "mysql")]
+    pub fn mysql(&mut self) -> Option<&mut sqlx::MySqlConnection> {
+        self.was_handed_out = true;
+        match &mut self.inner {
+            Inner::MySql(lent) => Some(lent.hand_out()),
+            Inner::MySqlGuest(guest) => Some(&mut *guest),
+            #[allow(unreachable_patterns, reason = "reachable when more databases are built in")]
+            _ => None,
+        }
+    }
+
+    /// Ends when the connection is lost as far as anybody knows: the server has kept others waiting beyond the limit, and
+    /// has had as long again to answer here. For those who run statements of their own on it, which have no limit.
+    pub fn lost(&self) -> Pin<Box<dyn Future<Output = StoreError> + Send>> {
+        match &self.inner {
+            #[cfg(feature = "sqlite")]
+            Inner::Sqlite(_) => Box::pin(std::future::pending()),
+            #[cfg(feature = "postgres")]
+            Inner::Postgres(lent) => Box::pin(lent.lost()),
+            #[cfg(feature = "mysql")]
+            Inner::MySql(lent) => Box::pin(lent.lost()),
+            #[cfg(feature = "postgres")]
+            Inner::PostgresGuest(_) => Box::pin(std::future::pending()),
+            #[cfg(feature = "mysql")]
+            Inner::MySqlGuest(_) => Box::pin(std::future::pending()),
+        }
+    }
+
+    /// Makes all of it true.
+    pub async fn finish(self) -> StoreResult<()> {
+        self.commit().await
+    }
+
+    /// Makes it true for the application whose transaction it is, if it still stands as far as we can see.
+    ///
+    /// # Errors
+    /// [`StoreError::TransactionLost`]: nothing of it was written.
+    pub async fn finish_joined(mut self) -> StoreResult<()> {
+        let undone = || StoreError::TransactionLost("a failed statement has undone it".to_owned());
+        if self.ended.is_some() {
+            return Err(undone());
+        }
+        if self.was_handed_out {
+            // It fails in a transaction that PostgreSQL has undone, whose COMMIT would be answered without an error.
+            self.session().plain("commit.stands", "SELECT 1").await.map_err(|_| undone())?;
+        }
+        self.commit().await
+    }
+
+    /// Makes a unit of work true, if it still stands. What our own statements came to is known; somebody else's may have
+    /// undone the transaction, as [`finish_marked`](Self::finish_marked) says.
+    ///
+    /// # Errors
+    /// [`StoreError::TransactionLost`]: nothing of it was written. `Unavailable`: whether it was is not known.
+    pub async fn finish_unit(mut self, unit_id: Uuid) -> Result<(), Unfinished> {
+        if self.was_handed_out {
+            match ops::units::stands(&mut self.session(), unit_id).await {
+                Ok(true) => {}
+                Ok(false) | Err(StoreError::Refused { .. }) => {
+                    let why = "a failed statement has undone it".to_owned();
+                    return Err(Unfinished::Not(StoreError::TransactionLost(why)));
+                }
+                Err(error) => return Err(Unfinished::Not(error)),
+            }
+        }
+        self.commit().await.map_err(|error| match error {
+            error @ StoreError::Unavailable(_) => Unfinished::InDoubt(error),
+            error => Unfinished::Not(error),
+        })
+    }
+
+    /// Makes all of it true, if it still stands. A statement that failed may have undone the transaction, with the mark
+    /// of the delivery, and its error may have been swallowed: PostgreSQL then answers a COMMIT by rolling back, without
+    /// an error, and MySQL goes on outside of any transaction.
+    ///
+    /// Where it costs no round trip of its own, the next transaction is open already and is answered: whoever has
+    /// more to do at once saves a BEGIN and the way through the pool. Others drop it.
+    pub async fn finish_marked(
+        mut self,
+        event_id: EventId,
+        handler: &HandlerName,
+    ) -> StoreResult<Option<Self>> {
+        match &mut self.inner {
+            #[cfg(feature = "postgres")]
+            Inner::Postgres(_) => {
+                // In one round trip: the first statement fails in a transaction that is undone, and then there is no
+                // commit. The next one is begun anew and not chained: a chained one would inherit what the handler
+                // has set for its own.
+                self.session().plain("commit", "SELECT 1; COMMIT; BEGIN").await?;
+                (self.ended, self.was_handed_out) = (None, false);
+                Ok(Some(self))
+            }
+            #[cfg(feature = "mysql")]
+            Inner::MySql(_) => {
+                let entry = ops::inbox::find(&mut self.session(), event_id, handler).await?;
+                if entry.is_none_or(|entry| entry.status != InboxStatus::Handled) {
+                    let cause = "a failed statement has undone the transaction";
+                    return Err(StoreError::Refused { statement: "commit", source: cause.into() });
+                }
+                self.commit().await.map(|()| None)
+            }
+            #[allow(unreachable_patterns, reason = "reachable when SQLite is built in")]
+            _ => {
+                let _ = (event_id, handler);
+                self.commit().await.map(|()| None)
+            }
+        }
+    }
+
+    /// Makes none of it true.
+    pub async fn abandon(self) -> StoreResult<()> {
+        self.rollback().await
+    }
+
     pub(crate) async fn commit(self) -> StoreResult<()> {
         self.probe.before("commit");
         match self.inner {
@@ -130,6 +275,49 @@ impl SqlTransaction {
     }
 }
 
+/// Why a unit of work was not committed.
+#[derive(Debug)]
+pub enum Unfinished {
+    /// It was not.
+    Not(StoreError),
+    /// Whether it was is not known: the answer was lost.
+    InDoubt(StoreError),
+}
+
+impl SqlStore {
+    /// Opens a transaction of the store's own.
+    pub async fn open_transaction(&self) -> StoreResult<SqlTransaction> {
+        self.transaction().await
+    }
+
+    /// Opens a transaction that comes true only if a grant is still the newest of its lease: nobody takes it before the end.
+    ///
+    /// # Errors
+    /// [`StoreError::Fenced`]: somebody has taken it.
+    pub async fn open_transaction_under(&self, grant: &LeaseGrant) -> StoreResult<SqlTransaction> {
+        let mut transaction = self.transaction().await?;
+        match ops::leases::fence(&mut transaction.session(), std::slice::from_ref(grant)).await {
+            Ok(()) => Ok(transaction),
+            Err(error) => {
+                // What matters is why it failed; a connection that cannot even roll back is closed by the pool.
+                let _ = transaction.rollback().await;
+                Err(error)
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Transactions for SqlStore {
+    async fn begin(&self) -> StoreResult<Box<dyn StoreTx>> {
+        Ok(Box::new(self.open_transaction().await?))
+    }
+
+    async fn begin_under(&self, grant: &LeaseGrant) -> StoreResult<Box<dyn StoreTx>> {
+        Ok(Box::new(self.open_transaction_under(grant).await?))
+    }
+}
+
 #[async_trait]
 impl StoreTx for SqlTransaction {
     async fn append(&mut self, append: &Append) -> StoreResult<Appended> {
@@ -168,6 +356,100 @@ impl StoreTx for SqlTransaction {
 
     async fn begin_unit(&mut self, unit_id: Uuid) -> StoreResult<bool> {
         ops::units::begin(&mut self.session(), unit_id).await
+    }
+
+    async fn append_by(
+        &mut self,
+        rules: &dyn AppendRules,
+        append: &Append,
+    ) -> StoreResult<(Appended, Append)> {
+        let mut session = self.session();
+        let complete = ops::append::complete(&mut session, append, rules).await?;
+        match ops::append::append_tx(&mut session, &complete).await {
+            Ok(appended) => Ok((appended, complete)),
+            // Whoever takes any version has not asked for the one that another was quicker to take.
+            Err(error @ StoreError::VersionConflict { .. }) if append.expected == Expected::Any => {
+                let error = StoreError::Contention(error.into());
+                self.note(&error);
+                Err(error)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn mark_deliveries(
+        &mut self,
+        event_ids: &[EventId],
+        handler: &HandlerName,
+        now: DateTime<Utc>,
+    ) -> StoreResult<Vec<FirstDelivery>> {
+        ops::inbox::mark_all(&mut self.session(), event_ids, handler, now).await
+    }
+
+    async fn facts_of_append(&mut self, event_id: EventId) -> StoreResult<Option<AppendedTogether>> {
+        ops::changes::appended_with(&mut self.session(), event_id).await
+    }
+
+    async fn facts_within(
+        &mut self,
+        appended: &AppendedTogether,
+        bytes: u64,
+    ) -> StoreResult<Vec<RecordedEvent>> {
+        let (before, count) = (appended.first.saturating_sub(1), u32::try_from(appended.count()));
+        let count = count.unwrap_or(u32::MAX);
+        ops::aggregates::events_of_within(&mut self.session(), &appended.aggregate, before, count, bytes)
+            .await
+    }
+
+    async fn waiting_lanes(&mut self, handler: &HandlerName, lanes: &[Lane]) -> StoreResult<Vec<Lane>> {
+        ops::letters::waiting_lanes(&mut self.session(), handler, lanes).await
+    }
+
+    async fn set_behind(&mut self, letter: &NewLetter, now: DateTime<Utc>) -> StoreResult<()> {
+        ops::letters::set_behind(&mut self.session(), letter, now).await
+    }
+
+    async fn holds_letter(&mut self, letter: &Letter) -> StoreResult<bool> {
+        let Some(until) = letter.due_at else { return Ok(false) };
+        ops::letters::is_held(&mut self.session(), letter.letter_id, until).await
+    }
+
+    async fn letter_handled(&mut self, letter: &Letter, now: DateTime<Utc>) -> StoreResult<()> {
+        ops::letters::handled(&mut self.session(), letter, now).await
+    }
+
+    async fn advance_followed_log(
+        &mut self,
+        follower: &HandlerName,
+        from: Position,
+        to: &FollowedLog,
+        now: DateTime<Utc>,
+    ) -> StoreResult<bool> {
+        ops::following::advance(&mut self.session(), follower, from, to, now).await
+    }
+
+    async fn watch(&mut self, observer: &str, watches: &[Watch]) -> StoreResult<()> {
+        ops::observations::watch(&mut self.session(), observer, watches).await
+    }
+
+    async fn adopt(&mut self, observer: &str, adopted: &[Adopted]) -> StoreResult<()> {
+        ops::observations::adopt(&mut self.session(), observer, adopted).await
+    }
+
+    async fn unwatch(&mut self, observer: &str, subjects: &[String]) -> StoreResult<()> {
+        ops::observations::unwatch(&mut self.session(), observer, subjects).await
+    }
+
+    async fn watched(&mut self, observer: &str, subjects: &[String]) -> StoreResult<Vec<Watched>> {
+        ops::observations::watched(&mut self.session(), observer, subjects).await
+    }
+
+    async fn wait_anew(&mut self, observer: &str) -> StoreResult<()> {
+        ops::observations::wait_anew(&mut self.session(), observer).await
+    }
+
+    async fn look_at_all(&mut self, observer: &str) -> StoreResult<()> {
+        ops::observations::look_at_all(&mut self.session(), observer).await
     }
 
     async fn commit(self: Box<Self>) -> StoreResult<()> {

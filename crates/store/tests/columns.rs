@@ -9,7 +9,7 @@ mod fixtures;
 use fixtures::Fresh;
 use sqlx::{AssertSqlSafe, Connection as _, Row as _};
 use towpath_core::ids::ActorId;
-use towpath_core::ports::store::{Store as _, TimerOutcome};
+use towpath_core::ports::store::TimerOutcome;
 use towpath_store::{SqlStore, StoreUrl};
 use towpath_testkit::store::StoreFixture as _;
 use towpath_testkit::store::acts::{hold_new_lease, schedule};
@@ -195,8 +195,9 @@ async fn an_index_of_a_later_version_is_added_where_it_is_missing(fresh: &Fresh)
         if !is_there {
             store.own_execute("test.drop", index, Vec::new()).await.unwrap();
         }
-        for later in ["DROP TABLE units_of_work", "DROP TABLE observations"] {
-            store.own_execute("test.later", later, Vec::new()).await.unwrap();
+        for table in ["units_of_work", "projections", "observations"] {
+            let later = format!("DROP TABLE {table}");
+            store.own_execute("test.later", &later, Vec::new()).await.unwrap();
         }
         let forget = "DELETE FROM towpath_migrations WHERE version >= 2";
         store.own_execute("test.forget", forget, Vec::new()).await.unwrap();

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use fixtures::Fresh;
 use towpath_core::ids::CommandId;
-use towpath_core::ports::store::{Store, StoreError};
-use towpath_store::{OutboxFilter, SqlStore, StoreOptions, StoreUrl, Value};
+use towpath_core::ports::store::{OutboxFilter, StoreError};
+use towpath_store::{SqlStore, StoreOptions, StoreUrl, Value};
 use towpath_testkit::broker::TcpProxy;
 use towpath_testkit::store::waiting::eventually;
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use fixtures::Fresh;
 use sqlx::{Connection, Executor};
-use towpath_core::ports::store::{OutboxOutcome, Store};
+use towpath_core::ports::store::OutboxOutcome;
 use towpath_store::{SqlStore, StoreOptions, StoreUrl};
 use towpath_testkit::CountingProbe;
 use towpath_testkit::store::acts::{append, claim, hold_new_lease, result};

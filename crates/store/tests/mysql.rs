@@ -3,7 +3,6 @@
 mod fixtures;
 
 towpath_testkit::store_conformance!(fixtures::Fresh::mysql().await);
-towpath_testkit::observations_conformance!(fixtures::Fresh::mysql().await);
 
 /// The process that the kill case starts and kills; on its own it does nothing.
 #[test]

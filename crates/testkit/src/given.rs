@@ -4,7 +4,9 @@
 //! does not survive that fails here, with its name, and not later in production. The aggregate's names, pairs and
 //! machine are checked as at the start, and its machine guards here as it does there.
 
+use std::collections::HashMap;
 use std::fmt::{Debug, Display};
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -44,10 +46,18 @@ use crate::difference::difference;
 #[track_caller]
 pub fn given<A: Aggregate>(events: impl IntoIterator<Item = A::Event>) -> Given<A> {
     let decider = registered::<A>();
-    let mut history = History { aggregate: A::default(), version: 0, state: None, decider };
+    let mut history = History {
+        aggregate: A::default(),
+        version: 0,
+        state: None,
+        entered: None,
+        stays: HashMap::new(),
+        decider,
+    };
     for event in events {
-        if let Err(illegal) = history.apply(&event) {
-            panic!("the given events cannot have happened: {illegal}");
+        match history.apply(&event) {
+            Ok(moves) => history.enter(moves),
+            Err(illegal) => panic!("the given events cannot have happened: {illegal}"),
         }
     }
     history.aggregate = through_json("the folded state", history.aggregate);
@@ -85,10 +95,25 @@ impl<A: Aggregate> Given<A> {
         self
     }
 
+    /// Says how long it may stay in a state, as [`Builder::deadline`] does for the running aggregate.
+    ///
+    /// [`Builder::deadline`]: https://docs.rs/towpath/latest/towpath/struct.Builder.html#method.deadline
+    pub fn deadline(mut self, state: &str, stay: impl Fn(&A) -> Duration + 'static) -> Self {
+        self.history.stays.insert(state.to_owned(), Box::new(stay));
+        self
+    }
+
     /// Checks the state of the aggregate's machine.
     #[track_caller]
     pub fn state_is(self, state: &str) -> Self {
         self.history.assert_state(state);
+        self
+    }
+
+    /// Checks how long after it entered its state the state's deadline is; `None` is that it has none.
+    #[track_caller]
+    pub fn due_after(self, expected: impl Into<Option<Duration>>) -> Self {
+        self.history.assert_due_after(expected.into());
         self
     }
 
@@ -145,11 +170,14 @@ impl<A: Aggregate> When<A> {
             "other facts were decided (- expected, + decided):\n{}",
             difference(&expected_text, &decided_text)
         );
+        let mut moves = false;
         for event in &decided {
-            if let Err(illegal) = history.apply(event) {
-                panic!("the machine does not allow what was decided: {illegal}");
+            match history.apply(event) {
+                Ok(moved) => moves |= moved,
+                Err(illegal) => panic!("the machine does not allow what was decided: {illegal}"),
             }
         }
+        history.enter(moves);
         history.aggregate = through_json("the state after the command", history.aggregate);
         Then { history }
     }
@@ -216,33 +244,69 @@ impl<A: Aggregate> Then<A> {
         self
     }
 
+    /// Checks how long after it entered its state the state's deadline is; `None` is that it has none.
+    #[track_caller]
+    pub fn due_after(self, expected: impl Into<Option<Duration>>) -> Self {
+        self.history.assert_due_after(expected.into());
+        self
+    }
+
     /// The folded aggregate, for anything else a test wants to look at.
     pub fn aggregate(&self) -> &A {
         &self.history.aggregate
     }
 }
 
+/// How long an aggregate may stay where it is.
+type Stay<A> = Box<dyn Fn(&A) -> Duration>;
+
 struct History<A: Aggregate> {
     aggregate: A,
     version: Version,
     state: Option<String>,
+    /// The aggregate as it entered its state.
+    entered: Option<Payload>,
+    /// How long it may stay in a state, where the test says it.
+    stays: HashMap<String, Stay<A>>,
     decider: TypedDecider<A>,
 }
 
 impl<A: Aggregate> History<A> {
     #[track_caller]
-    fn apply(&mut self, event: &A::Event) -> Result<(), impl Display + use<A>> {
+    fn apply(&mut self, event: &A::Event) -> Result<bool, impl Display + use<A>> {
         let event = survives_as_variant("an event", event);
+        let mut moves = false;
         if let Some(machine) = self.decider.machine() {
             match machine.step(self.state.as_deref(), event.name()) {
                 Ok(Step::Stays) => {}
-                Ok(Step::Moves { to }) => self.state = Some(to.to_owned()),
+                Ok(Step::Moves { to }) => {
+                    self.state = Some(to.to_owned());
+                    moves = true;
+                }
                 Err(illegal) => return Err(illegal),
             }
         }
         self.aggregate = std::mem::take(&mut self.aggregate).evolve(&event);
         self.version += 1;
-        Ok(())
+        Ok(moves)
+    }
+
+    /// Remembers the aggregate as it is after a change that moved its machine.
+    fn enter(&mut self, moves: bool) {
+        if moves {
+            self.entered = Payload::from_value(&self.aggregate).ok();
+        }
+    }
+
+    #[track_caller]
+    fn assert_due_after(&self, expected: Option<Duration>) {
+        let state = self.state.as_deref().unwrap_or("(none yet)");
+        let deadline = self.decider.machine().and_then(|machine| machine.deadline_of(state));
+        let found = deadline.map(|deadline| {
+            let entered = self.entered.as_ref().and_then(|entered| entered.read::<A>(A::KIND).ok());
+            self.stays.get(state).zip(entered).map_or(deadline.after, |(stay, entered)| stay(&entered))
+        });
+        assert!(found == expected, "{} that is {state} is due after {found:?}, not {expected:?}", A::KIND);
     }
 
     #[track_caller]
@@ -476,6 +540,76 @@ mod tests {
         given::<Order>([]).when(Command::Ship).refused(No::NothingToShip);
         given::<Order>([]).when(Command::Ship).refused_with("nothing-to-ship");
         given::<Order>([placed()]).when(Command::Note).then([]).state_is("placed");
+    }
+
+    #[test]
+    fn a_deadline_is_that_of_the_state_and_its_time_that_of_the_change_that_led_there() {
+        let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
+        drop(given::<Order>([placed()]).due_after(None));
+        let waits = || given::<Waiting>([WaitingEvent::Begun { minutes: 7 }, WaitingEvent::Prolonged]);
+        drop(waits().state_is("waiting").due_after(minutes(1)));
+        let stay = move |waiting: &Waiting| minutes(waiting.minutes);
+        // What happens in the state does not move its deadline.
+        drop(waits().deadline("waiting", stay).due_after(minutes(7)));
+        let begin = given::<Waiting>([]).deadline("waiting", stay).when(WaitingCommand::Begin);
+        begin.then([WaitingEvent::Begun { minutes: 7 }, WaitingEvent::Prolonged]).due_after(minutes(14));
+        let message = says(|| drop(given::<Order>([placed()]).due_after(minutes(1))));
+        assert_eq!(message, "order that is placed is due after None, not Some(60s)");
+    }
+
+    #[derive(Default, Serialize, Deserialize)]
+    struct Waiting {
+        minutes: u64,
+    }
+
+    #[derive(Serialize, Deserialize, towpath_core::Command)]
+    #[command(crate = "towpath_core")]
+    enum WaitingCommand {
+        #[serde(rename = "waiting.begin")]
+        Begin,
+    }
+
+    #[derive(Serialize, Deserialize, towpath_core::Event)]
+    #[event(crate = "towpath_core")]
+    enum WaitingEvent {
+        #[serde(rename = "waiting.begun")]
+        Begun { minutes: u64 },
+        #[serde(rename = "waiting.prolonged")]
+        Prolonged,
+        #[serde(rename = "waiting.ended")]
+        Ended,
+    }
+
+    impl Aggregate for Waiting {
+        const KIND: &'static str = "waiting";
+        type Command = WaitingCommand;
+        type Event = WaitingEvent;
+        type Refusal = std::convert::Infallible;
+
+        fn decide(&self, _: WaitingCommand, _: &Context) -> Result<Vec<WaitingEvent>, Self::Refusal> {
+            Ok(vec![WaitingEvent::Begun { minutes: 7 }, WaitingEvent::Prolonged])
+        }
+
+        fn evolve(self, event: &WaitingEvent) -> Self {
+            match event {
+                WaitingEvent::Begun { minutes } => Self { minutes: *minutes },
+                WaitingEvent::Prolonged => Self { minutes: self.minutes * 2 },
+                WaitingEvent::Ended => self,
+            }
+        }
+
+        fn machine() -> Option<Machine> {
+            let deadline =
+                towpath_core::machine::Deadline::after(Duration::from_secs(60), WaitingEvent::ENDED);
+            Some(
+                Machine::named("waiting")
+                    .starts(WaitingEvent::BEGUN, "waiting")
+                    .waits("waiting", deadline, "its end")
+                    .terminal("ended")
+                    .transition("waiting", WaitingEvent::ENDED, "ended")
+                    .stays(WaitingEvent::PROLONGED),
+            )
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! - [`given`]: given/when/then for an aggregate, without any I/O.
 //! - [`VirtualClock`]: a clock that stands still until it is told to move.
-//! - [`CountingProbe`], [`KillProbe`], [`StopProbe`], [`PauseProbe`]: what happens just before a statement is sent.
+//! - [`CountingProbe`], [`KillProbe`], [`StopProbe`], [`PauseProbe`], [`MutantProbe`]: what happens just before a statement is sent.
 //! - [`store`]: the meaning of the store contract, as cases that every adapter runs.
 //! - [`ledger`]: an auditor of deliveries that counts on its own.
 //! - [`broker`]: the meaning of the broker contract, likewise, and a TCP proxy that cuts and holds connections.
@@ -25,4 +25,4 @@ pub mod store;
 pub use clock::VirtualClock;
 pub use control::under_control;
 pub use given::{Given, Then, When, given};
-pub use probe::{CountingProbe, KillProbe, PauseProbe, StopProbe};
+pub use probe::{CountingProbe, KillProbe, MutantProbe, PauseProbe, StopProbe};

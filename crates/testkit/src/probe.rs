@@ -1,6 +1,6 @@
 //! Probes: what a test does just before a statement is sent.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -174,6 +174,38 @@ impl Countdown {
 
     fn seen(&self) -> u64 {
         self.seen.load(Ordering::SeqCst)
+    }
+}
+
+/// Makes one condition of one statement true, as if somebody had forgotten to write it.
+#[derive(Debug)]
+pub struct MutantProbe {
+    statement: &'static str,
+    condition: &'static str,
+    was_met: AtomicBool,
+}
+
+impl MutantProbe {
+    /// Takes the last condition of that text out of the statements of that name.
+    pub fn without(statement: &'static str, condition: &'static str) -> Self {
+        Self { statement, condition, was_met: AtomicBool::new(false) }
+    }
+
+    /// Whether a statement of that name with that condition was run. If not, it has another name or another text by now.
+    pub fn was_met(&self) -> bool {
+        self.was_met.load(Ordering::SeqCst)
+    }
+}
+
+impl Probe for MutantProbe {
+    fn before(&self, _statement: &'static str) {}
+
+    fn instead(&self, statement: &'static str, sql: &str) -> Option<String> {
+        let at = sql.rfind(self.condition).filter(|_| statement == self.statement)?;
+        self.was_met.store(true, Ordering::SeqCst);
+        let (before, rest) = sql.split_at(at);
+        // It stays, because its values are bound.
+        Some(format!("{before}({} OR 1 = 1){}", self.condition, &rest[self.condition.len()..]))
     }
 }
 

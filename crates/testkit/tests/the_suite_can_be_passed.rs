@@ -5,11 +5,11 @@ mod memory;
 mod concurrent_writers {
     use super::memory::MemoryFixture;
 
-    towpath_testkit::store_conformance!(MemoryFixture::concurrent());
+    towpath_testkit::store_conformance!(@in_memory MemoryFixture::concurrent());
 }
 
 mod one_writer_at_a_time {
     use super::memory::MemoryFixture;
 
-    towpath_testkit::store_conformance!(MemoryFixture::one_writer_at_a_time());
+    towpath_testkit::store_conformance!(@in_memory MemoryFixture::one_writer_at_a_time());
 }

@@ -23,10 +23,11 @@ use towpath_core::machine::IllegalTransition;
 use towpath_core::payload::{InvalidPayload, Payload};
 use towpath_core::ports::clock::Clock;
 use towpath_core::ports::store::{
-    AggregateRow, Append, CommandRecord, CommandResult, CompletedCommand, Expected, FailedCommand, Found,
-    LeaseGrant, NewCommand, NewEvent, Snapshot, StateChange, Store, StoreError,
+    AggregateRow, Append, CommandRecord, CommandResult, CompletedCommand, DeadlineChange, Expected,
+    FailedCommand, Found, LeaseGrant, NewCommand, NewEvent, Snapshot, StateChange, Store, StoreError,
 };
 use towpath_core::retry::{ErrorClass, RetryDecision, RetryPolicy};
+use towpath_core::time::later;
 use tracing::Instrument as _;
 use uuid::Uuid;
 
@@ -628,7 +629,8 @@ impl Bus {
     ) -> Append {
         let mut events = Vec::with_capacity(decision.events.len());
         let mut state_changes = Vec::new();
-        for (event_index, event) in decision.events.into_iter().enumerate() {
+        let decided = decision.events.into_iter().zip(EventId::of_one_append());
+        for (event_index, (event, event_id)) in decided.enumerate() {
             if let Some(step) = event.moves {
                 let (reason, message) = match step.reason {
                     Some(reason) => (Some(reason.code), reason.message),
@@ -643,7 +645,7 @@ impl Bus {
                 });
             }
             events.push(NewEvent {
-                event_id: EventId(Uuid::now_v7()),
+                event_id,
                 channels: self.registry.routing_of(event.event_type.as_str()),
                 event_type: event.event_type,
                 schema_version: event.schema_version,
@@ -655,21 +657,17 @@ impl Bus {
             causation_id: Some(CausationId::from(&command.command_id)),
             ..command.context.clone()
         };
-        Append {
+        let mut append = Append {
             aggregate: command.aggregate.clone(),
             expected: Expected::after(version),
             snapshot: Some(Snapshot { data: decision.snapshot, version: decider.snapshot_version() }),
-            deadline: crate::registry::deadline_change(
-                decider,
-                &command.aggregate,
-                &events,
-                &state_changes,
-                &context,
-            ),
+            deadline: DeadlineChange::default(),
             events,
             state_changes,
             context,
-        }
+        };
+        append.deadline = self.registry.deadline_change(decider, &append);
+        append
     }
 
     /// Records a failure, in a transaction of its own, and gives back the error to answer. That it cannot be written
@@ -855,10 +853,7 @@ fn schedule(
     now: DateTime<Utc>,
 ) -> (u32, Option<DateTime<Utc>>) {
     match decision {
-        Some(RetryDecision::RetryAfter(delay)) => {
-            let at = chrono::Duration::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay));
-            (retry_count + 1, at)
-        }
+        Some(RetryDecision::RetryAfter(delay)) => (retry_count + 1, Some(later(now, delay))),
         Some(RetryDecision::GiveUp(_)) | None => (retry_count, None),
     }
 }

@@ -6,12 +6,13 @@
 
 use std::time::Duration;
 
-use chrono::{DateTime, Utc};
 use tokio::sync::watch;
 use towpath_core::ports::store::{LeaseGrant, StoreError, StoreResult};
+use towpath_core::time::earlier;
 
 use towpath_store::SqlStore;
 
+use crate::builder::Keeping;
 use crate::bus::{Bus, with_causes};
 use crate::leases::Held;
 use crate::service::{Service, Stopping, Wake, rest};
@@ -24,19 +25,6 @@ const UNITS: Duration = Duration::from_secs(3_600);
 
 /// How long others have the database for themselves between two pages.
 const BREATH: Duration = Duration::from_millis(20);
-
-/// What is kept for how long.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Keeping {
-    /// Outbox rows that were sent.
-    pub(crate) sent: Duration,
-    /// Deliveries that were handled: the de-duplication horizon.
-    pub(crate) handled: Duration,
-    /// Commands that ended: for so long their ids are known.
-    pub(crate) commands: Duration,
-    /// How often it is looked for what is older.
-    pub(crate) every: Duration,
-}
 
 /// Starts the service.
 pub(crate) fn start(bus: Bus, store: SqlStore, held: watch::Receiver<Held>, keeping: Keeping) -> Service {
@@ -106,30 +94,24 @@ async fn clean(
     let (mut deleted, mut others) = (Deleted::default(), 0);
     // Asked anew for each pass: what is deleted too early cannot be brought back.
     let now = bus.database_time().await?;
-    if let Some(before) = before(now, keeping.sent) {
+    if let Some(before) = earlier(now, keeping.sent) {
         page_by_page!(stopping, deleted.sent, bus.store.clean_outbox(lease, before, PAGE));
     }
-    if let Some(before) = before(now, keeping.handled) {
+    if let Some(before) = earlier(now, keeping.handled) {
         // Letters that ended are kept as long as the inbox remembers.
         page_by_page!(stopping, others, store.clean_letters(lease, before, PAGE));
         page_by_page!(stopping, deleted.handled, bus.store.clean_inbox(lease, before, PAGE));
         page_by_page!(stopping, others, store.clean_timers(lease, before, PAGE));
         others += store.clean_leases(lease, &["instance/", "relaying/"], keeping.handled).await?;
     }
-    if let Some(before) = before(now, UNITS) {
+    if let Some(before) = earlier(now, UNITS) {
         page_by_page!(stopping, others, store.clean_units(lease, before, PAGE));
     }
-    if let Some(before) = before(now, keeping.commands) {
+    if let Some(before) = earlier(now, keeping.commands) {
         page_by_page!(stopping, deleted.commands, bus.store.clean_commands(lease, before, PAGE));
     }
     tracing::debug!(others, "cleaned up");
     Ok(deleted)
-}
-
-/// The moment so long ago; none if that is before time began, and then everything is kept.
-fn before(now: DateTime<Utc>, ago: Duration) -> Option<DateTime<Utc>> {
-    let ago = chrono::Duration::from_std(ago).ok()?;
-    now.checked_sub_signed(ago)
 }
 
 async fn breathe(stopping: &mut Stopping) {

@@ -60,14 +60,13 @@ pub(crate) async fn start(
     relayed: Vec<ChannelName>,
     in_flight: InFlight,
     lease: Duration,
-) -> StoreResult<(Service, watch::Receiver<Held>)> {
+    publish: watch::Sender<Held>,
+) -> StoreResult<Service> {
     let keeper = Keeper { bus, instance, relayed, in_flight, lease };
-    let held = keeper.round(Held::default()).await?;
-    let (publish, receive) = watch::channel(held);
+    say(&publish, keeper.round(Held::default()).await?);
     let (keeper, publish) = (Arc::new(keeper), Arc::new(publish));
     let keep = move |stopping| Arc::clone(&keeper).keep(Arc::clone(&publish), stopping);
-    let service = Service::keep_running("leases", keep);
-    Ok((service, receive))
+    Ok(Service::keep_running("leases", keep))
 }
 
 struct Keeper {

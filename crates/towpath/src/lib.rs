@@ -9,6 +9,7 @@
 
 mod absence;
 mod application;
+mod builder;
 mod bus;
 mod carrying;
 mod circumstances;
@@ -18,8 +19,11 @@ mod committed;
 pub mod config;
 mod consumer;
 mod declaring;
+mod entity;
 #[cfg(feature = "follow")]
 pub mod follow;
+mod holding;
+mod jobs;
 mod leases;
 mod listings;
 pub mod metrics;
@@ -27,14 +31,18 @@ mod notices;
 pub mod observer;
 mod operations;
 mod outbox;
+pub mod projection;
 mod publishing;
 mod registry;
 mod relay;
+mod rows;
 mod runner;
 mod send;
 mod sequencer;
 mod service;
+mod services;
 mod spans;
+mod start_error;
 mod timers;
 mod towpath;
 mod tracker;
@@ -43,24 +51,29 @@ mod tx;
 mod watch;
 
 pub use application::Application;
+pub use builder::Builder;
 pub use bus::{Receipt, SendError};
 pub use circumstances::Circumstances;
 pub use clock::SystemClock;
 pub use config::Channels;
 pub use consumer::{
-    Afterwards, Batch, Consumer, ConsumerOf, ConsumerPolicy, DeadLetterQueue, DeadTo, Delivered, Delivery,
-    HandlerError, Letters, LettersError, Next, Preview, ReplayReport,
+    Afterwards, Batch, Change, Consumer, ConsumerOf, ConsumerPolicy, DeadLetterQueue, DeadTo, Delivered,
+    Delivery, EventsOf, Fact, HandlerError, Letters, LettersError, Next, Preview, ReplayReport,
 };
+pub use entity::{Entity, RegisteredEntity};
+pub use jobs::{Job, Turn};
 pub use listings::{ConsumerView, Trace, arranged};
 pub use operations::{OPERATION_KIND, OPERATION_PERFORMED, Operations, Outcome, Ran};
 pub use outbox::{Outbox, OutboxError};
+pub use projection::{Projection, Projections};
 pub use registry::Registry;
 pub use send::{Accepted, Send};
 pub use sequencer::complete_head;
+pub use start_error::StartError;
 pub use timers::Schedule;
-pub use towpath::{Builder, StartError, Towpath, View};
+pub use towpath::{Towpath, View};
 pub use tracker::{ChannelError, TrackedChannels};
-pub use tx::{Joined, Tx, WrongDatabase};
+pub use tx::{BeginState, ChangeState, Joined, Tx, WrongDatabase};
 pub use watch::{Delivering, DeliveringOutcome, Publishing, PublishingOutcome, Watch};
 
 // Crates whose types are in signatures here, or in what nearly every `upcast` and test writes.
@@ -93,18 +106,19 @@ pub use towpath_core::name;
 pub use towpath_core::notifications;
 pub use towpath_core::payload::{InvalidPayload, Payload};
 pub use towpath_core::ports;
+pub use towpath_core::ports::store::{Backlog, COMMANDS_BYTES, FoundAs, OutboxBacklog, OutboxFilter};
 pub use towpath_core::retry;
 pub use towpath_core::route::Glob;
 pub use towpath_core::{from_variant, to_variant};
 pub use towpath_store::{
-    Backlog, COMMANDS_BYTES, FoundAs, JoinTransaction, OutboxBacklog, OutboxFilter, Scratch, SqlStore,
-    StoreOptions, StoreUrl, fault, gives_way, is_unique_violation, message_key, sqlx,
+    JoinTransaction, Scratch, SqlStore, StoreOptions, StoreUrl, fault, gives_way, is_unique_violation,
+    message_key, sqlx,
 };
 /// Tables and views of an application's own, declared as data and used on any of the databases.
 pub mod tables {
     pub use towpath_store::{
-        Column, ColumnKind, Dialect, Index, OwnConnection, OwnTables, Record, Shows, SqlTransaction, SqlView,
-        Table, Value, ViewRows, ViewType,
+        Column, ColumnKind, ColumnValue, Dialect, Index, OwnConnection, OwnTables, Record, Row, Run, Shows,
+        SqlTransaction, SqlView, Step, Table, Value, Version, Versions, ViewRows, ViewType,
     };
 }
 
@@ -113,8 +127,8 @@ pub mod prelude {
     pub use serde::{Deserialize, Serialize};
 
     pub use crate::{
-        Aggregate, Channel, Command, Consumer, Context, Deadline, Delivery, Event, HandlerError, Machine,
-        Next, Reason, Refusal, Refused, Towpath,
+        Aggregate, Channel, Command, Consumer, Context, Deadline, Delivery, Event, Fact, HandlerError,
+        Machine, Next, Reason, Refusal, Refused, Towpath,
     };
 }
 

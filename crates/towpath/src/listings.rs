@@ -5,8 +5,7 @@ use towpath_core::channel::Channel;
 use towpath_core::flow::{FlowCommand, FlowEvent, FlowNode, arrange_flow};
 use towpath_core::ids::{AggregateId, AggregateKey, AggregateKind, ChannelName, CommandId, CorrelationId};
 use towpath_core::lifecycle::CommandStatus;
-use towpath_core::ports::store::{AggregateRow, CommandRecord, Flow, StoreError};
-use towpath_store::{Backlog, FoundAs};
+use towpath_core::ports::store::{AggregateRow, Backlog, CommandRecord, Flow, FoundAs, StoreError};
 
 use crate::consumer::{Source, Wired};
 use crate::towpath::Towpath;

@@ -6,8 +6,8 @@
 use std::time::Duration;
 
 use towpath_core::ids::InstanceId;
-use towpath_core::ports::store::Store as _;
-use towpath_store::{Heard, SqlStore};
+use towpath_core::ports::store::Heard;
+use towpath_store::SqlStore;
 
 use crate::bus::{Bus, with_causes};
 use crate::service::{Service, Stopping, rest};

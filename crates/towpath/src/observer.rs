@@ -13,7 +13,6 @@
 
 mod failing;
 mod health;
-mod holding;
 mod looking;
 mod status;
 mod waiting;
@@ -38,9 +37,7 @@ pub(crate) use looking::ObserverContext;
 pub(crate) use status::ObserverStatuses;
 pub use status::{ObserverStatus, Platform};
 
-pub use towpath_core::ports::observations::{
-    Adopted, Look, LookFailure, Looks, Observations, Watch, WatchTx, Watched,
-};
+pub use towpath_core::ports::observations::{Adopted, Look, LookFailure, Looks, Watch, Watched};
 
 /// Names of resources that may have changed, as they change.
 pub type Hints = Pin<Box<dyn Stream<Item = String> + Send>>;

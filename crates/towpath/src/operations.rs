@@ -15,6 +15,7 @@ use towpath_core::ports::operations::{
     NewOperation, OperationAnswer, OperationClaim, OperationEnd, OperationStanding,
 };
 use towpath_core::ports::store::{Append, Expected, NewEvent, Snapshot, StoreError, StoreResult};
+use towpath_core::time::earlier;
 use uuid::Uuid;
 
 use crate::bus::{Bus, with_causes};
@@ -206,10 +207,7 @@ async fn look_after(
         let Some(lease) = held.borrow().cleaner.clone() else { continue };
         let looked = async {
             let lost = Operations { bus: &bus }.record_lost().await?;
-            let kept_since = chrono::Duration::from_std(keep)
-                .ok()
-                .and_then(|keep| bus.clock.now().checked_sub_signed(keep));
-            if let Some(before) = kept_since {
+            if let Some(before) = earlier(bus.clock.now(), keep) {
                 while bus.store.clean_operations(&lease, before, PAGE).await? > 0 && !stopping.is_asked() {}
             }
             StoreResult::Ok(lost)

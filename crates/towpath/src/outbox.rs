@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use towpath_core::envelope::EventEnvelope;
 use towpath_core::ports::store::{FailedFilter, FailedRow, StoreError};
+use towpath_core::time::earlier;
 
 use crate::bus::Bus;
 
@@ -52,9 +53,7 @@ impl OutboxError {
 /// Whether an event is so old that inboxes do not remember whether it was handled.
 pub(crate) fn is_beyond(bus: &Bus, horizon: Duration, event: &EventEnvelope) -> bool {
     // A horizon that reaches back before time began forgets nothing.
-    let horizon = chrono::Duration::from_std(horizon).ok();
-    let before = horizon.and_then(|horizon| bus.clock.now().checked_sub_signed(horizon));
-    before.is_some_and(|before| event.occurred_at < before)
+    earlier(bus.clock.now(), horizon).is_some_and(|before| event.occurred_at < before)
 }
 
 impl Outbox {

@@ -1,34 +1,45 @@
 //! The registry: which aggregates there are, who decides which command, and where events go.
 
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use towpath_broker::Formats;
 use towpath_core::aggregate::Aggregate;
+use towpath_core::causes::with_causes;
 use towpath_core::decider::{Decider, RegistrationFlaw, StoredEvent, TypedDecider};
-use towpath_core::envelope::ChangeContext;
 use towpath_core::format::Format;
-use towpath_core::ids::{AggregateKey, AggregateKind, ChannelName};
-use towpath_core::machine::Step;
+use towpath_core::ids::{AggregateKind, ChannelName};
+use towpath_core::incoming::IncomingEvent;
+use towpath_core::machine::{CheckedMachine, Step};
 use towpath_core::name::CommandName;
+use towpath_core::payload::{InvalidPayload, Payload};
 use towpath_core::ports::store::{
     AggregateRow, Append, AppendRules, DeadlineChange, NewEvent, NewTimer, Routing, Snapshot, StateChange,
     StoreError, StoreResult,
 };
 use towpath_core::route::{Route, Routes};
+use towpath_core::time::later;
 
 use crate::carrying::{Carrying, TooLarge};
-use crate::timers::after;
+use crate::entity::{Entity, RegisteredEntity};
+
+/// How long an aggregate with this folded state may stay where it is.
+type Stay = Box<dyn Fn(&Payload) -> Result<Duration, InvalidPayload> + Send + Sync>;
 
 /// Everything that was registered. Complete before the first command, and never changed after.
 #[derive(Default)]
 pub struct Registry {
     by_kind: HashMap<String, Arc<dyn Decider>>,
+    /// Rows of applications' own, by kind.
+    entities: BTreeMap<String, RegisteredEntity>,
     by_command: HashMap<String, Arc<dyn Decider>>,
     /// By the events that deadlines append.
     by_deadline: HashMap<String, Arc<dyn Decider>>,
+    /// How long an aggregate may stay in a state, by kind and state, where the application says it.
+    stays: HashMap<(String, String), Stay>,
     events: HashSet<String>,
     /// Kinds that are confidential although nobody decides them here.
     confidential: HashSet<String>,
@@ -47,7 +58,7 @@ impl Registry {
         let kind = decider.kind().as_str().to_owned();
         let twice = |what, name: &str| RegistrationFlaw::Twice { what, name: name.to_owned() };
         let mut flaws = Vec::new();
-        if self.by_kind.contains_key(&kind) {
+        if self.has_kind(&kind) {
             flaws.push(twice("aggregate", &kind));
         }
         // A command name alone must say who decides it: that is all an HTTP client sends.
@@ -76,6 +87,53 @@ impl Registry {
         self.events.extend(decider.events().iter().map(|event| event.as_str().to_owned()));
         self.by_kind.insert(kind, decider);
         Ok(())
+    }
+
+    /// Says how long an aggregate may stay in a state.
+    pub(crate) fn stay<A: Aggregate>(
+        &mut self,
+        state: &str,
+        stay: impl Fn(&A) -> Duration + Send + Sync + 'static,
+    ) {
+        let stay = move |folded: &Payload| Ok(stay(&folded.read::<A>(A::KIND)?));
+        self.stays.insert((A::KIND.to_owned(), state.to_owned()), Box::new(stay));
+    }
+
+    /// Times that were given for states without a deadline.
+    pub(crate) fn flaws_of_stays(&self) -> Vec<RegistrationFlaw> {
+        let has_deadline = |kind: &str, state: &str| {
+            let machine = self.by_kind.get(kind).and_then(|decider| decider.machine());
+            machine.is_some_and(|machine| machine.deadline_of(state).is_some())
+        };
+        let flawed = self.stays.keys().filter(|(kind, state)| !has_deadline(kind, state));
+        let flaws = flawed
+            .map(|(kind, state)| RegistrationFlaw::NoDeadline { kind: kind.clone(), state: state.clone() });
+        flaws.collect()
+    }
+
+    /// Registers an entity: its names and its machine are checked here.
+    ///
+    /// # Errors
+    /// All that is wrong with it, at once. Nothing of it is registered then.
+    pub fn register_entity<E: Entity>(&mut self) -> Result<(), Vec<RegistrationFlaw>> {
+        let entity = RegisteredEntity::of::<E>()?;
+        let twice = |what, name: &str| RegistrationFlaw::Twice { what, name: name.to_owned() };
+        let mut flaws = Vec::new();
+        if self.has_kind(E::KIND) {
+            flaws.push(twice("entity", E::KIND));
+        }
+        let names = entity.events().iter().map(|event| event.as_str());
+        flaws.extend(names.filter(|name| self.events.contains(*name)).map(|name| twice("event", name)));
+        if !flaws.is_empty() {
+            return Err(flaws);
+        }
+        self.events.extend(entity.events().iter().map(|event| event.as_str().to_owned()));
+        self.entities.insert(E::KIND.to_owned(), entity);
+        Ok(())
+    }
+
+    fn has_kind(&self, kind: &str) -> bool {
+        self.by_kind.contains_key(kind) || self.entities.contains_key(kind)
     }
 
     /// Adds a route.
@@ -157,6 +215,22 @@ impl Registry {
         self.by_kind.get(kind)
     }
 
+    /// The payload of an event in the form of today, if it says its own and its aggregate is registered here.
+    pub(crate) fn in_form_of_today<'e>(
+        &self,
+        event: &'e IncomingEvent,
+    ) -> Result<Cow<'e, Payload>, InvalidPayload> {
+        let kind = event.aggregate.as_ref().map(|aggregate| aggregate.kind.as_str());
+        match (kind.and_then(|kind| self.by_kind.get(kind)), event.schema_version) {
+            (Some(decider), Some(schema_version)) => decider.in_form_of_today(StoredEvent {
+                name: event.event_type.as_str(),
+                schema_version,
+                payload: &event.payload,
+            }),
+            _ => Ok(Cow::Borrowed(&event.payload)),
+        }
+    }
+
     /// All deciders, by kind.
     pub fn deciders(&self) -> impl Iterator<Item = &Arc<dyn Decider>> {
         let mut kinds: Vec<_> = self.by_kind.iter().collect();
@@ -164,9 +238,64 @@ impl Registry {
         kinds.into_iter().map(|(_, decider)| decider)
     }
 
+    /// The entity of a kind.
+    pub fn entity_of_kind(&self, kind: &str) -> Option<&RegisteredEntity> {
+        self.entities.get(kind)
+    }
+
+    /// All entities, by kind.
+    pub fn entities(&self) -> impl Iterator<Item = &RegisteredEntity> {
+        self.entities.values()
+    }
+
+    /// The machine of a kind, of an aggregate or of an entity.
+    pub fn machine_of_kind(&self, kind: &str) -> Option<&CheckedMachine> {
+        let of_entity = self.entities.get(kind).map(RegisteredEntity::machine);
+        of_entity.or_else(|| self.by_kind.get(kind)?.machine())
+    }
+
     /// The routes.
     pub fn routes(&self) -> &Routes {
         &self.routes
+    }
+}
+
+impl Registry {
+    /// What a change means for the machine's deadlines: that of the first state it leaves ends, that of the last state it
+    /// enters begins. States in between are left as soon as they are entered.
+    pub(crate) fn deadline_change(&self, decider: &dyn Decider, append: &Append) -> DeadlineChange {
+        let deadline = |state: &str| decider.machine()?.deadline_of(state);
+        let changes = &append.state_changes;
+        let left = changes.first().and_then(|change| change.from.as_deref());
+        let enters = changes.last().and_then(|change| {
+            let deadline = deadline(&change.to)?;
+            let entered_by = append.events.get(change.event_index)?.event_id;
+            let stay = self.stay_of(append, &change.to).unwrap_or(deadline.after);
+            let due_at = later(append.context.occurred_at, stay);
+            let command = CommandName::from_stored(deadline.sends());
+            Some(NewTimer::of_deadline(
+                entered_by,
+                due_at,
+                command,
+                append.aggregate.clone(),
+                &append.context,
+            ))
+        });
+        DeadlineChange { leaves: left.and_then(deadline).is_some(), enters }
+    }
+
+    /// How long the aggregate may stay in a state that it enters, if the application says so and its folded state is known.
+    /// Where that fails the machine's own time holds: a state that must not last for ever does not, for a bug there.
+    fn stay_of(&self, append: &Append, state: &str) -> Option<Duration> {
+        let (kind, snapshot) = (append.aggregate.kind.as_str(), append.snapshot.as_ref()?);
+        let stay = self.stays.get(&(kind.to_owned(), state.to_owned()))?;
+        let cause = match catch_unwind(AssertUnwindSafe(|| stay(&snapshot.data))) {
+            Ok(Ok(stay)) => return Some(stay),
+            Ok(Err(error)) => with_causes(&error),
+            Err(_) => "it panicked".to_owned(),
+        };
+        tracing::error!(aggregate = %append.aggregate, state, cause, "the time of a deadline is not known; the machine's holds");
+        None
     }
 }
 
@@ -196,16 +325,12 @@ impl AppendRules for Registry {
         if is_whole {
             let state = current.and_then(|row| row.state.clone());
             complete.state_changes = state_changes(decider, &complete, state)?;
-            complete.deadline = deadline_change(
-                decider,
-                &complete.aggregate,
-                &complete.events,
-                &complete.state_changes,
-                &complete.context,
-            );
         }
         if complete.snapshot.is_none() {
             complete.snapshot = folded(decider, &complete, current)?;
+        }
+        if is_whole {
+            complete.deadline = self.deadline_change(decider, &complete);
         }
         Ok(complete)
     }
@@ -291,28 +416,4 @@ fn folded(
         Ok(Err(error)) => refused(error.into()),
         Err(_) => refused("folding it panicked".into()),
     }
-}
-
-/// What a change means for the machine's deadlines: that of the first state it leaves ends, that of the last state it
-/// enters begins. States in between are left as soon as they are entered.
-pub(crate) fn deadline_change(
-    decider: &dyn Decider,
-    aggregate: &AggregateKey,
-    events: &[NewEvent],
-    changes: &[StateChange],
-    context: &ChangeContext,
-) -> DeadlineChange {
-    let deadline = |state: &str| {
-        let deadline = decider.machine()?.deadline_of(state)?;
-        Some((deadline.after, deadline.sends()))
-    };
-    let left = changes.first().and_then(|change| change.from.as_deref());
-    let enters = changes.last().and_then(|change| {
-        let (delay, command) = deadline(&change.to)?;
-        let entered_by = events.get(change.event_index)?.event_id;
-        let due_at = after(context.occurred_at, delay);
-        let command = CommandName::from_stored(command);
-        Some(NewTimer::of_deadline(entered_by, due_at, command, aggregate.clone(), context))
-    });
-    DeadlineChange { leaves: left.and_then(deadline).is_some(), enters }
 }

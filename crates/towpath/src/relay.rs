@@ -22,6 +22,7 @@ use towpath_core::ports::store::{
     ClaimRoom, LeaseGrant, OutboxClaim, OutboxItem, OutboxOutcome, OutboxResult, StoreError,
 };
 use towpath_core::retry::{ErrorClass, RetryDecision};
+use towpath_core::time::later;
 
 use crate::absence::Caution;
 use crate::bus::{Bus, random_unit, with_causes};
@@ -56,7 +57,7 @@ const LAST_OFFERS: u32 = 5;
 
 /// Where the shafts of a channel find each other, the lease keeper and their broker.
 #[derive(Clone)]
-pub(crate) struct Surroundings {
+pub(crate) struct RelayContext {
     pub(crate) broker: Arc<dyn Broker>,
     pub(crate) declaration: Declaration,
     pub(crate) held: watch::Receiver<Held>,
@@ -70,7 +71,7 @@ pub(crate) struct Surroundings {
 /// Starts the shafts of one channel.
 pub(crate) fn start(
     bus: &Bus,
-    around: &Surroundings,
+    around: &RelayContext,
     channel: Channel,
     target: Target,
     wakes: &RelayWakes,
@@ -112,7 +113,7 @@ fn partitions_of(shaft: u16) -> Range<u16> {
 struct Relay {
     bus: Bus,
     meters: ChannelMeters,
-    around: Surroundings,
+    around: RelayContext,
     channel: Channel,
     target: Target,
     /// Whether the last event did not leave: an absence is said once, however long it lasts.
@@ -538,7 +539,7 @@ impl Relay {
         let decision =
             self.channel.policy.retries.decide(ErrorClass::Transient, item.retry_count + 1, chance);
         let retry_at = match decision {
-            RetryDecision::RetryAfter(delay) => Some(after(now, delay)),
+            RetryDecision::RetryAfter(delay) => Some(later(now, delay)),
             RetryDecision::GiveUp(_) => None,
         };
         Some(match retry_at {
@@ -572,11 +573,6 @@ impl Relay {
             }
         })
     }
-}
-
-pub(crate) fn after(now: DateTime<Utc>, delay: Duration) -> DateTime<Utc> {
-    // Too far in the future to be written down: as good as now, but never lost.
-    chrono::Duration::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay)).unwrap_or(now)
 }
 
 /// The wakes of all relays of this process: a commit wakes the shafts that its events go through.

@@ -3,6 +3,7 @@
 //! A service is a task with a name that can be told to stop. Stopping twice, or before it has begun, is fine;
 //! dropping it tells it to stop without waiting. One that does not end in time is cut off.
 
+use std::borrow::Cow;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +11,8 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
+
+use towpath_core::time::doubled;
 
 use crate::bus::random_unit;
 
@@ -25,7 +28,7 @@ pub(crate) const STOPPING: Duration = Duration::from_secs(30);
 
 /// A running background service.
 pub(crate) struct Service {
-    name: &'static str,
+    name: Cow<'static, str>,
     stop: watch::Sender<bool>,
     task: Option<JoinHandle<()>>,
 }
@@ -70,32 +73,45 @@ impl Backoff {
     const LONGEST: Duration = Duration::from_secs(5);
 
     pub(crate) fn next(&mut self) -> Duration {
-        let whole = Self::SHORTEST.saturating_mul(1 << self.waits.min(10)).min(Self::LONGEST);
+        self.next_within(Self::LONGEST).max(Self::SHORTEST)
+    }
+
+    /// The same for who may not wait so long.
+    pub(crate) fn next_within(&mut self, longest: Duration) -> Duration {
+        let whole = doubled(Self::SHORTEST, self.waits, longest);
         self.waits = self.waits.saturating_add(1);
-        (whole / 2 + (whole / 2).mul_f64(random_unit())).max(Self::SHORTEST)
+        whole / 2 + (whole / 2).mul_f64(random_unit())
+    }
+
+    pub(crate) fn reset(&mut self) {
+        self.waits = 0;
     }
 }
 
 impl Service {
     /// Starts a service that runs once.
-    pub(crate) fn start<F>(name: &'static str, run: impl FnOnce(Stopping) -> F) -> Self
+    pub(crate) fn start<F>(name: impl Into<Cow<'static, str>>, run: impl FnOnce(Stopping) -> F) -> Self
     where
         F: Future<Output = ()> + Send + 'static,
     {
         let (stop, receiver) = watch::channel(false);
         let task = tokio::spawn(run(Stopping(receiver)));
-        Self { name, stop, task: Some(task) }
+        Self { name: name.into(), stop, task: Some(task) }
     }
 
     /// Starts a service that is started again, after a pause, when it panics. What it holds (leases, claims) lives on with
     /// the instance: were it gone, nobody else would do its work.
-    pub(crate) fn keep_running<F>(name: &'static str, run: impl Fn(Stopping) -> F + Send + 'static) -> Self
+    pub(crate) fn keep_running<F>(
+        name: impl Into<Cow<'static, str>>,
+        run: impl Fn(Stopping) -> F + Send + 'static,
+    ) -> Self
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        Self::start(name, |mut stopping| async move {
+        let name = name.into();
+        Self::start(name.clone(), |mut stopping| async move {
             while let Err(error) = Attached(tokio::spawn(run(stopping.clone()))).ended().await {
-                tracing::error!(service = name, %error, "a background service ended badly; starting it again");
+                tracing::error!(service = %name, %error, "a background service ended badly; starting it again");
                 rest(&Wake::default(), PAUSE_AFTER_PANIC, &mut stopping).await;
                 if stopping.is_asked() {
                     return;
@@ -119,7 +135,7 @@ impl Service {
         if let Err(error) = ended
             && !error.is_cancelled()
         {
-            tracing::error!(service = self.name, %error, "a background service ended badly");
+            tracing::error!(service = %self.name, %error, "a background service ended badly");
         }
     }
 
@@ -129,7 +145,7 @@ impl Service {
         if tokio::time::timeout_at(deadline, self.stop()).await.is_ok() {
             return true;
         }
-        tracing::warn!(service = self.name, "a background service did not end in time and was cut off");
+        tracing::warn!(service = %self.name, "a background service did not end in time and was cut off");
         if let Some(task) = &self.task {
             task.abort();
         }
@@ -138,12 +154,17 @@ impl Service {
     }
 }
 
-/// Stops many at once: all are told before the first is waited for. Answers whether all ended by themselves.
-pub(crate) async fn stop_all(services: impl IntoIterator<Item = &mut Service>, deadline: Instant) -> bool {
+/// Stops many at once: all are told before the first is waited for. Answers the names of those that were cut off.
+pub(crate) async fn stop_all(
+    services: impl IntoIterator<Item = &mut Service>,
+    deadline: Instant,
+) -> Vec<String> {
     let services: Vec<_> = services.into_iter().collect();
     services.iter().for_each(|service| service.tell_to_stop());
-    let stopped = services.into_iter().map(|service| service.stop_by(deadline));
-    futures_util::future::join_all(stopped).await.into_iter().all(|in_time| in_time)
+    let stopped = services.into_iter().map(async |service: &mut Service| {
+        (!service.stop_by(deadline).await).then(|| service.name.to_string())
+    });
+    futures_util::future::join_all(stopped).await.into_iter().flatten().collect()
 }
 
 /// A task that ends with whoever waits for it.
@@ -208,7 +229,7 @@ mod tests {
             told.send(()).unwrap();
         });
         let mut services = vec![first, second];
-        assert!(stop_all(&mut services, Instant::now() + Duration::from_secs(60)).await);
+        assert!(stop_all(&mut services, Instant::now() + Duration::from_secs(60)).await.is_empty());
     }
 
     #[tokio::test]
@@ -222,7 +243,7 @@ mod tests {
             }
         });
         let mut services = [deaf];
-        assert!(!stop_all(&mut services, Instant::now()).await);
+        assert_eq!(stop_all(&mut services, Instant::now()).await, ["deaf"]);
         drop(services);
         assert!(let_go.recv().await.is_none(), "nothing of it is left");
     }

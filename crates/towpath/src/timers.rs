@@ -24,6 +24,7 @@ use towpath_core::ports::store::{
     CLAIMED_BYTES, LeaseGrant, NewCommand, NewTimer, StoreError, StoreResult, Timer, TimerOutcome,
 };
 use towpath_core::retry::RetryDecision;
+use towpath_core::time::{between, later};
 use towpath_core::to_variant;
 use uuid::Uuid;
 
@@ -50,9 +51,6 @@ const STORE_AWAY: Duration = Duration::from_secs(5);
 /// What the command id of a timer begins with; the timer's id follows.
 const COMMAND_PREFIX: &str = "timer/";
 
-/// The last moment that all databases can store.
-const LAST_MOMENT: i64 = 253_370_764_800;
-
 /// Wakes the timers of this process when one is scheduled that is due before they look again. A deadline in a quarter of an
 /// hour, scheduled with every second command, must not cost a look each.
 #[derive(Clone)]
@@ -78,7 +76,7 @@ impl TimerWake {
 
     /// Rests until the next look. What was scheduled after `now` was asked for has left its wake behind.
     async fn rest(&self, now: DateTime<Utc>, at_most: Duration, stopping: &mut Stopping) {
-        self.next_look.store(after(now, at_most).timestamp_micros(), Ordering::SeqCst);
+        self.next_look.store(later(now, at_most).timestamp_micros(), Ordering::SeqCst);
         let _up = Up(&self.next_look);
         rest(&self.wake, at_most, stopping).await;
     }
@@ -218,7 +216,7 @@ async fn until_next(bus: &Bus, now: DateTime<Utc>, scan: Duration) -> Duration {
     let types = bus.registry.command_types();
     // What cannot be asked now is asked at the next look.
     let waiting = bus.store.waiting_timers(Some(&types), 1).await.unwrap_or_default();
-    let until_due = |timer: &Timer| (timer.timer.due_at - now).to_std().unwrap_or_default();
+    let until_due = |timer: &Timer| between(now, timer.timer.due_at);
     waiting.first().map_or(scan, until_due).clamp(LEAST_REST.min(scan), scan)
 }
 
@@ -278,11 +276,11 @@ fn failed(bus: &Bus, timer_id: Uuid, retry_count: u32, error: &SendError) -> Tim
     let (error_code, error_message) = (error.code().to_owned(), with_causes(error));
     if let Some(delay) = postponed(error) {
         tracing::warn!(%timer_id, code = error.code(), "a timer's command could not be sent; trying again");
-        let until = after(bus.clock.now(), delay);
+        let until = later(bus.clock.now(), delay);
         return TimerOutcome::Postponed { error_code, error_message, until };
     }
     let retry_at = match bus.retries.decide(error.class(), retry_count + 1, random_unit()) {
-        RetryDecision::RetryAfter(delay) => Some(after(bus.clock.now(), delay)),
+        RetryDecision::RetryAfter(delay) => Some(later(bus.clock.now(), delay)),
         RetryDecision::GiveUp(_) => None,
     };
     match retry_at {
@@ -304,13 +302,6 @@ async fn end(bus: &Bus, owed: &mut Vec<Fired>, known: &mut Known) -> StoreResult
         owed.pop();
     }
     Ok(())
-}
-
-/// A moment so much later, or the last one that can be stored.
-pub(crate) fn after(now: DateTime<Utc>, delay: Duration) -> DateTime<Utc> {
-    let last = DateTime::from_timestamp(LAST_MOMENT, 0).unwrap_or(now);
-    let later = chrono::Duration::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay));
-    to_stored_precision(later.unwrap_or(last).min(last))
 }
 
 /// A timer about to be scheduled. Await it for its id.
@@ -336,13 +327,13 @@ pub struct Schedule<'a> {
 impl Schedule<'_> {
     /// When it is due. What is past is due at once.
     pub fn at(mut self, due_at: DateTime<Utc>) -> Self {
-        self.due_at = due_at.max(DateTime::UNIX_EPOCH).min(after(due_at, Duration::MAX));
+        self.due_at = due_at.max(DateTime::UNIX_EPOCH).min(later(due_at, Duration::MAX));
         self
     }
 
     /// How much later than now it is due.
     pub fn after(mut self, delay: Duration) -> Self {
-        self.due_at = after(self.app.bus.clock.now(), delay);
+        self.due_at = later(self.app.bus.clock.now(), delay);
         self
     }
 
@@ -488,7 +479,7 @@ mod tests {
     async fn only_a_timer_that_is_due_before_the_next_look_wakes_the_service() {
         let timers = TimerWake::default();
         let now = DateTime::from_timestamp(1_700_000_000, 0).unwrap();
-        let (soon, late) = (after(now, Duration::from_secs(1)), after(now, Duration::from_secs(3600)));
+        let (soon, late) = (later(now, Duration::from_secs(1)), later(now, Duration::from_secs(3600)));
         let (told, mut rested) = tokio::sync::mpsc::unbounded_channel();
         let service = Service::start("test", {
             let timers = timers.clone();
@@ -522,14 +513,5 @@ mod tests {
         let of_its_own =
             SendError::Refused { code: "not-now", class: ErrorClass::Transient, message: "no".into() };
         assert_eq!(postponed(&of_its_own), None, "the aggregate has spoken");
-    }
-
-    #[test]
-    fn a_moment_too_far_away_is_the_last_that_can_be_stored() {
-        let now = DateTime::from_timestamp(1_700_000_000, 0).unwrap();
-        assert_eq!(after(now, Duration::from_secs(60)).timestamp(), 1_700_000_060);
-        for far in [Duration::MAX, Duration::from_secs(u64::from(u32::MAX) * 100)] {
-            assert_eq!(after(now, far).to_rfc3339(), "9999-01-01T00:00:00+00:00");
-        }
     }
 }

@@ -24,6 +24,7 @@ use towpath_core::ports::store::{
     ChannelRow, Disabled, LeaseGrant, Parked, ParkedAggregate, StoreError, StoreResult,
 };
 use towpath_core::retry::ErrorClass;
+use towpath_core::time::later;
 use uuid::Uuid;
 
 use crate::bus::{Bus, random_unit, with_causes};
@@ -32,7 +33,6 @@ use crate::declaring::Declaration;
 use crate::metrics::ChannelMeters;
 use crate::outbox::is_beyond;
 use crate::publishing::{Outgoing, publish};
-use crate::relay::after;
 use crate::service::{STOPPING, Service, Stopping, Wake, rest, stop_all};
 use crate::towpath::Towpath;
 
@@ -205,7 +205,8 @@ impl Trackers {
             lease: self.lease,
         });
         let track = move |stopping| Arc::clone(&tracker).run(wake.clone(), stopping);
-        self.running().insert(name, Service::keep_running("tracker", track));
+        let service = Service::keep_running(format!("tracker {name}"), track);
+        self.running().insert(name, service);
         Ok(())
     }
 
@@ -217,8 +218,8 @@ impl Trackers {
         }
     }
 
-    /// Stops all of them. Answers whether they ended by themselves.
-    pub(crate) async fn stop_by(&self, deadline: Instant) -> bool {
+    /// Stops all of them. Answers the names of those that were cut off.
+    pub(crate) async fn stop_by(&self, deadline: Instant) -> Vec<String> {
         let mut services = std::mem::take(&mut *self.running());
         stop_all(services.values_mut(), deadline).await
     }
@@ -500,7 +501,7 @@ impl Tracker {
                     // It has not failed, and waits a little longer, from where it is by now. If the broker takes nothing at
                     // all, the log will show it.
                     let version = event.envelope.aggregate_version;
-                    let due_at = Some(after(self.bus.clock.now(), self.pause(one.attempts.max(1))));
+                    let due_at = Some(later(self.bus.clock.now(), self.pause(one.attempts.max(1))));
                     parked.push(ParkedAggregate { version, due_at, ..one.clone() });
                     tracing::debug!(channel = self.channel.name.as_str(), ?answer, "not caught up yet");
                     stopped = true;
@@ -535,7 +536,7 @@ impl Tracker {
         let (channel, envelope) = (self.channel.name.as_str(), &event.envelope);
         let now = self.bus.clock.now();
         let delay = self.channel.policy.retries.next_delay(attempts, random_unit());
-        let due_at = delay.map(|delay| after(now, delay));
+        let due_at = delay.map(|delay| later(now, delay));
         if due_at.is_some() {
             self.meters.retries.increment(1);
             tracing::warn!(

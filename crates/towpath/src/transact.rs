@@ -5,11 +5,9 @@
 //! answer is the answer) or free (it was not, and the work is run again).
 
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::sync::Mutex;
 use tokio::time::Instant;
 use towpath_core::ports::store::{StoreError, StoreTx as _};
 use towpath_store::{Ended, Unfinished};
@@ -19,7 +17,7 @@ use crate::bus::{pause, with_causes};
 use crate::committed::Committed;
 use crate::service::Backoff;
 use crate::towpath::Towpath;
-use crate::tx::{Open, Origin, Tx};
+use crate::tx::{Lender, Open, Origin, Tx};
 
 /// How often a unit that lost against others is run again.
 const MOST_ROUNDS: u32 = 30;
@@ -193,14 +191,12 @@ async fn run<T, E, Fut: Future<Output = Result<T, E>>>(
 ) -> Result<(Open, Result<T, E>), StoreError> {
     // The work's own statements on the raw connection have no time limit.
     let silence = open.connection_lost();
-    let shared = Arc::new(Mutex::new(*open));
-    let guard = Arc::clone(&shared).try_lock_owned().map_err(|_| lost("it is in use"))?;
+    let lender = Lender::new(*open);
     let worked = tokio::select! {
-        worked = INSIDE.scope((), work(Tx::lent(guard))) => worked,
+        worked = INSIDE.scope((), work(lender.lend()?)) => worked,
         error = silence => return Err(error),
     };
-    let open = Arc::into_inner(shared).ok_or_else(|| lost("it is kept beyond its unit of work"))?;
-    Ok((open.into_inner(), worked))
+    Ok((lender.take_back()?, worked))
 }
 
 /// How a round began.
@@ -235,10 +231,6 @@ impl<T, E: From<StoreError>> UnitEnd<T, E> {
             error => Self::Not(error.into()),
         }
     }
-}
-
-fn lost(why: &str) -> StoreError {
-    StoreError::TransactionLost(why.to_owned())
 }
 
 fn is_passing(error: &StoreError) -> bool {

@@ -3,18 +3,25 @@
 //! It is the same in a unit of work ([`Towpath::transact`]), in a handler, and around the application's own sqlx transaction
 //! ([`Towpath::join`]).
 
+mod states;
+
+pub use states::{BeginState, ChangeState};
+
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::future::Future;
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
-use tokio::sync::OwnedMutexGuard;
+use tokio::sync::{Mutex, OwnedMutexGuard};
 use towpath_core::aggregate::Aggregate;
 use towpath_core::append::IntoAppend;
 use towpath_core::envelope::{ChangeContext, RecordedEvent};
 use towpath_core::ids::{AggregateKey, CausationId, CommandId, CorrelationId, EventId, HandlerName, Version};
 use towpath_core::incoming::IncomingEvent;
 use towpath_core::name::CommandName;
+use towpath_core::payload::{InvalidPayload, Payload};
 use towpath_core::ports::operations::OperationAnswer;
 use towpath_core::ports::store::{
     Append, Appended, BoxError, InboxMark, NewCommand, NewTimer, StoreError, StoreTx as _,
@@ -26,9 +33,13 @@ use uuid::Uuid;
 use crate::bus::Bus;
 use crate::circumstances::Circumstances;
 use crate::committed::Committed;
-use crate::observer::{Look, ObserverWake, Watch, WatchTx as _, Watched};
+use crate::consumer::HandlerError;
+use crate::observer::{Look, ObserverWake, Watch, Watched};
 use crate::operations::claim_to_answer;
 use crate::towpath::Towpath;
+
+/// So many bytes of payload a change may have that is handed over whole.
+const LARGEST_CHANGE: u64 = 16 * 1024 * 1024;
 
 /// An open transaction. What is done in it commits together, or none of it has happened.
 pub struct Tx(Held);
@@ -37,13 +48,40 @@ pub struct Tx(Held);
 enum Held {
     /// Its own.
     Own(Box<Open>),
-    /// A unit of work's, which has it back when this is dropped.
+    /// That of a unit of work or of a delivery, which has it back when this is dropped.
     Lent(OwnedMutexGuard<Open>),
+}
+
+/// Who lends a transaction out, to one at a time.
+#[derive(Clone)]
+pub(crate) struct Lender(Arc<Mutex<Open>>);
+
+impl Lender {
+    pub(crate) fn new(open: Open) -> Self {
+        Self(Arc::new(Mutex::new(open)))
+    }
+
+    /// # Errors
+    /// `TransactionLost`: whoever had it last has kept it.
+    pub(crate) fn lend(&self) -> Result<Tx, StoreError> {
+        let guard = Arc::clone(&self.0).try_lock_owned().map_err(|_| kept())?;
+        Ok(Tx(Held::Lent(guard)))
+    }
+
+    /// # Errors
+    /// `TransactionLost`: whoever had it last has kept it.
+    pub(crate) fn take_back(self) -> Result<Open, StoreError> {
+        Ok(Arc::into_inner(self.0).ok_or_else(kept)?.into_inner())
+    }
+}
+
+fn kept() -> StoreError {
+    StoreError::TransactionLost("it is kept beyond what it was for".to_owned())
 }
 
 /// What an open transaction is made of.
 pub(crate) struct Open {
-    sql: SqlTransaction,
+    pub(crate) sql: SqlTransaction,
     bus: Bus,
     origin: Origin,
     cause: Option<Cause>,
@@ -89,6 +127,33 @@ impl Open {
             spoilt: None,
             is_under_way: false,
         }
+    }
+
+    pub(crate) fn of_handler(sql: SqlTransaction, bus: &Bus, handler: &HandlerName) -> Self {
+        Self::new(sql, bus, Origin::Handler(handler.clone()))
+    }
+
+    /// Commits a handler's, if it and the mark of this delivery still stand; then wakes whom it concerns. Answers the next
+    /// transaction, where one is open already.
+    pub(crate) async fn commit_marked(
+        self,
+        marked: Option<EventId>,
+        handler: &HandlerName,
+    ) -> Result<Option<SqlTransaction>, StoreError> {
+        if self.is_under_way {
+            return Err(StoreError::TransactionLost("something in it was left halfway".to_owned()));
+        }
+        let bus = self.bus.clone();
+        let (sql, committed) = self.into_parts();
+        let next = match marked {
+            Some(event_id) => sql.finish_marked(event_id, handler).await?,
+            None => {
+                sql.finish().await?;
+                None
+            }
+        };
+        bus.committed(&committed);
+        Ok(next)
     }
 
     /// The transaction and what to wake after its commit.
@@ -146,14 +211,6 @@ fn invalid(code: &'static str, source: BoxError) -> StoreError {
 }
 
 impl Tx {
-    pub(crate) fn of_handler(sql: SqlTransaction, bus: &Bus, handler: &HandlerName) -> Self {
-        Self(Held::Own(Box::new(Open::new(sql, bus, Origin::Handler(handler.clone())))))
-    }
-
-    pub(crate) fn lent(open: OwnedMutexGuard<Open>) -> Self {
-        Self(Held::Lent(open))
-    }
-
     fn open(&self) -> &Open {
         match &self.0 {
             Held::Own(open) => open,
@@ -248,6 +305,11 @@ impl Tx {
         open.noted("a watch", outcome)
     }
 
+    /// Tells of this, too, once it has committed.
+    pub(crate) fn committing(&mut self, more: Committed) {
+        self.open_mut().committed.and(more);
+    }
+
     /// Wakes an observer of this process once this has committed.
     pub fn wake_after_commit(&mut self, observer: &ObserverWake) {
         self.open_mut().committed.and(Committed::observed(observer.clone()));
@@ -262,6 +324,39 @@ impl Tx {
         limit: u32,
     ) -> Result<Vec<RecordedEvent>, StoreError> {
         self.open().bus.store.events_of(aggregate, after, limit).await
+    }
+
+    /// All facts that were appended with this one, in order.
+    ///
+    /// # Errors
+    /// Unrecoverable: it is not in the log here (`not-in-the-log`), or they have more bytes together than are read at a time
+    /// (`change-too-large`).
+    pub(crate) async fn appended_with(
+        &mut self,
+        event_id: EventId,
+    ) -> Result<Vec<RecordedEvent>, HandlerError> {
+        let Some(together) = self.sql().facts_of_append(event_id).await? else {
+            let message = format!(
+                "{event_id} is not in the log of this store, so what was appended with it is not known"
+            );
+            return Err(HandlerError::unrecoverable("not-in-the-log", message));
+        };
+        let facts = self.sql().facts_within(&together, LARGEST_CHANGE).await?;
+        let bytes = facts.iter().map(|fact| fact.envelope.payload.as_text().len() as u64).sum::<u64>();
+        if (facts.len() as u64) < together.count() || bytes > LARGEST_CHANGE {
+            let message =
+                format!("the {} facts have more than {LARGEST_CHANGE} bytes together", together.count());
+            return Err(HandlerError::unrecoverable("change-too-large", message));
+        }
+        Ok(facts)
+    }
+
+    /// The payload of an event in the form of today, as far as its aggregate is known here.
+    pub(crate) fn in_form_of_today<'e>(
+        &self,
+        event: &'e IncomingEvent,
+    ) -> Result<Cow<'e, Payload>, InvalidPayload> {
+        self.open().bus.registry.in_form_of_today(event)
     }
 
     /// What is appended and sent from here on follows from this fact. A handler of single deliveries begins so.
@@ -375,31 +470,6 @@ impl Tx {
         let open = self.open_mut();
         let outcome = open.sql.answer(&claim, answer, open.bus.clock.now()).await;
         open.noted("an answer", outcome)
-    }
-
-    /// Commits a handler's, if it and the mark of this delivery still stand; then wakes whom it concerns. Answers the next
-    /// transaction, where one is open already.
-    pub(crate) async fn commit_marked(
-        self,
-        marked: Option<EventId>,
-        handler: &HandlerName,
-    ) -> Result<Option<SqlTransaction>, StoreError> {
-        // A handler's transaction is its own.
-        let Held::Own(open) = self.0 else { return Err(StoreError::Nested) };
-        if open.is_under_way {
-            return Err(StoreError::TransactionLost("something in it was left halfway".to_owned()));
-        }
-        let bus = open.bus.clone();
-        let (sql, committed) = open.into_parts();
-        let next = match marked {
-            Some(event_id) => sql.finish_marked(event_id, handler).await?,
-            None => {
-                sql.finish().await?;
-                None
-            }
-        };
-        bus.committed(&committed);
-        Ok(next)
     }
 }
 

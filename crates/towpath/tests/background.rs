@@ -13,7 +13,6 @@ use support::{Fresh, Order, OrderCommand, eventually};
 use towpath::StoreOptions;
 use towpath::ids::{CommandId, LeaseName};
 use towpath::lifecycle::CommandStatus;
-use towpath::ports::store::Store;
 
 on_every_database!(
     committed_events_get_positions_without_gaps,

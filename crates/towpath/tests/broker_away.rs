@@ -13,7 +13,7 @@ use support::{Fresh, eventually};
 use towpath::ids::AggregateKey;
 use towpath::lifecycle::OutboxStatus;
 use towpath::ports::broker::{Argument, Broker, Queue, Subscription, Topology};
-use towpath::ports::store::Store;
+use towpath::ports::store::Inspection as _;
 use towpath::retry::RetryPolicy;
 use towpath::{Channel, ChannelPolicy, Start, StoreOptions, Towpath};
 use towpath_testkit::CountingProbe;

@@ -11,7 +11,7 @@ use chrono::Utc;
 use support::{Fresh, eventually};
 use towpath::ids::{AggregateKey, CorrelationId, EventId, InstanceId, LeaseName};
 use towpath::name::CommandName;
-use towpath::ports::store::{NewTimer, Store, StoreTx as _};
+use towpath::ports::store::{NewTimer, StoreTx as _};
 use towpath::{ChangeContext, Towpath};
 use uuid::Uuid;
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 use chrono::{DateTime, TimeDelta, Utc};
 use support::{Fresh, OrderCommand, eventually};
 use towpath::ids::{EventId, HandlerName};
-use towpath::ports::store::Store;
+use towpath::ports::store::Inspection as _;
 use towpath::{Builder, SqlStore, SystemClock, sqlx};
 use uuid::Uuid;
 

@@ -12,7 +12,7 @@ use towpath::ids::{AggregateKey, CommandId, CorrelationId, EventId, InstanceId, 
 use towpath::lifecycle::CommandStatus;
 use towpath::name::EventName;
 use towpath::ports::store::{
-    Append, CommandRecord, Expected, NewEvent, Routing, Snapshot, StateChange, Store,
+    Append, CommandRecord, Expected, Inspection as _, NewEvent, Routing, Snapshot, StateChange,
 };
 use towpath::{ChangeContext, Payload, SendError, Towpath};
 

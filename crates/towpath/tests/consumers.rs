@@ -680,7 +680,7 @@ async fn a_watcher_that_panics_changes_nothing(stage: &Stage) {
     eventually("twenty effects", || async { (effects(&app).await.len() == 20).then_some(()) }).await;
     eventually("all are SENT", || async {
         let channel = towpath::ids::ChannelName::new(stage.channel()).unwrap();
-        let counts = towpath::ports::store::Store::outbox_counts(app.store(), &channel).await.unwrap();
+        let counts = towpath::ports::store::Inspection::outbox_counts(app.store(), &channel).await.unwrap();
         (counts.of(towpath::lifecycle::OutboxStatus::Sent) == 20).then_some(())
     })
     .await;

@@ -21,7 +21,7 @@ fn every_error_code_has_its_section() {
         "crates/towpath/src/config.rs",
         "crates/towpath/src/follow/mod.rs",
         "crates/towpath/src/tracker.rs",
-        "crates/towpath/src/towpath.rs",
+        "crates/towpath/src/start_error.rs",
         "apps/hive/src/gateway/mod.rs",
         "apps/market/src/error.rs",
     ] {
@@ -40,8 +40,10 @@ fn every_error_code_has_its_section() {
     for code in ["malformed", "not-found", "too-large"] {
         assert!(of_problems.contains(code), "the source was not read as it is written: {of_problems:?}");
     }
-    // Those of the observer are in the log and in its standing.
+    // Those of the observer are in the log and in its standing, those of whole changes with their deliveries.
     for (code, file) in [
+        ("not-in-the-log", "tx.rs"),
+        ("change-too-large", "tx.rs"),
         ("observer-timeout", "observer.rs"),
         ("observer-panicked", "observer/looking.rs"),
         ("observer-platform-down", "observer/looking.rs"),
@@ -64,9 +66,14 @@ fn every_error_code_has_its_section() {
         assert!(read(&format!("apps/hive/src/{file}")).contains(&format!("\"{code}\"")), "{code}");
         codes.insert(code.to_owned());
     }
-    // A consumer of hive's keeps its own with the delivery.
-    assert!(read("apps/hive/src/views.rs").contains("\"fact-out-of-order\""));
-    codes.insert("fact-out-of-order".to_owned());
+    // Those of projections are kept with the delivery.
+    for (code, file) in
+        [("fact-out-of-order", "engine.rs"), ("projection-newer", "mod.rs"), ("row-not-asked-for", "rows.rs")]
+    {
+        let source = read(&format!("crates/towpath/src/projection/{file}"));
+        assert!(source.contains(&format!("\"{code}\"")), "{code}");
+        codes.insert(code.to_owned());
+    }
     codes.extend(of_problems);
     // The last words of a stream are no answers, and have no status.
     for code in ["reader-too-slow", "token-expired"] {

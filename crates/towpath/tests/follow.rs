@@ -15,7 +15,7 @@ use support::delivery::{make_table, rows};
 use support::peer::{FakePeer, Mood, event_id, fact};
 use support::{Fresh, eventually_within};
 use towpath::follow::{FollowError, FollowPolicy, Follower, FollowerOf, Following};
-use towpath::ports::store::Store as _;
+use towpath::ports::store::Inspection as _;
 use towpath::{Delivery, HandlerError, Next, StoreOptions, Towpath};
 use towpath_testkit::KillProbe;
 

@@ -15,7 +15,7 @@ use towpath::lifecycle::OutboxStatus;
 use towpath::ports::broker::{
     Binding, Broker, Exchange, ExchangeKind, Queue, Settlement, Subscription, Topology,
 };
-use towpath::ports::store::Store;
+use towpath::ports::store::Inspection as _;
 use towpath::retry::RetryPolicy;
 use towpath::{BrokerUrl, Builder, Channel, ChannelPolicy, Kafka, Towpath};
 

@@ -13,7 +13,7 @@ use support::probe::{Action, ProbeAt};
 use support::{Fresh, Order, OrderCommand, eventually};
 use towpath::ids::CommandId;
 use towpath::lifecycle::{CommandStatus, TaskState};
-use towpath::ports::store::{LeaseGrant, LeaseStanding, Store};
+use towpath::ports::store::{LeaseGrant, LeaseStanding};
 use towpath::{StoreOptions, Towpath};
 use towpath_testkit::VirtualClock;
 use towpath_testkit::broker::TcpProxy;

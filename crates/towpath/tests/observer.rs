@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use towpath::observer::{
-    Decision, ExternalResources, Hints, Look, Looks, Observations as _, ObserveError, Observer,
-    ObserverPolicy, ObserverWake, Platform, Watch, Watched,
+    Decision, ExternalResources, Hints, Look, Looks, ObserveError, Observer, ObserverPolicy, ObserverWake,
+    Platform, Watch, Watched,
 };
 use towpath::ports::store::{StoreError, StoreResult};
 use towpath::tables::OwnTables;

@@ -117,22 +117,34 @@ async fn a_later_build_hands_facts_of_an_older_form_to_its_handlers_in_its_own(f
     app.send::<Till>("till-1", TillCommand::Pay { amount: 3 }).await.unwrap();
     app.stop().await;
 
-    let handed = Arc::new(Mutex::new(Vec::new()));
-    let notes = handed.clone();
-    let note = move |delivery: Delivery| {
-        let notes = notes.clone();
-        async move {
-            let LaterTillEvent::Paid { cents } = delivery.read::<LaterTill>()?;
-            notes.lock().unwrap().push(cents);
-            Ok::<_, HandlerError>(delivery.handled())
-        }
-    };
-    let consumer = Consumer::of("tills").in_order().each("note", note);
+    let handed: [Arc<Mutex<Vec<u64>>>; 3] = Default::default();
+    let [by_event, by_payload, by_type] = handed.clone();
+    let in_order = || Consumer::of("tills").in_order();
+    let consumers = [
+        in_order().each("by-event", move |delivery: Delivery| {
+            let LaterTillEvent::Paid { cents } = delivery.read::<LaterTill>().unwrap();
+            by_event.lock().unwrap().push(cents);
+            async { Ok(delivery.handled()) }
+        }),
+        in_order().each("by-payload", move |delivery: Delivery| {
+            let LaterTill { cents } = delivery.payload().unwrap();
+            by_payload.lock().unwrap().push(cents);
+            async { Ok(delivery.handled()) }
+        }),
+        in_order().events().each("by-type", move |fact: Fact<LaterTillEvent>, _| {
+            let LaterTillEvent::Paid { cents } = fact.event;
+            by_type.lock().unwrap().push(cents);
+            async { Ok(()) }
+        }),
+    ];
+    let builder = fresh.builder().aggregate::<LaterTill>().channel(tills());
     let app =
-        fresh.builder().aggregate::<LaterTill>().channel(tills()).consumer(consumer).start().await.unwrap();
+        consumers.into_iter().fold(builder, |builder, one| builder.consumer(one)).start().await.unwrap();
     app.send::<LaterTill>("till-1", TillCommand::Pay { amount: 50 }).await.unwrap();
-    eventually("both facts are handed over", async || (handed.lock().unwrap().len() == 2).then_some(()))
-        .await;
-    assert_eq!(*handed.lock().unwrap(), [300, 50]);
+    for handed in handed {
+        eventually("both facts are handed over", async || (handed.lock().unwrap().len() == 2).then_some(()))
+            .await;
+        assert_eq!(*handed.lock().unwrap(), [300, 50]);
+    }
     app.stop().await;
 }

@@ -8,7 +8,7 @@ mod support;
 use support::{Fresh, Order, OrderCommand};
 use towpath::ids::{AggregateKey, CorrelationId, EventId};
 use towpath::name::EventName;
-use towpath::ports::store::{Append, Expected, NewEvent, Routing, Store, StoreError};
+use towpath::ports::store::{Append, Expected, Inspection as _, NewEvent, Routing, StoreError};
 use towpath::sqlx::{self, Executor, Row};
 use towpath::{ChangeContext, Payload, Towpath};
 

@@ -13,7 +13,7 @@ use support::{Fresh, Order, OrderCommand, eventually};
 use towpath::ids::{AggregateKey, CommandId};
 use towpath::lifecycle::{CommandStatus, OutboxStatus};
 use towpath::ports::clock::Clock as _;
-use towpath::ports::store::{OutboxRow, Store};
+use towpath::ports::store::{Inspection as _, OutboxRow};
 use towpath::retry::RetryPolicy;
 use towpath::{Builder, Channel, ChannelPolicy, Publishing, PublishingOutcome, StoreOptions, Towpath, Watch};
 use towpath_testkit::{CountingProbe, VirtualClock};

@@ -15,7 +15,9 @@ use support::{Fresh, Order, OrderCommand, eventually};
 use towpath::ids::{AggregateKey, ChannelName, LeaseName};
 use towpath::lifecycle::OutboxStatus;
 use towpath::ports::broker::Broker;
-use towpath::ports::store::{ClaimRoom, FailedFilter, OutboxClaim, OutboxOutcome, OutboxResult, Store};
+use towpath::ports::store::{
+    ClaimRoom, FailedFilter, Inspection as _, OutboxClaim, OutboxOutcome, OutboxResult,
+};
 use towpath::retry::RetryPolicy;
 use towpath::{Channel, ChannelPolicy, StoreOptions, Towpath};
 use towpath_testkit::CountingProbe;

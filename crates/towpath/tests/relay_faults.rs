@@ -11,7 +11,6 @@ use support::place::{Place, facts_in, place, versions};
 use support::probe::ProbeAt;
 use support::{Fresh, Order, OrderCommand, eventually};
 use towpath::lifecycle::OutboxStatus;
-use towpath::ports::store::Store;
 use towpath::{StoreOptions, Towpath};
 use towpath_testkit::broker::TcpProxy;
 

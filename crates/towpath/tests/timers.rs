@@ -14,8 +14,9 @@ use support::probe::{Gate, ProbeAt};
 use support::{Fresh, Order, OrderCommand, eventually};
 use towpath::ids::{AggregateKey, CommandId, Version};
 use towpath::lifecycle::{CommandStatus, TaskState};
+use towpath::ports::clock::Clock as _;
 use towpath::ports::probe::Probe;
-use towpath::ports::store::Store;
+use towpath::ports::store::Append;
 use towpath::{Aggregate, Builder, Command, Context, Deadline, Event, Machine, StoreOptions, Towpath};
 use towpath_testkit::VirtualClock;
 use uuid::Uuid;
@@ -33,7 +34,94 @@ on_every_database!(
     a_slow_command_keeps_no_other_timer_waiting,
     a_timer_named_after_its_cause_is_no_deadline,
     a_deadline_without_a_command_appends_its_event,
+    the_time_of_a_deadline_comes_from_the_state_and_from_a_setting,
 );
+
+/// A loan for so many days.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Loan {
+    days: u32,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, Command)]
+enum LoanCommand {
+    #[serde(rename = "loan.begin")]
+    Begin { days: u32 },
+}
+
+#[derive(Debug, Serialize, Deserialize, Event)]
+enum LoanEvent {
+    #[serde(rename = "loan.begun")]
+    Begun { days: u32 },
+    #[serde(rename = "loan.ended")]
+    Ended,
+}
+
+impl Aggregate for Loan {
+    const KIND: &'static str = "loan";
+    type Command = LoanCommand;
+    type Event = LoanEvent;
+    type Refusal = std::convert::Infallible;
+
+    fn decide(
+        &self,
+        LoanCommand::Begin { days }: LoanCommand,
+        _: &Context,
+    ) -> Result<Vec<LoanEvent>, Self::Refusal> {
+        Ok(vec![LoanEvent::Begun { days }])
+    }
+
+    fn evolve(self, event: &LoanEvent) -> Self {
+        match event {
+            LoanEvent::Begun { days } => Self { days: *days },
+            LoanEvent::Ended => self,
+        }
+    }
+
+    fn machine() -> Option<Machine> {
+        Some(
+            Machine::named("loan")
+                .starts(LoanEvent::BEGUN, "lent")
+                .waits("lent", Deadline::after(HELD_FOR, LoanEvent::ENDED), "its end")
+                .terminal("ended")
+                .transition("lent", LoanEvent::ENDED, "ended"),
+        )
+    }
+}
+
+async fn the_time_of_a_deadline_comes_from_the_state_and_from_a_setting(fresh: &Fresh) {
+    let clock = Arc::new(VirtualClock::new());
+    let day = Duration::from_secs(86_400);
+    let stay = move |loan: &Loan| match loan.days {
+        0 => panic!("a bug in it, on purpose"),
+        days => day * days,
+    };
+    let misspelt = builder(fresh, &clock).aggregate::<Loan>().deadline("lend", stay).start().await;
+    assert_eq!(misspelt.err().map(|error| error.code()), Some("registration"));
+    let app = builder(fresh, &clock).aggregate::<Loan>().deadline("lent", stay).start().await.unwrap();
+    for days in [0, 2, 5] {
+        app.send::<Loan>(format!("loan-{days}"), LoanCommand::Begin { days }).await.unwrap();
+    }
+    let three = || Append::of::<Loan>("loan-3").events([LoanEvent::Begun { days: 3 }]);
+    app.transact(async |mut tx| tx.append(three()).await.map(drop)).await.unwrap();
+    let now = clock.now();
+    let due = app.waiting_timers(10).await.unwrap().into_iter();
+    let due: Vec<_> = due
+        .map(|timer| (timer.timer.aggregate.id.to_string(), (timer.timer.due_at - now).to_std().unwrap()))
+        .collect();
+    let expected = [("loan-0", HELD_FOR), ("loan-2", day * 2), ("loan-3", day * 3), ("loan-5", day * 5)];
+    assert_eq!(due, expected.map(|(id, stay)| (id.to_owned(), stay)));
+    clock.advance(day * 3);
+    for (id, state) in [("loan-2", "ended"), ("loan-3", "ended"), ("loan-5", "lent")] {
+        let key = AggregateKey::new("loan", id).unwrap();
+        eventually(id, || async {
+            let row = app.aggregate(&key).await.unwrap().unwrap();
+            (row.state.as_deref() == Some(state)).then_some(())
+        })
+        .await;
+    }
+    app.stop().await;
+}
 
 /// An offer that lapses by itself: no command is needed for that.
 #[derive(Debug, Default, Serialize, Deserialize)]

@@ -17,7 +17,7 @@ use towpath::ports::broker::{
     Topology,
 };
 use towpath::ports::probe::Probe;
-use towpath::ports::store::Store;
+use towpath::ports::store::Inspection as _;
 use towpath::retry::RetryPolicy;
 use towpath::{
     BrokerUrl, Builder, Channel, ChannelPolicy, Consumer, ConsumerPolicy, Delivering, DeliveringOutcome,

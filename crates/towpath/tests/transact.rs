@@ -14,7 +14,7 @@ use std::task::Poll;
 use support::delivery::{execute, make_table, rows};
 use support::probe::ProbeAt;
 use support::{Fresh, Order, OrderCommand, OrderEvent, eventually};
-use towpath::ports::store::{Append, Store as _, StoreError};
+use towpath::ports::store::{Append, Inspection as _, StoreError};
 use towpath::sqlx;
 use towpath::tables::Value;
 use towpath::{Channel, Consumer, Delivery, HandlerError, Next, StoreOptions, Towpath, Tx};
@@ -376,4 +376,42 @@ async fn a_commit_that_does_not_arrive_is_done_anew_on_postgres() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_commit_that_does_not_arrive_is_done_anew_on_mysql() {
     assert_eq!(with_a_lost_commit("mysql", Loses::TheCommit).await, 2);
+}
+
+/// Our tables in a place of their own, the application's in another one of the same server.
+async fn in_two_places(database: &str) {
+    let (ours, yours) = (Fresh::on(database).await, Fresh::on(database).await);
+    let place = |fresh: &Fresh| {
+        let name = fresh.url().split(['/', '=', '?', '&']).find(|part| part.starts_with("towpath_scratch_"));
+        name.expect("the name of a scratch place").to_owned()
+    };
+    let (our_place, your_place) = (place(&ours), place(&yours));
+    let (fresh, effects) = match database {
+        // Yours is found without its name, too.
+        "postgres" => (ours.in_schemas(&format!("{our_place},{your_place}")), "effects".to_owned()),
+        _ => (ours, format!("{your_place}.effects")),
+    };
+    let app = fresh.builder().without_workers().start().await.unwrap();
+    let make = format!("CREATE TABLE {your_place}.effects (event_id VARCHAR(64) NOT NULL PRIMARY KEY)");
+    app.store().own_execute("test.make", &make, Vec::new()).await.unwrap();
+    let insert = format!("INSERT INTO {effects} (event_id) VALUES (?)");
+    let unit = app.transact(async |mut tx| {
+        tx.own_tables().execute("test.insert", &insert, vec![Value::from("a")]).await?;
+        tx.append(Append::of::<Order>("o-1").events([OrderEvent::Placed { sku: "book".to_owned() }])).await
+    });
+    unit.await.unwrap();
+    let count = format!("SELECT event_id FROM {your_place}.effects");
+    assert_eq!(app.store().own_rows("test.count", &count, Vec::new()).await.unwrap().len(), 1);
+    assert_eq!(app.load::<Order>("o-1").await.unwrap().unwrap().version, 1);
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn our_tables_stand_in_a_schema_of_their_own_on_postgres() {
+    in_two_places("postgres").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn our_tables_stand_in_a_database_of_their_own_on_mysql() {
+    in_two_places("mysql").await;
 }

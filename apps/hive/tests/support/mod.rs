@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use towpath::ids::AggregateKey;
-use towpath::ports::store::Store as _;
 use towpath::retry::RetryPolicy;
 use towpath::{Aggregate, Builder, RecordedEvent, Scratch, SendError, SqlStore, Towpath, sqlx};
 use towpath_hive::gateway::simulated::{Fates, SimulatedCluster, SimulatedSettings};

@@ -2,8 +2,7 @@
 
 pub mod broker;
 pub mod clock;
-pub mod observations;
-pub mod operations;
 pub mod probe;
-pub mod queues;
 pub mod store;
+
+pub use store::{observations, operations, queues};

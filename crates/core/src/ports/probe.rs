@@ -7,6 +7,13 @@
 pub trait Probe: Send + Sync + 'static {
     /// `statement` is a stable name such as `append.domain_events` or `commit`. One call is one round trip.
     fn before(&self, statement: &'static str);
+
+    /// The text to run in place of a statement's own. Only tests answer one: a statement with a condition taken out, to see
+    /// the case fail that is there for it.
+    #[doc(hidden)]
+    fn instead(&self, _statement: &'static str, _sql: &str) -> Option<String> {
+        None
+    }
 }
 
 /// Sees nothing.

@@ -1,7 +1,7 @@
 //! `towpath migrate`: brings the database to this version's tables.
 
 use towpath::SqlStore;
-use towpath::ports::store::{Store, StoreError};
+use towpath::ports::store::StoreError;
 
 use super::config::ServeFlags;
 use super::{Failure, output};

@@ -3,7 +3,10 @@
 //! Exit codes: 0 fine, 1 the answer is "no", 2 usage, 3 a server or database could not be reached; 130 and 143 ended at once
 //! by a second Ctrl-C or SIGTERM.
 
+#[cfg(feature = "bench")]
 mod bench;
+#[cfg(feature = "bench")]
+mod bench_stream;
 pub(crate) mod client;
 pub(crate) mod config;
 #[cfg(feature = "follow")]
@@ -57,6 +60,7 @@ enum Command {
         #[command(subcommand)]
         what: keys::Keys,
     },
+    #[cfg(feature = "bench")]
     /// Measure against the raw driver doing the same work, in the same run
     Bench {
         #[command(subcommand)]
@@ -159,6 +163,7 @@ async fn run(server: Server, matches: &ArgMatches) -> Result<(), Failure> {
         Some(Command::Follow(flags)) => follow::follow(flags, applications).await,
         Some(Command::Config(flags)) => shown_config::show(flags, applications),
         Some(Command::Keys { what }) => keys::run(what),
+        #[cfg(feature = "bench")]
         Some(Command::Bench { what }) => bench::run(what).await,
     }
 }

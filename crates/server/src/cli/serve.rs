@@ -150,6 +150,7 @@ fn access(config: &Config) -> Result<Access, Failure> {
     )))
 }
 
+#[cfg(feature = "follow")]
 pub(super) fn start_log(settings: &LogSettings) {
     begin_log(
         settings,

@@ -10,7 +10,7 @@ use towpath::channel::{RoutingKey, Target};
 use towpath::format::TOWPATH;
 use towpath::ids::{ActorId, ChannelName, HandlerName};
 use towpath::lifecycle::LetterStatus;
-use towpath::ports::store::{ChannelRow, Disabled, Store as _};
+use towpath::ports::store::{ChannelRow, Disabled};
 use towpath::{Backlog, Channel, ConsumerView, OutboxBacklog, Start, Towpath};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, Schema, Type};
@@ -44,7 +44,7 @@ pub(super) fn routes() -> OpenApiRouter<App> {
     path = "/api/channels",
     tag = "channels",
     operation_id = "listChannels",
-    responses((status = 200, description = "The channels.", body = Listed))
+    responses((status = 200, description = "The channels.", body = ChannelList))
 )]
 async fn list(State(app): State<Towpath>) -> Result<Response, Problem> {
     let backlog = app.backlog().await?;
@@ -52,17 +52,17 @@ async fn list(State(app): State<Towpath>) -> Result<Response, Problem> {
     let head = backlog.log.head;
     let outbox = app.outbox_channels().iter().map(|channel| {
         let waiting = backlog.outbox.iter().find(|waiting| waiting.channel == channel.name);
-        Shown::of_outbox(channel, waiting)
+        ChannelBody::of_outbox(channel, waiting)
     });
-    let trackers = tracked.iter().map(|row| Shown::of_tracker(row, head));
-    Ok(Json(Listed { head, channels: outbox.chain(trackers).collect() }).into_response())
+    let trackers = tracked.iter().map(|row| ChannelBody::of_tracker(row, head));
+    Ok(Json(ChannelList { head, channels: outbox.chain(trackers).collect() }).into_response())
 }
 
 /// A channel that is to follow the log.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = ChannelAsked)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Asked {
+struct ChannelRequest {
     #[schema(min_length = 1, max_length = 64)]
     name: String,
     /// Which events: any of these patterns; `*` stands for any run of characters.
@@ -148,9 +148,9 @@ impl From<Begin> for Start {
     path = "/api/channels",
     tag = "channels",
     operation_id = "addChannel",
-    request_body = Asked,
+    request_body = ChannelRequest,
     responses(
-        (status = 201, description = "It was added; this is the channel.", body = Shown),
+        (status = 201, description = "It was added; this is the channel.", body = ChannelBody),
         (status = 409, description = "A living channel has the name."),
         (status = 413, description = "The request is too large."),
         (status = 415, description = "The body is not JSON."),
@@ -160,7 +160,7 @@ impl From<Begin> for Start {
 async fn add(
     State(app): State<Towpath>,
     caller: Caller,
-    JsonBody(asked): JsonBody<Asked>,
+    JsonBody(asked): JsonBody<ChannelRequest>,
 ) -> Result<Response, Problem> {
     let start = asked.start.map_or(Start::Now, Start::from);
     // What is behind is published again.
@@ -230,7 +230,7 @@ struct PauseAsked {
     params(("name" = String, Path, description = "The channel's name.")),
     request_body(content = Option<PauseAsked>),
     responses(
-        (status = 200, description = "It is paused; this is the channel now.", body = Shown),
+        (status = 200, description = "It is paused; this is the channel now.", body = ChannelBody),
         (status = 404, description = "There is no such channel."),
         (status = 413, description = "The request is too large."),
         (status = 415, description = "The body is not JSON."),
@@ -263,7 +263,7 @@ async fn pause(
     operation_id = "resumeChannel",
     params(("name" = String, Path, description = "The channel's name.")),
     responses(
-        (status = 200, description = "It goes on; this is the channel now.", body = Shown),
+        (status = 200, description = "It goes on; this is the channel now.", body = ChannelBody),
         (status = 404, description = "There is no such channel."),
         (status = 422, description = "It does not follow the log."),
     )
@@ -298,7 +298,7 @@ struct ResetAsked {
     params(("name" = String, Path, description = "The channel's name.")),
     request_body = ResetAsked,
     responses(
-        (status = 200, description = "It was set; this is the channel now.", body = Shown),
+        (status = 200, description = "It was set; this is the channel now.", body = ChannelBody),
         (status = 404, description = "There is no such channel."),
         (status = 409, description = "It would publish again what is older than inboxes remember."),
         (status = 413, description = "The request is too large."),
@@ -352,23 +352,23 @@ async fn shown(app: &Towpath, name: &ChannelName) -> Result<Response, Problem> {
     let rows = app.channels().list().await?;
     let row = rows.iter().find(|row| row.name == *name);
     let row = row.ok_or_else(|| Problem::not_found(format!("there is no channel {name}")))?;
-    Ok(Json(Shown::of_tracker(row, head)).into_response())
+    Ok(Json(ChannelBody::of_tracker(row, head)).into_response())
 }
 
 /// All channels.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Channels)]
-struct Listed<'a> {
+struct ChannelList<'a> {
     /// The last position of the log.
     head: u64,
-    channels: Vec<Shown<'a>>,
+    channels: Vec<ChannelBody<'a>>,
 }
 
 /// A channel and how far it is.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Channel)]
 #[serde(rename_all = "camelCase")]
-struct Shown<'a> {
+struct ChannelBody<'a> {
     #[schema(value_type = String)]
     name: &'a ChannelName,
     /// `outbox`: its events get rows as they are written. `tracker`: it follows the log.
@@ -398,7 +398,7 @@ fn channel_kind() -> utoipa::openapi::schema::Object {
     one_of(["outbox", "tracker"])
 }
 
-impl<'a> Shown<'a> {
+impl<'a> ChannelBody<'a> {
     fn of_outbox(channel: &'a Channel, waiting: Option<&OutboxBacklog>) -> Self {
         Self {
             name: &channel.name,

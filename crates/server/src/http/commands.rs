@@ -33,7 +33,7 @@ pub(super) fn routes() -> OpenApiRouter<App> {
 #[derive(Deserialize, ToSchema)]
 #[schema(as = CommandAsked)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Asked {
+struct CommandRequest {
     /// The same id again gives the same answer and no second effect. It may stand in the Idempotency-Key header instead.
     #[schema(min_length = 1, max_length = 128)]
     command_id: Option<String>,
@@ -64,7 +64,7 @@ struct Asked {
     tag = "commands",
     operation_id = "sendCommand",
     params(("Idempotency-Key" = Option<String>, Header, description = "The command's id, if the body has none. Where somebody else has a command of that id, the answer names the id that the caller's has.")),
-    request_body = Asked,
+    request_body = CommandRequest,
     responses(
         (status = 201, description = "It was decided and committed.", body = Answer),
         (status = 200, description = "It was decided before; this is the recorded answer.", body = Answer),
@@ -80,7 +80,7 @@ async fn send(
     State(app): State<Towpath>,
     caller: Caller,
     headers: HeaderMap,
-    JsonBody(asked): JsonBody<Asked>,
+    JsonBody(asked): JsonBody<CommandRequest>,
 ) -> Result<Response, Problem> {
     let key = idempotency_key(&headers)?;
     if let (Some(id), Some(key)) = (&asked.command_id, key)
@@ -142,7 +142,7 @@ impl<'a> Answer<'a> {
 #[derive(Serialize, ToSchema)]
 #[schema(as = Command)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Shown<'a> {
+pub(super) struct CommandBody<'a> {
     #[schema(value_type = String)]
     command_id: &'a CommandId,
     #[serde(rename = "type")]
@@ -174,7 +174,7 @@ pub(super) struct Shown<'a> {
     aggregate_version: Option<u64>,
 }
 
-impl<'a> Shown<'a> {
+impl<'a> CommandBody<'a> {
     pub(super) fn seen(record: &'a CommandRecord, sight: &Sight) -> Self {
         let command = &record.command;
         Self {
@@ -203,7 +203,7 @@ impl<'a> Shown<'a> {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Which {
+struct CommandQuery {
     /// Only those in this status.
     #[param(schema_with = command_status)]
     status: Option<CommandStatus>,
@@ -224,9 +224,9 @@ struct Which {
     path = "/api/commands",
     tag = "commands",
     operation_id = "listCommands",
-    params(Which),
+    params(CommandQuery),
     responses(
-        (status = 200, description = "The commands.", body = Listed),
+        (status = 200, description = "The commands.", body = CommandPage),
         (status = 404, description = "There is no such command to read on behind."),
     )
 )]
@@ -234,7 +234,7 @@ async fn list(
     State(app): State<Towpath>,
     caller: Caller,
     memory: Memory,
-    Query(which): Query<Which>,
+    Query(which): Query<CommandQuery>,
 ) -> Result<Response, Problem> {
     let behind = which.after.map(CommandId::new).transpose();
     let behind = behind.map_err(|error| Problem::not_found(error.to_string()))?;
@@ -246,14 +246,17 @@ async fn list(
     let is_full = records.len() == which.limit as usize || is_cut;
     let next = records.last().filter(|_| is_full).map(|record| &record.command.command_id);
     let sight = Sight::of(&app, caller.role);
-    room.json(&Listed { commands: records.iter().map(|record| Shown::seen(record, &sight)).collect(), next })
+    room.json(&CommandPage {
+        commands: records.iter().map(|record| CommandBody::seen(record, &sight)).collect(),
+        next,
+    })
 }
 
 /// Commands, the last received first.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Commands)]
-struct Listed<'a> {
-    commands: Vec<Shown<'a>>,
+struct CommandPage<'a> {
+    commands: Vec<CommandBody<'a>>,
     /// What to give as `after` to read on; nothing on the last page.
     #[schema(value_type = Option<String>)]
     next: Option<&'a CommandId>,
@@ -267,7 +270,7 @@ struct Listed<'a> {
     operation_id = "showCommand",
     params(("id" = String, Path, description = "The command's id.")),
     responses(
-        (status = 200, description = "The command.", body = Shown),
+        (status = 200, description = "The command.", body = CommandBody),
         (status = 404, description = "There is no such command."),
     )
 )]
@@ -279,5 +282,5 @@ async fn show(
     let id = CommandId::new(id).map_err(|error| Problem::not_found(error.to_string()))?;
     let record = app.command(&id).await?;
     let record = record.ok_or_else(|| Problem::not_found(format!("there is no command {id}")))?;
-    Ok(Json(Shown::seen(&record, &Sight::of(&app, caller.role))).into_response())
+    Ok(Json(CommandBody::seen(&record, &Sight::of(&app, caller.role))).into_response())
 }

@@ -6,7 +6,6 @@ use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use towpath::ids::{AggregateId, AggregateKey, AggregateKind, InvalidId};
-use towpath::ports::store::Store as _;
 use towpath::{Payload, Towpath};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -61,7 +60,7 @@ async fn events(
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Which {
+struct AggregateQuery {
     /// Only what is behind this id.
     #[param(min_length = 1, max_length = 128)]
     after: Option<String>,
@@ -79,7 +78,7 @@ struct Which {
     path = "/api/aggregates/{kind}",
     tag = "facts",
     operation_id = "listAggregates",
-    params(("kind" = String, Path, description = "What sort of aggregate."), Which),
+    params(("kind" = String, Path, description = "What sort of aggregate."), AggregateQuery),
     responses(
         (status = 200, description = "The aggregates.", body = Aggregates),
         (status = 404, description = "No aggregate or kind can have this name."),
@@ -88,14 +87,14 @@ struct Which {
 async fn aggregates(
     State(app): State<Towpath>,
     Path(kind): Path<String>,
-    Query(which): Query<Which>,
+    Query(which): Query<AggregateQuery>,
 ) -> Result<Response, Problem> {
     let not_found = |error: InvalidId| Problem::not_found(error.to_string());
     let kind = AggregateKind::new(kind).map_err(not_found)?;
     let after = which.after.map(AggregateId::new).transpose().map_err(not_found)?;
     let rows = app.aggregates(&kind, after.as_ref(), which.limit).await?;
     let next = rows.last().filter(|_| rows.len() == which.limit as usize).map(|row| &row.aggregate.id);
-    let aggregates = rows.iter().map(|row| Listed {
+    let aggregates = rows.iter().map(|row| AggregateSummary {
         kind: &row.aggregate.kind,
         id: &row.aggregate.id,
         version: row.version,
@@ -116,7 +115,7 @@ async fn aggregates(
     operation_id = "showAggregate",
     params(("kind" = String, Path, description = "What sort of aggregate."), ("id" = String, Path, description = "Which one.")),
     responses(
-        (status = 200, description = "The aggregate.", body = Shown),
+        (status = 200, description = "The aggregate.", body = AggregateBody),
         (status = 404, description = "There is no such aggregate."),
     )
 )]
@@ -128,10 +127,10 @@ async fn aggregate(
     let key = key(kind, id)?;
     let row = app.aggregate(&key).await?;
     let row = row.ok_or_else(|| Problem::not_found(format!("there is no aggregate {key}")))?;
-    let machine = app.registry().decider_of_kind(key.kind.as_str()).and_then(|decider| decider.machine());
+    let machine = app.registry().machine_of_kind(key.kind.as_str());
     let possible = machine.map_or_else(Vec::new, |machine| machine.possible_next(row.state.as_deref()));
     let sight = Sight::of(&app, caller.role);
-    let shown = Shown {
+    let shown = AggregateBody {
         kind: &key.kind,
         id: &key.id,
         version: row.version,
@@ -219,7 +218,7 @@ async fn exists(app: &Towpath, key: &AggregateKey) -> Result<(), Problem> {
 /// Aggregates of a kind, by id.
 #[derive(Serialize, ToSchema)]
 struct Aggregates<'a> {
-    aggregates: Vec<Listed<'a>>,
+    aggregates: Vec<AggregateSummary<'a>>,
     /// What to give as `after` to read on; nothing on the last page.
     #[schema(value_type = Option<String>)]
     next: Option<&'a AggregateId>,
@@ -229,7 +228,7 @@ struct Aggregates<'a> {
 #[derive(Serialize, ToSchema)]
 #[schema(as = AggregateInShort)]
 #[serde(rename_all = "camelCase")]
-struct Listed<'a> {
+struct AggregateSummary<'a> {
     #[schema(value_type = String)]
     kind: &'a AggregateKind,
     #[schema(value_type = String)]
@@ -266,7 +265,7 @@ pub(crate) struct History<'a> {
 #[derive(Serialize, ToSchema)]
 #[schema(as = AggregateNow)]
 #[serde(rename_all = "camelCase")]
-struct Shown<'a> {
+struct AggregateBody<'a> {
     #[schema(value_type = String)]
     kind: &'a AggregateKind,
     #[schema(value_type = String)]

@@ -13,7 +13,7 @@ use utoipa_axum::routes;
 
 use super::App;
 use super::access::Caller;
-use super::commands::Shown as Command;
+use super::commands::CommandBody as Command;
 use super::extract::{Path, Query};
 use super::memory::Memory;
 use super::problem::Problem;
@@ -34,7 +34,7 @@ pub(super) fn routes() -> OpenApiRouter<App> {
     operation_id = "showFlow",
     params(("correlationId" = String, Path, description = "The flow's id.")),
     responses(
-        (status = 200, description = "The flow.", body = Shown),
+        (status = 200, description = "The flow.", body = FlowBody),
         (status = 404, description = "Nothing has this correlation id."),
     )
 )]
@@ -52,7 +52,7 @@ async fn flow(
     }
     let nodes = towpath::arranged(&flow);
     let sight = Sight::of(&app, caller.role);
-    let shown = Shown {
+    let shown = FlowBody {
         correlation_id: &id,
         whole: (!flow.truncated).then_some(report.whole),
         truncated: flow.truncated,
@@ -75,7 +75,7 @@ const LARGEST: u64 = 32 << 20;
 #[derive(Serialize, ToSchema)]
 #[schema(as = Flow)]
 #[serde(rename_all = "camelCase")]
-struct Shown<'a> {
+struct FlowBody<'a> {
     #[schema(value_type = String)]
     correlation_id: &'a CorrelationId,
     /// Whether the chain of causes is whole: nothing broken, no orphans, no cycles. Null where the flow is truncated: a

@@ -30,13 +30,21 @@ pub(super) fn routes() -> OpenApiRouter<App> {
     responses((status = 200, description = "The machines.", body = Listed))
 )]
 async fn list(State(app): State<Towpath>) -> Response {
-    let machines = app.registry().deciders().map(|decider| Registered {
+    let aggregates = app.registry().deciders().map(|decider| Registered {
         kind: decider.kind().as_str(),
         commands: decider.commands().iter().map(|command| command.as_str()).collect(),
         events: decider.events().iter().map(|event| event.as_str()).collect(),
         machine: decider.machine().map(Shown::from),
     });
-    Json(Listed { machines: machines.collect() }).into_response()
+    let entities = app.registry().entities().map(|entity| Registered {
+        kind: entity.kind().as_str(),
+        commands: Vec::new(),
+        events: entity.events().iter().map(|event| event.as_str()).collect(),
+        machine: Some(entity.machine().into()),
+    });
+    let mut machines: Vec<_> = aggregates.chain(entities).collect();
+    machines.sort_by_key(|registered| registered.kind);
+    Json(Listed { machines }).into_response()
 }
 
 /// How a machine is to be shown.
@@ -84,8 +92,7 @@ async fn show(
     Path(kind): Path<String>,
     Query(shown): Query<As>,
 ) -> Result<Response, Problem> {
-    let decider = app.registry().decider_of_kind(&kind);
-    let machine = decider.and_then(|decider| decider.machine());
+    let machine = app.registry().machine_of_kind(&kind);
     let machine = machine.ok_or_else(|| Problem::not_found(format!("there is no machine of {kind}")))?;
     Ok(match shown.format {
         Format::Json => Json(Shown::from(machine)).into_response(),

@@ -24,7 +24,6 @@ use hyper::body::{Frame, SizeHint};
 use serde::Serialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use towpath::ids::Position;
-use towpath::ports::store::Store as _;
 use towpath::{Payload, RecordedEvent, Towpath};
 
 use super::problem::Problem;

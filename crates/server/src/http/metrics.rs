@@ -102,6 +102,7 @@ impl Measurements {
     }
 
     /// Numbers that nobody keeps, for tests and benchmarks that need none.
+    #[cfg(any(test, feature = "bench"))]
     pub(crate) fn of_nothing() -> Self {
         let recorder = PrometheusBuilder::new().build_recorder().handle();
         Self { recorder, process: metrics_process::Collector::default(), asking: Default::default() }

@@ -21,6 +21,7 @@ pub(crate) mod operations;
 mod outbox;
 mod patience;
 pub(crate) mod problem;
+mod projections;
 pub(crate) mod range;
 mod request;
 mod shares;
@@ -90,6 +91,7 @@ fn paths(applications: Vec<Paths>) -> (Router<App>, OpenApi) {
         .merge(dead_letters::routes())
         .merge(channels::routes())
         .merge(machines::routes())
+        .merge(projections::routes())
         .split_for_parts();
     for application in applications {
         paths = paths.merge(application.router);

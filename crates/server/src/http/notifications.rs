@@ -13,7 +13,7 @@ use hyper::body::{Frame, SizeHint};
 use serde::Serialize;
 use towpath::ids::Position;
 use towpath::notifications::{Page, PageId};
-use towpath::ports::store::{Store as _, StoreError};
+use towpath::ports::store::StoreError;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;

@@ -26,7 +26,7 @@ use super::App;
 use super::access::Caller;
 use super::command_ids::idempotency_key;
 use super::limits::{Place, reads_only};
-use super::problem::{Problem, Standing};
+use super::problem::{ChangeOutcome, Problem};
 use super::request::Identity;
 
 /// Headers that belong to an answer and are given again with it.
@@ -62,7 +62,7 @@ pub(super) async fn once_and_recorded(State(app): State<App>, request: Request, 
             return Problem::malformed("the request cannot be read", error.to_string()).into_response();
         }
     };
-    let asked = match Asked::read(&parts, &body, &route, &identity, &caller) {
+    let asked = match ChangeRequest::read(&parts, &body, &route, &identity, &caller) {
         Ok(asked) => asked,
         Err(problem) => return problem.into_response(),
     };
@@ -109,13 +109,13 @@ fn is_command(method: &Method, route: &str) -> bool {
 }
 
 /// A change that is asked for.
-struct Asked {
+struct ChangeRequest {
     operation: NewOperation,
     /// Whether the client chose the key, and so may ask again.
     has_key: bool,
 }
 
-impl Asked {
+impl ChangeRequest {
     fn read(
         parts: &axum::http::request::Parts,
         body: &Bytes,
@@ -239,15 +239,15 @@ impl Asked {
                 .collect(),
             body: body.to_vec(),
         };
-        let passing = if status.is_server_error() { Standing::Passing } else { Standing::Final };
-        let standing = parts.extensions.get::<Standing>().copied().unwrap_or(passing);
+        let passing = if status.is_server_error() { ChangeOutcome::Passing } else { ChangeOutcome::Final };
+        let standing = parts.extensions.get::<ChangeOutcome>().copied().unwrap_or(passing);
         // What nobody can ask for again need not be kept.
         let end = match standing {
-            Standing::Final | Standing::Done if self.has_key => OperationEnd::Answered(&answer),
+            ChangeOutcome::Final | ChangeOutcome::Done if self.has_key => OperationEnd::Answered(&answer),
             _ => OperationEnd::Forgotten,
         };
         let outcome = match standing {
-            Standing::Done => Outcome::Done,
+            ChangeOutcome::Done => Outcome::Done,
             _ if status.is_success() || status.is_redirection() => Outcome::Done,
             // An earlier attempt ended without a word. That this one was refused does not say that nothing has changed:
             // it may have been refused because the earlier one was done.

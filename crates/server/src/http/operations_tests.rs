@@ -17,7 +17,7 @@ use towpath::ids::{ActorId, AggregateKey, CommandId, OperationName};
 use towpath::ports::operations::{
     NewOperation, OperationAnswer, OperationKey, OperationStanding, Operations as _,
 };
-use towpath::ports::store::{Expected, Store as _, StoreError};
+use towpath::ports::store::{Expected, StoreError};
 use towpath::{OPERATION_KIND, OPERATION_PERFORMED, SendError, Towpath};
 use uuid::Uuid;
 
@@ -544,7 +544,7 @@ async fn what_waited_for_its_claim_is_cut_off_before_the_claim_runs_out() {
     let name = OperationName::new("late").unwrap();
     let key = OperationKey { name, ..other.key.clone() };
     let operation = NewOperation { key, operation_id: Uuid::now_v7(), ..other };
-    let asked = super::Asked { operation, has_key: true };
+    let asked = super::ChangeRequest { operation, has_key: true };
     let (cut_after, waits) = (Duration::from_secs(3), Duration::from_millis(2500));
     // Nobody else can write on SQLite meanwhile.
     let holder = bench.towpath.store().open_transaction().await.unwrap();

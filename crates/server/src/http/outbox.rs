@@ -36,7 +36,7 @@ pub(super) fn routes() -> OpenApiRouter<App> {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Which {
+struct OutboxQuery {
     /// Only those in this status.
     #[param(schema_with = outbox_status)]
     status: Option<OutboxStatus>,
@@ -65,10 +65,10 @@ fn outbox_status() -> utoipa::openapi::schema::Object {
     path = "/api/outbox",
     tag = "outbox",
     operation_id = "listOutbox",
-    params(Which),
+    params(OutboxQuery),
     responses((status = 200, description = "The rows.", body = Rows))
 )]
-async fn list(State(app): State<Towpath>, Query(which): Query<Which>) -> Result<Response, Problem> {
+async fn list(State(app): State<Towpath>, Query(which): Query<OutboxQuery>) -> Result<Response, Problem> {
     // What no channel can be called has no rows.
     let Ok(channel) = which.channel.map(ChannelName::new).transpose() else {
         return Ok(Json(Rows { rows: Vec::new(), next: which.after }).into_response());

@@ -21,12 +21,12 @@ pub struct Problem {
     code: String,
     title: String,
     detail: String,
-    standing: Standing,
+    standing: ChangeOutcome,
 }
 
 /// What an answer says about the change that was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum ChangeOutcome {
     /// It is the answer: whoever asks again would get the same.
     Final,
     /// It says how things are at this moment: whoever asks again may get another.
@@ -45,7 +45,7 @@ impl Problem {
     ) -> Self {
         let passing = status.is_server_error()
             || matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT);
-        let standing = if passing { Standing::Passing } else { Standing::Final };
+        let standing = if passing { ChangeOutcome::Passing } else { ChangeOutcome::Final };
         Self { status, code: code.into(), title: title.into(), detail: detail.into(), standing }
     }
 
@@ -56,7 +56,7 @@ impl Problem {
 
     /// The same, where asking again may help although the status does not say so.
     pub fn passing(self, is_passing: bool) -> Self {
-        if is_passing { Self { standing: Standing::Passing, ..self } } else { self }
+        if is_passing { Self { standing: ChangeOutcome::Passing, ..self } } else { self }
     }
 
     /// This caller has all that one caller may have.
@@ -142,7 +142,7 @@ impl<T, E: Into<Problem>> AfterDone<T> for Result<T, E> {
             let title = format!("it was done, but what is now cannot be read: {}", cause.title);
             let detail = "Do not ask for it again. GET shows what is now, as soon as it can be read.";
             let problem = Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "done-not-shown", title, detail);
-            Problem { standing: Standing::Done, ..problem }
+            Problem { standing: ChangeOutcome::Done, ..problem }
         })
     }
 }

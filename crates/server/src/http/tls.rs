@@ -26,7 +26,7 @@ pub(crate) struct TlsFiles {
 /// The certificate that is shown.
 pub(crate) struct Tls {
     files: TlsFiles,
-    shown: Arc<Shown>,
+    shown: Arc<CurrentCertificate>,
     read: (Vec<u8>, Vec<u8>),
     provider: Arc<CryptoProvider>,
 }
@@ -40,7 +40,7 @@ impl Tls {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let read = files.read()?;
         let key = files.certified(&read, &provider)?;
-        Ok(Self { files, shown: Arc::new(Shown(RwLock::new(Arc::new(key)))), read, provider })
+        Ok(Self { files, shown: Arc::new(CurrentCertificate(RwLock::new(Arc::new(key)))), read, provider })
     }
 
     /// Makes connections with it, and looks for a new one from now on.
@@ -124,9 +124,9 @@ pub(super) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, S
 }
 
 #[derive(Debug)]
-struct Shown(RwLock<Arc<CertifiedKey>>);
+struct CurrentCertificate(RwLock<Arc<CertifiedKey>>);
 
-impl ResolvesServerCert for Shown {
+impl ResolvesServerCert for CurrentCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner)))
     }

@@ -29,6 +29,7 @@ pub(crate) trait AnyPlugin {
     fn short_sections(&self) -> &'static [&'static str];
     fn confidential(&self) -> &'static [&'static str];
     /// What is known of it where it does not run.
+    #[cfg(feature = "follow")]
     fn switched_off(&self, builder: Builder) -> Builder;
     /// Its paths, as if it were switched off.
     #[cfg(test)]
@@ -83,15 +84,15 @@ impl Running {
 }
 
 /// An application by its type.
-pub(crate) struct Listed<P>(PhantomData<P>);
+pub(crate) struct Typed<P>(PhantomData<P>);
 
-impl<P> Listed<P> {
+impl<P> Typed<P> {
     pub(crate) fn new() -> Self {
         Self(PhantomData)
     }
 }
 
-impl<P: Plugin> AnyPlugin for Listed<P> {
+impl<P: Plugin> AnyPlugin for Typed<P> {
     fn name(&self) -> &'static str {
         P::App::NAME
     }
@@ -104,6 +105,7 @@ impl<P: Plugin> AnyPlugin for Listed<P> {
         P::CONFIDENTIAL
     }
 
+    #[cfg(feature = "follow")]
     fn switched_off(&self, builder: Builder) -> Builder {
         P::switched_off(builder)
     }

@@ -11,9 +11,7 @@ use std::time::{Duration, Instant};
 
 use towpath::ids::{AggregateKey, CorrelationId, EventId};
 use towpath::name::EventName;
-use towpath::ports::store::{
-    Append, DeadlineChange, Expected, NewEvent, Routing, Store, StoreError, StoreTx,
-};
+use towpath::ports::store::{Append, DeadlineChange, Expected, NewEvent, Routing, StoreError, StoreTx};
 use towpath::{ChangeContext, Payload, RecordedEvent, Scratch, SqlStore, StoreOptions, StoreUrl};
 use uuid::Uuid;
 

@@ -51,7 +51,7 @@ pub(crate) async fn complete(
     if !rules.concern(&append.aggregate.kind) {
         return rules.complete(append, None);
     }
-    let row = crate::ops::reads::lock_aggregate(session, append).await?;
+    let row = crate::ops::aggregates::lock_aggregate(session, append).await?;
     let version = row.as_ref().map_or(0, |row| row.version);
     let expected = match append.expected {
         Expected::Any => Expected::after(version),

@@ -3,24 +3,37 @@
 //! Each count is read from an index that holds only such rows, and ends at [`COUNTED`]: whatever lies behind it, and
 //! however much waits, a look costs no more than that.
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{ChannelName, HandlerName};
 use towpath_core::lifecycle::LetterStatus;
-use towpath_core::ports::store::StoreResult;
+use towpath_core::ports::store::{
+    Backlog, Backlogs, CommandBacklog, LetterCount, LogBacklog, OutboxBacklog, StoreResult, TimerBacklog,
+};
 
-use crate::backlog::{Backlog, CommandBacklog, LetterCount, LogBacklog, OutboxBacklog, TimerBacklog};
 use crate::floors::{Floors, Place};
 use crate::rows::stored;
-use crate::schema::{COMMAND_BOX, EVENT_OUTBOX, Index, TIMERS};
+use crate::schema::{COMMAND_BOX, Index, OUTBOX_FAILED, OUTBOX_PARKED, OUTBOX_READY, TIMERS_DUE};
 use crate::sql::{Session, Value, unreadable, values};
+use crate::store::{SqlStore, listing};
 
 /// How far is counted: what shows this number may be more.
 pub(crate) const COUNTED: u32 = 100_000;
 
+/// Commands that have failed, whether they are tried again or not.
+const FAILED: &Index = COMMAND_BOX.index("command_box_failed");
+
 /// How many letters of a status are counted. Their rows are wide, and not all that is asked stands in an index.
 const LETTERS_COUNTED: u32 = 10_000;
 
-pub(crate) async fn look(
+#[async_trait]
+impl Backlogs for SqlStore {
+    async fn backlog(&self, channels: &[ChannelName], now: DateTime<Utc>) -> StoreResult<Backlog> {
+        listing!(self, look, channels, now, self.floors())
+    }
+}
+
+async fn look(
     session: &mut Session<'_>,
     channels: &[ChannelName],
     now: DateTime<Utc>,
@@ -43,8 +56,8 @@ async fn at_large(
     floors: &Floors,
 ) -> StoreResult<(CommandBacklog, LogBacklog, TimerBacklog)> {
     let dialect = session.dialect();
-    let (failed_at, failed) = dialect.partial(failed_commands(), "c.");
-    let (due_at, waiting) = dialect.partial(&TIMERS.indexes[0], "t.");
+    let (failed_at, failed) = dialect.partial(FAILED, "c.");
+    let (due_at, waiting) = dialect.partial(TIMERS_DUE, "t.");
     // A floor that has just ceased to hold makes the count too low for a moment, and nothing more.
     let from = floors.of(&Place::Pending).map_or(0, |floor| floor.at);
     let sql = format!(
@@ -84,18 +97,17 @@ async fn outbox(
     if channels.is_empty() {
         return Ok(Vec::new());
     }
-    let [_, ready, parked, failed, ..] = EVENT_OUTBOX.indexes else {
-        return Err(unreadable("event_outbox", "its indexes are not those of this build"));
-    };
     let mut keys = values![];
     let mut parts = Vec::with_capacity(channels.len());
     for (which, channel) in channels.iter().enumerate() {
         let from = floors.of(&Place::Outbox(channel.clone())).map_or(0, |floor| floor.at);
-        let waiting = in_channel(session, ready, channel, &format!(" AND o.outbox_id >= {from}"), &mut keys);
-        let behind = in_channel(session, parked, channel, "", &mut keys);
-        let given_up = in_channel(session, failed, channel, "", &mut keys);
+        let waiting =
+            in_channel(session, OUTBOX_READY, channel, &format!(" AND o.outbox_id >= {from}"), &mut keys);
+        let behind = in_channel(session, OUTBOX_PARKED, channel, "", &mut keys);
+        let given_up = in_channel(session, OUTBOX_FAILED, channel, "", &mut keys);
         // Once more for the oldest of them.
-        let oldest = in_channel(session, ready, channel, &format!(" AND o.outbox_id >= {from}"), &mut keys);
+        let oldest =
+            in_channel(session, OUTBOX_READY, channel, &format!(" AND o.outbox_id >= {from}"), &mut keys);
         parts.push(format!(
             "SELECT {which} AS which, {} AS pending_count, {} AS parked_count, {} AS failed_count, \
              (SELECT e.occurred_at FROM domain_events e WHERE e.event_id = (SELECT o.event_id FROM {oldest} LIMIT 1)) \
@@ -166,18 +178,4 @@ async fn letters(session: &mut Session<'_>) -> StoreResult<Vec<LetterCount>> {
 /// How many rows there are, up to a point.
 fn counted(rows: &str) -> String {
     format!("(SELECT COUNT(*) FROM (SELECT 1 AS one FROM {rows} LIMIT {COUNTED}) AS counted)")
-}
-
-fn failed_commands() -> &'static Index {
-    &COMMAND_BOX.indexes[3]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_index_of_failed_commands_is_where_it_is_looked_for() {
-        assert_eq!(failed_commands().name, "command_box_failed");
-    }
 }

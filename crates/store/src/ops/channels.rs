@@ -1,9 +1,11 @@
 //! Channels as rows: names unique among the living (S3), switched off with who and why (S2).
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{ActorId, AggregateKey, ChannelName, Position};
 use towpath_core::ports::store::{
-    ChannelRow, Disabled, LeaseGrant, Parked, ParkedAggregate, StoreError, StoreResult, TrackerPlace,
+    ChannelRow, Channels, Disabled, LeaseGrant, Parked, ParkedAggregate, StoreError, StoreResult,
+    TrackerPlace,
 };
 use uuid::Uuid;
 
@@ -11,8 +13,69 @@ use crate::ops::leases::fence;
 use crate::rows::{insert_sql, read_channel, select_list};
 use crate::schema::{CHANNEL_PARKED, CHANNELS};
 use crate::sql::{Row, Session, SqlFault, Value, code, readable, values};
+use crate::store::{SqlStore, reading, transacting, writing_once};
 
-pub(crate) async fn add(
+#[async_trait]
+impl Channels for SqlStore {
+    async fn add_channel(
+        &self,
+        channel_id: Uuid,
+        name: &ChannelName,
+        position: Position,
+        now: DateTime<Utc>,
+    ) -> StoreResult<()> {
+        writing_once!(self, add, channel_id, name, position, now)
+    }
+
+    async fn disable_channel(&self, name: &ChannelName, disabled: Option<&Disabled>) -> StoreResult<()> {
+        writing_once!(self, disable, name, disabled)
+    }
+
+    async fn remove_channel(
+        &self,
+        name: &ChannelName,
+        by: Option<&ActorId>,
+        reason: &str,
+        now: DateTime<Utc>,
+    ) -> StoreResult<()> {
+        transacting!(self, remove, name, by, reason, now)
+    }
+
+    async fn park_in_channel(
+        &self,
+        lease: &LeaseGrant,
+        channel_id: Uuid,
+        from: TrackerPlace,
+        to: Position,
+        parked: &[ParkedAggregate],
+        opened: &[AggregateKey],
+    ) -> StoreResult<bool> {
+        transacting!(self, park, lease, channel_id, from, to, parked, opened)
+    }
+
+    async fn parked_in_channel(
+        &self,
+        channel_id: Uuid,
+        reset_count: u64,
+        which: Parked<'_>,
+    ) -> StoreResult<Vec<ParkedAggregate>> {
+        reading!(self, parked, channel_id, reset_count, which)
+    }
+
+    async fn reopen_parked(&self, name: &ChannelName, now: DateTime<Utc>) -> StoreResult<u64> {
+        writing_once!(self, reopen_parked, name, now)
+    }
+
+    async fn reset_channel(&self, name: &ChannelName, position: Position) -> StoreResult<()> {
+        transacting!(self, reset, name, position)
+    }
+
+    async fn channels(&self) -> StoreResult<Vec<ChannelRow>> {
+        reading!(self, list)
+    }
+}
+
+async fn add(
     session: &mut Session<'_>,
     channel_id: Uuid,
     name: &ChannelName,
@@ -30,7 +93,7 @@ pub(crate) async fn add(
     }
 }
 
-pub(crate) async fn disable(
+async fn disable(
     session: &mut Session<'_>,
     name: &ChannelName,
     disabled: Option<&Disabled>,
@@ -48,7 +111,7 @@ pub(crate) async fn disable(
 }
 
 /// Removes a channel, with what it has left behind. Runs in a transaction.
-pub(crate) async fn remove(
+async fn remove(
     session: &mut Session<'_>,
     name: &ChannelName,
     by: Option<&ActorId>,
@@ -63,19 +126,8 @@ pub(crate) async fn remove(
     forget_parked(session, channel_id).await
 }
 
-/// Moves a channel's position. Runs in a transaction.
-pub(crate) async fn advance(
-    session: &mut Session<'_>,
-    grant: &LeaseGrant,
-    channel_id: Uuid,
-    from: TrackerPlace,
-    to: Position,
-) -> StoreResult<bool> {
-    park(session, grant, channel_id, from, to, &[], &[]).await
-}
-
 /// Moves a channel's position, and notes which aggregates it leaves behind and which no longer. Runs in a transaction.
-pub(crate) async fn park(
+async fn park(
     session: &mut Session<'_>,
     grant: &LeaseGrant,
     channel_id: Uuid,
@@ -128,7 +180,7 @@ pub(crate) async fn park(
     Ok(touched == 1)
 }
 
-pub(crate) async fn parked(
+async fn parked(
     session: &mut Session<'_>,
     channel_id: Uuid,
     reset_count: u64,
@@ -167,7 +219,7 @@ fn is_one_of<'v>(aggregates: &'v [AggregateKey], keys: &mut Vec<Value<'v>>) -> S
     parts.collect::<Vec<_>>().join(" OR ")
 }
 
-pub(crate) async fn reopen_parked(
+async fn reopen_parked(
     session: &mut Session<'_>,
     name: &ChannelName,
     now: DateTime<Utc>,
@@ -190,11 +242,7 @@ fn read_parked(row: &Row) -> StoreResult<ParkedAggregate> {
 }
 
 /// Sets a channel's position, and forgets what it has left behind. Runs in a transaction.
-pub(crate) async fn reset(
-    session: &mut Session<'_>,
-    name: &ChannelName,
-    position: Position,
-) -> StoreResult<()> {
+async fn reset(session: &mut Session<'_>, name: &ChannelName, position: Position) -> StoreResult<()> {
     let channel_id = locked(session, name).await?;
     let sql = "UPDATE channels SET position = ?, reset_count = reset_count + 1 WHERE channel_id = ?";
     session.execute("channels.reset", sql, values![position, channel_id]).await?;
@@ -217,7 +265,7 @@ async fn forget_parked(session: &mut Session<'_>, channel_id: Uuid) -> StoreResu
     Ok(())
 }
 
-pub(crate) async fn list(session: &mut Session<'_>) -> StoreResult<Vec<ChannelRow>> {
+async fn list(session: &mut Session<'_>) -> StoreResult<Vec<ChannelRow>> {
     let sql = format!(
         "SELECT {} FROM channels c WHERE c.deleted_at IS NULL ORDER BY c.name",
         select_list(&CHANNELS, "c", "")

@@ -5,15 +5,68 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use towpath_core::ports::store::{LeaseGrant, StoreResult};
+use towpath_core::ports::store::{Cleaning, LeaseGrant, StoreResult};
 
 use crate::ops::leases::fence;
-use crate::schema::{EVENT_OUTBOX, INBOX, Index};
-use crate::sql::{Session, Value, unreadable, values};
+use crate::schema::{INBOX, OUTBOX_SENT};
+use crate::sql::{Session, Value, values};
+use crate::store::{SqlStore, transacting};
 
 /// How many pages without anything old in them are read of one channel, in one go.
 const PAGES: usize = 5;
+
+#[async_trait]
+impl Cleaning for SqlStore {
+    async fn clean_commands(
+        &self,
+        lease: &LeaseGrant,
+        ended_before: DateTime<Utc>,
+        limit: u32,
+    ) -> StoreResult<u64> {
+        transacting!(self, commands, lease, ended_before, limit)
+    }
+
+    async fn clean_outbox(
+        &self,
+        lease: &LeaseGrant,
+        sent_before: DateTime<Utc>,
+        limit: u32,
+    ) -> StoreResult<u64> {
+        transacting!(self, outbox, lease, sent_before, limit, self.walked())
+    }
+
+    async fn clean_inbox(
+        &self,
+        lease: &LeaseGrant,
+        handled_before: DateTime<Utc>,
+        limit: u32,
+    ) -> StoreResult<u64> {
+        transacting!(self, inbox, lease, handled_before, limit)
+    }
+
+    async fn clean_letters(&self, lease: &LeaseGrant, before: DateTime<Utc>, limit: u32) -> StoreResult<u64> {
+        transacting!(self, super::kept_letters::clean, lease, before, limit)
+    }
+
+    async fn clean_timers(&self, lease: &LeaseGrant, before: DateTime<Utc>, limit: u32) -> StoreResult<u64> {
+        transacting!(self, timers, lease, before, limit)
+    }
+
+    async fn clean_units(&self, lease: &LeaseGrant, before: DateTime<Utc>, limit: u32) -> StoreResult<u64> {
+        transacting!(self, units, lease, before, limit)
+    }
+
+    async fn clean_leases(
+        &self,
+        lease: &LeaseGrant,
+        prefixes: &[&str],
+        ended_for: Duration,
+    ) -> StoreResult<u64> {
+        transacting!(self, leases, lease, prefixes, ended_for)
+    }
+}
 
 /// Where the look for old rows goes on that stand behind young ones, by channel: the last number that was read. Kept by the
 /// process and by nobody else, because it is about effort only.
@@ -35,14 +88,14 @@ impl Walked {
 /// Numbers rise with time, so what is old is among the first rows of each channel, but for rows that were sent much later
 /// than they were written: those stand before others that are old. So when the first page has nothing old, a few more are
 /// read, each time behind those of the last time, and from the beginning again after the end.
-pub(crate) async fn outbox(
+async fn outbox(
     session: &mut Session<'_>,
     lease: &LeaseGrant,
     before: DateTime<Utc>,
     limit: u32,
     walked: &Walked,
 ) -> StoreResult<u64> {
-    let (channel, sent) = session.dialect().partial(sent_rows()?, "o.");
+    let (channel, sent) = session.dialect().partial(OUTBOX_SENT, "o.");
     let next_channel =
         format!("SELECT o.channel FROM event_outbox o WHERE {channel} > ?{sent} ORDER BY {channel} LIMIT 1");
     let (mut deleted, mut behind) = (0, String::new());
@@ -71,7 +124,7 @@ async fn old_rows(
     limit: u32,
     walked: &Walked,
 ) -> StoreResult<Vec<i64>> {
-    let (column, sent) = session.dialect().partial(sent_rows()?, "o.");
+    let (column, sent) = session.dialect().partial(OUTBOX_SENT, "o.");
     let (pinned, first) = session.dialect().pinned(&column);
     let page = format!(
         "SELECT o.outbox_id, o.status_changed_at FROM event_outbox o WHERE {pinned}{sent} AND o.outbox_id > ? \
@@ -103,19 +156,19 @@ async fn old_rows(
 
 /// Deletes deliveries that were handled before a moment, and failures that nothing has followed since: they were given up
 /// to the broker, or their letter was discarded. Runs in a transaction.
-pub(crate) async fn inbox(
+async fn inbox(
     session: &mut Session<'_>,
     lease: &LeaseGrant,
     before: DateTime<Utc>,
     limit: u32,
 ) -> StoreResult<u64> {
-    let (changed_at, over) = session.dialect().partial(&INBOX.indexes[0], "");
+    let (changed_at, over) = session.dialect().partial(const { INBOX.index("inbox_over") }, "");
     let what = What { table: "inbox", over: &over, ended_at: &changed_at };
     delete_oldest(session, lease, &what, before, limit).await
 }
 
 /// Deletes timers that ended before a moment. Runs in a transaction.
-pub(crate) async fn timers(
+async fn timers(
     session: &mut Session<'_>,
     lease: &LeaseGrant,
     before: DateTime<Utc>,
@@ -127,7 +180,7 @@ pub(crate) async fn timers(
 }
 
 /// Deletes units of work that were begun before a moment. Runs in a transaction.
-pub(crate) async fn units(
+async fn units(
     session: &mut Session<'_>,
     lease: &LeaseGrant,
     before: DateTime<Utc>,
@@ -138,7 +191,7 @@ pub(crate) async fn units(
 }
 
 /// Deletes commands that were received and ended before a moment: COMPLETED, or FAILED for good. Runs in a transaction.
-pub(crate) async fn commands(
+async fn commands(
     session: &mut Session<'_>,
     lease: &LeaseGrant,
     before: DateTime<Utc>,
@@ -193,18 +246,9 @@ async fn delete_oldest(
     Ok(deleted)
 }
 
-fn sent_rows() -> StoreResult<&'static Index> {
-    let by_name = |index: &&Index| index.name == "event_outbox_sent";
-    EVENT_OUTBOX
-        .indexes
-        .iter()
-        .find(by_name)
-        .ok_or_else(|| unreadable("event_outbox", "it has no such index"))
-}
-
 /// Deletes leases that belonged to one instance each and ended long ago. The names of those hold the instance's id, which
 /// never comes again; a lease that others may take again keeps its row, and with it its epoch. Runs in a transaction.
-pub(crate) async fn leases(
+async fn leases(
     session: &mut Session<'_>,
     lease: &LeaseGrant,
     prefixes: &[&str],

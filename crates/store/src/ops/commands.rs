@@ -1,25 +1,148 @@
 //! The command box.
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use towpath_core::ids::CommandId;
+use towpath_core::ids::{AggregateKey, CommandId};
 use towpath_core::lifecycle::{CommandStatus, CommandStep};
 use towpath_core::ports::store::{
-    CLAIMED_BYTES, CommandRecord, CommandResult, CompletedCommand, Counts, FailedCommand, Found, LeaseGrant,
-    NewCommand, StoreError, StoreResult,
+    CLAIMED_BYTES, CommandRecord, CommandResult, CommandSession, Commands, CompletedCommand, FailedCommand,
+    Found, LeaseGrant, Loaded, NewCommand, StoreError, StoreResult,
 };
 
 use crate::bounded::how_many_fit;
 use crate::ops::append::{append, append_with_command};
 use crate::ops::leases::{HELD, fence, held_by, holder_is_gone, none_of};
-use crate::rows::{command_values, insert_sql, read_command, select_list, stored};
+use crate::rows::{command_values, insert_sql, read_command, select_list};
 use crate::schema::COMMAND_BOX;
 use crate::sql::{Session, SqlFault, Value, code, readable, unreadable, values};
+use crate::store::{OpenConnection, Purpose, SqlStore, reading, transacting, writing_once};
+
+#[async_trait]
+impl Commands for SqlStore {
+    async fn load(&self, aggregate: &AggregateKey, command: Option<&CommandId>) -> StoreResult<Loaded> {
+        reading!(self, super::aggregates::load, aggregate, command)
+    }
+
+    async fn command_session(&self) -> StoreResult<Box<dyn CommandSession>> {
+        Ok(Box::new(SqlCommandSession { store: self.clone(), connection: None }))
+    }
+
+    async fn complete_command(&self, completed: &CompletedCommand) -> StoreResult<CommandResult> {
+        match (&completed.found, &completed.append) {
+            _ if completed.fence.is_some() => transacting!(self, complete_fenced, completed),
+            (Found::Nowhere, None) => writing_once!(self, complete_new, completed),
+            (Found::Nowhere, Some(facts)) if super::append::is_one_statement(self.dialect(), facts) => {
+                writing_once!(self, complete_new, completed)
+            }
+            (Found::Nowhere, Some(_)) => transacting!(self, complete_new, completed),
+            (Found::Failed { .. } | Found::Claimed(_), _) => {
+                transacting!(self, complete_found, completed)
+            }
+        }
+    }
+
+    async fn fail_command(&self, failed: &FailedCommand) -> StoreResult<()> {
+        match failed.found {
+            Found::Claimed(_) => transacting!(self, fail, failed),
+            Found::Nowhere | Found::Failed { .. } => writing_once!(self, fail, failed),
+        }
+    }
+
+    async fn accept_command(&self, command: &NewCommand) -> StoreResult<Option<CommandRecord>> {
+        match writing_once!(self, accept, command) {
+            Ok(()) => Ok(None),
+            Err(StoreError::DuplicateCommand(id)) => self.command(&id).await,
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn requeue_command(
+        &self,
+        command_id: &CommandId,
+        retry_count: u32,
+        now: DateTime<Utc>,
+    ) -> StoreResult<bool> {
+        writing_once!(self, requeue, command_id, retry_count, now)
+    }
+
+    async fn claim_commands(
+        &self,
+        lease: &LeaseGrant,
+        command_types: &[&str],
+        now: DateTime<Utc>,
+        limit: u32,
+    ) -> StoreResult<Vec<CommandRecord>> {
+        transacting!(self, claim, lease, command_types, now, limit)
+    }
+
+    async fn return_commands(
+        &self,
+        grant: &LeaseGrant,
+        command_ids: &[CommandId],
+        now: DateTime<Utc>,
+    ) -> StoreResult<u64> {
+        writing_once!(self, give_back, grant, command_ids, now)
+    }
+
+    async fn return_unseen_commands(
+        &self,
+        grant: &LeaseGrant,
+        seen: &[CommandId],
+        now: DateTime<Utc>,
+    ) -> StoreResult<u64> {
+        writing_once!(self, give_back_unseen, grant, seen, now)
+    }
+
+    async fn recover_commands(&self, now: DateTime<Utc>, most: u32) -> StoreResult<u64> {
+        transacting!(self, recover, now, most)
+    }
+
+    async fn command(&self, command_id: &CommandId) -> StoreResult<Option<CommandRecord>> {
+        reading!(self, find, command_id)
+    }
+}
+
+/// Keeps the connection that loaded for the write, where one statement writes everything. Elsewhere the write needs
+/// a transaction, which takes a connection of its own (on SQLite the one that writes).
+struct SqlCommandSession {
+    store: SqlStore,
+    connection: Option<OpenConnection>,
+}
+
+#[async_trait]
+impl CommandSession for SqlCommandSession {
+    async fn load(&mut self, aggregate: &AggregateKey, command: &CommandId) -> StoreResult<Loaded> {
+        let mut connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => self.store.connection(Purpose::Read).await?,
+        };
+        let loaded = super::aggregates::load(&mut connection.session(), aggregate, Some(command)).await?;
+        if self.store.dialect().nests_writes() {
+            self.connection = Some(connection);
+        }
+        Ok(loaded)
+    }
+
+    fn release(&mut self) {
+        self.connection = None;
+    }
+
+    async fn complete(&mut self, completed: &CompletedCommand) -> StoreResult<CommandResult> {
+        let one_statement = matches!((&completed.found, &completed.append), (Found::Nowhere, Some(facts))
+            if super::append::is_one_statement(self.store.dialect(), facts) && completed.fence.is_none());
+        match self.connection.take().filter(|_| one_statement) {
+            Some(mut connection) => {
+                let result = complete_new(&mut connection.session(), completed).await;
+                self.connection = Some(connection);
+                result
+            }
+            None => self.store.complete_command(completed).await,
+        }
+    }
+}
 
 /// Writes the whole effect of a command that was found nowhere.
-pub(crate) async fn complete_new(
-    session: &mut Session<'_>,
-    done: &CompletedCommand,
-) -> StoreResult<CommandResult> {
+async fn complete_new(session: &mut Session<'_>, done: &CompletedCommand) -> StoreResult<CommandResult> {
     let Some(facts) = &done.append else {
         let result = CommandResult { aggregate_version: done.decided_on, event_count: 0 };
         insert(session, &completed_record(done, result)?).await?;
@@ -33,10 +156,7 @@ pub(crate) async fn complete_new(
 
 /// Writes the whole effect of a command that was recorded before. Runs in a transaction, which the caller rolls
 /// back on an error.
-pub(crate) async fn complete_found(
-    session: &mut Session<'_>,
-    done: &CompletedCommand,
-) -> StoreResult<CommandResult> {
+async fn complete_found(session: &mut Session<'_>, done: &CompletedCommand) -> StoreResult<CommandResult> {
     let mut result = CommandResult { aggregate_version: done.decided_on, event_count: 0 };
     if let Some(facts) = &done.append {
         result.event_count = u32::try_from(facts.events.len()).unwrap_or(u32::MAX);
@@ -49,10 +169,7 @@ pub(crate) async fn complete_found(
 
 /// Writes the whole effect of a command under a lease that its sender holds. Runs in a transaction, which the caller
 /// rolls back on an error.
-pub(crate) async fn complete_fenced(
-    session: &mut Session<'_>,
-    done: &CompletedCommand,
-) -> StoreResult<CommandResult> {
+async fn complete_fenced(session: &mut Session<'_>, done: &CompletedCommand) -> StoreResult<CommandResult> {
     let result = match done.found {
         Found::Nowhere => complete_new(session, done).await?,
         Found::Failed { .. } | Found::Claimed(_) => complete_found(session, done).await?,
@@ -63,7 +180,7 @@ pub(crate) async fn complete_fenced(
 }
 
 /// Records a failure. Runs in a transaction.
-pub(crate) async fn fail(session: &mut Session<'_>, failed: &FailedCommand) -> StoreResult<()> {
+async fn fail(session: &mut Session<'_>, failed: &FailedCommand) -> StoreResult<()> {
     let record = CommandRecord {
         command: failed.command.clone(),
         status: step(CommandStatus::Processing, CommandStep::Fail)?,
@@ -87,7 +204,7 @@ pub(crate) async fn fail(session: &mut Session<'_>, failed: &FailedCommand) -> S
 }
 
 /// Records a command as PENDING, due at once.
-pub(crate) async fn accept(session: &mut Session<'_>, command: &NewCommand) -> StoreResult<()> {
+async fn accept(session: &mut Session<'_>, command: &NewCommand) -> StoreResult<()> {
     insert(session, &accepted(command)).await
 }
 
@@ -118,7 +235,7 @@ fn accepted(command: &NewCommand) -> CommandRecord {
 }
 
 /// Puts a FAILED command back, if it is still as it was found.
-pub(crate) async fn requeue(
+async fn requeue(
     session: &mut Session<'_>,
     command_id: &CommandId,
     retry_count: u32,
@@ -132,7 +249,7 @@ pub(crate) async fn requeue(
 }
 
 /// Takes commands that are due. Runs in a transaction.
-pub(crate) async fn claim(
+async fn claim(
     session: &mut Session<'_>,
     grant: &LeaseGrant,
     command_types: &[&str],
@@ -180,7 +297,7 @@ pub(crate) async fn claim(
 }
 
 /// Puts back what this holder has claimed and could not end.
-pub(crate) async fn give_back(
+async fn give_back(
     session: &mut Session<'_>,
     grant: &LeaseGrant,
     command_ids: &[CommandId],
@@ -205,7 +322,7 @@ pub(crate) async fn give_back(
 }
 
 /// Puts back what was claimed under a grant and its holder does not know of.
-pub(crate) async fn give_back_unseen(
+async fn give_back_unseen(
     session: &mut Session<'_>,
     grant: &LeaseGrant,
     seen: &[CommandId],
@@ -228,7 +345,7 @@ pub(crate) async fn give_back_unseen(
 ///
 /// Rows that somebody has locked are passed over: a holder that sleeps inside its transaction must not stop the
 /// recovery of everything else.
-pub(crate) async fn recover(session: &mut Session<'_>, now: DateTime<Utc>, most: u32) -> StoreResult<u64> {
+async fn recover(session: &mut Session<'_>, now: DateTime<Utc>, most: u32) -> StoreResult<u64> {
     let sql = format!(
         "SELECT command_id, recovery_count FROM command_box WHERE status = 'PROCESSING' AND {} LIMIT 1000 {}",
         holder_is_gone(session, "command_box"),
@@ -258,25 +375,13 @@ pub(crate) async fn recover(session: &mut Session<'_>, now: DateTime<Utc>, most:
     Ok((again.len() + never.len()) as u64)
 }
 
-pub(crate) async fn find(
-    session: &mut Session<'_>,
-    command_id: &CommandId,
-) -> StoreResult<Option<CommandRecord>> {
+async fn find(session: &mut Session<'_>, command_id: &CommandId) -> StoreResult<Option<CommandRecord>> {
     let sql =
         format!("SELECT {} FROM command_box c WHERE c.command_id = ?", select_list(&COMMAND_BOX, "c", ""));
     match session.row("commands.find", &sql, values![command_id.as_str()]).await? {
         Some(row) => read_command(&row, ""),
         None => Ok(None),
     }
-}
-
-pub(crate) async fn counts(session: &mut Session<'_>) -> StoreResult<Counts<CommandStatus>> {
-    let sql = "SELECT status, COUNT(*) AS rows_in FROM command_box GROUP BY status";
-    let mut counts = Counts { by_status: Vec::new() };
-    for row in session.rows("commands.count", sql, values![]).await? {
-        counts.by_status.push((stored(&row, "status")?, row.count("rows_in")?));
-    }
-    Ok(counts)
 }
 
 /// Refuses the transaction unless the claim it ends was made under the newest grant. Asked last: the lock on the

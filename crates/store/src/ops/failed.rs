@@ -5,7 +5,7 @@ use towpath_core::ports::store::{FailedFilter, FailedRow, StoreResult};
 
 use crate::ops::outbox::reopen;
 use crate::rows::{read_event, read_outbox, select_list};
-use crate::schema::{DOMAIN_EVENTS, EVENT_OUTBOX};
+use crate::schema::{DOMAIN_EVENTS, EVENT_OUTBOX, OUTBOX_FAILED};
 use crate::sql::{Session, Value, values};
 
 pub(crate) async fn list(
@@ -67,7 +67,7 @@ pub(crate) async fn reopen_some(
 
 /// What a filter says of `event_outbox o` and `domain_events e`, so that the index of given-up rows serves it.
 fn condition<'f>(session: &Session<'_>, filter: &'f FailedFilter, keys: &mut Vec<Value<'f>>) -> String {
-    let (channel, failed) = session.dialect().partial(&EVENT_OUTBOX.indexes[3], "o.");
+    let (channel, failed) = session.dialect().partial(OUTBOX_FAILED, "o.");
     let mut condition = match &filter.channel {
         Some(name) => {
             keys.extend(values![name.as_str()]);

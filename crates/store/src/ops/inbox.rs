@@ -1,14 +1,49 @@
 //! The inbox: once per (event, handler).
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{EventId, HandlerName};
 use towpath_core::lifecycle::InboxStatus;
-use towpath_core::ports::store::{InboxEntry, InboxFailure, InboxMark, StoreError, StoreResult};
+use towpath_core::ports::store::{
+    CameBefore, FirstDelivery, Inbox, InboxEntry, InboxFailure, InboxMark, StoreError, StoreResult,
+};
 
 use crate::dialect::Dialect;
 use crate::rows::{insert_sql, names_and_marks, read_inbox, select_list};
 use crate::schema::INBOX;
 use crate::sql::{Row, Session, SqlFault, Value, code, readable, unreadable, values};
+use crate::store::{SqlStore, transacting, writing_once};
+
+#[async_trait]
+impl Inbox for SqlStore {
+    async fn begin_attempts(
+        &self,
+        event_ids: &[EventId],
+        handler: &HandlerName,
+        by: &str,
+        letters_stand: bool,
+        now: DateTime<Utc>,
+    ) -> StoreResult<CameBefore> {
+        transacting!(self, begin, event_ids, handler, by, letters_stand, now)
+    }
+
+    async fn let_go_of_attempts(
+        &self,
+        event_ids: &[EventId],
+        handler: &HandlerName,
+        by: &str,
+    ) -> StoreResult<()> {
+        writing_once!(self, let_go, event_ids, handler, by)
+    }
+
+    async fn count_failure(&self, failure: &InboxFailure<'_>) -> StoreResult<InboxEntry> {
+        transacting!(self, fail_entry, failure)
+    }
+
+    async fn forget_failures(&self, event_id: EventId, handler: &HandlerName) -> StoreResult<()> {
+        writing_once!(self, forget_failures, event_id, handler)
+    }
+}
 
 /// Marks a delivery as handled, inside the handler's transaction.
 ///
@@ -66,17 +101,6 @@ pub fn message_key(channel: &str, message_id: &str) -> EventId {
     let mut bytes = [0; 16];
     bytes.copy_from_slice(&hash.finalize()[..16]);
     EventId(uuid::Builder::from_custom_bytes(bytes).into_uuid())
-}
-
-/// A delivery that this transaction is the first to handle.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FirstDelivery {
-    /// The fact.
-    pub event_id: EventId,
-    /// How often the handler has failed with it before.
-    pub failures: u32,
-    /// A process has written down that it begins with it.
-    pub begun: bool,
 }
 
 /// Marks many deliveries as handled and answers those that were not before. Inside the handler's transaction.
@@ -180,12 +204,7 @@ fn first_delivery(row: &Row) -> StoreResult<FirstDelivery> {
     })
 }
 
-/// Counts a failure. Runs in a transaction.
-pub(crate) async fn fail(session: &mut Session<'_>, failure: &InboxFailure<'_>) -> StoreResult<u32> {
-    Ok(fail_entry(session, failure).await?.retry_count)
-}
-
-/// The same, and answers all that stands there: a delivery that was handled or given up meanwhile stays so.
+/// Counts a failure, and answers all that stands there: a delivery that was handled or given up meanwhile stays so.
 pub(crate) async fn fail_entry(
     session: &mut Session<'_>,
     failure: &InboxFailure<'_>,
@@ -225,19 +244,10 @@ pub(crate) async fn fail_entry(
     entry.ok_or_else(|| unreadable("inbox", "the row just written is missing"))
 }
 
-/// What is known of deliveries that may have come before.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct CameBefore {
-    /// Another process began with them and did not end: that attempt is to be counted.
-    pub unfinished: Vec<EventId>,
-    /// They were set aside, and their letters stand for them.
-    pub set_aside: Vec<EventId>,
-}
-
 /// Writes down that a process begins with deliveries which may have come before, except for those that it answers: should
 /// the process not survive them, the next one knows. What was handled or given up is left alone. Runs in a transaction of
 /// its own, before the handler's. `letters_stand`: an open letter stands for its delivery.
-pub(crate) async fn begin(
+async fn begin(
     session: &mut Session<'_>,
     event_ids: &[EventId],
     handler: &HandlerName,
@@ -293,7 +303,7 @@ pub(crate) async fn begin(
 }
 
 /// Takes back what [`begin`] wrote: the process lets go of these deliveries, and nothing has failed.
-pub(crate) async fn let_go(
+async fn let_go(
     session: &mut Session<'_>,
     event_ids: &[EventId],
     handler: &HandlerName,
@@ -321,7 +331,7 @@ fn keys_of<'a>(ids: &[EventId], handler: &'a HandlerName) -> Vec<Value<'a>> {
 }
 
 /// Forgets how often a delivery has failed: it is out of this store's hands, and begins anew if it comes back.
-pub(crate) async fn forget_failures(
+async fn forget_failures(
     session: &mut Session<'_>,
     event_id: EventId,
     handler: &HandlerName,

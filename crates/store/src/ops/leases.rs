@@ -3,11 +3,54 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{InstanceId, LeaseName};
-use towpath_core::ports::store::{LeaseGrant, LeaseStanding, StoreError, StoreResult};
+use towpath_core::ports::store::{LeaseGrant, LeaseStanding, Leases, StoreError, StoreResult};
 
 use crate::sql::{Row, Session, Value, values};
+use crate::store::{SqlStore, reading, transacting, writing_once};
+
+#[async_trait]
+impl Leases for SqlStore {
+    async fn acquire_lease(
+        &self,
+        lease: &LeaseName,
+        holder: &InstanceId,
+        for_: Duration,
+    ) -> StoreResult<Option<LeaseGrant>> {
+        transacting!(self, acquire, lease, holder, for_)
+    }
+
+    async fn acquire_leases(
+        &self,
+        leases: &[LeaseName],
+        holder: &InstanceId,
+        for_: Duration,
+    ) -> StoreResult<Vec<LeaseGrant>> {
+        transacting!(self, acquire_all, leases, holder, for_)
+    }
+
+    async fn renew_lease(&self, grant: &LeaseGrant, for_: Duration) -> StoreResult<()> {
+        writing_once!(self, renew, grant, for_)
+    }
+
+    async fn renew_leases(&self, grants: &[LeaseGrant], for_: Duration) -> StoreResult<Vec<LeaseGrant>> {
+        transacting!(self, renew_all, grants, for_)
+    }
+
+    async fn leases(&self, prefix: &str) -> StoreResult<Vec<LeaseStanding>> {
+        reading!(self, list, prefix)
+    }
+
+    async fn release_lease(&self, grant: &LeaseGrant) -> StoreResult<()> {
+        writing_once!(self, release, grant)
+    }
+
+    async fn release_leases(&self, grants: &[LeaseGrant]) -> StoreResult<()> {
+        transacting!(self, release_all, grants)
+    }
+}
 
 /// The time that leases live by.
 pub(crate) async fn now(session: &mut Session<'_>) -> StoreResult<DateTime<Utc>> {
@@ -31,7 +74,7 @@ pub(crate) async fn acquire(
 ///
 /// One statement takes them all, in the order of their names: whoever takes, renews or gives back several at once locks
 /// them in this order, so that nobody waits for somebody who waits for him.
-pub(crate) async fn acquire_all(
+async fn acquire_all(
     session: &mut Session<'_>,
     leases: &[LeaseName],
     holder: &InstanceId,
@@ -63,11 +106,7 @@ pub(crate) async fn acquire_all(
     Ok(granted.collect())
 }
 
-pub(crate) async fn renew(
-    session: &mut Session<'_>,
-    grant: &LeaseGrant,
-    duration: Duration,
-) -> StoreResult<()> {
+async fn renew(session: &mut Session<'_>, grant: &LeaseGrant, duration: Duration) -> StoreResult<()> {
     let (now, until) = (session.dialect().now(), session.dialect().now_plus_parameter());
     let sql = format!(
         "UPDATE leases SET renewed_at = {now}, expires_at = {until} \
@@ -101,7 +140,7 @@ async fn lock_held(session: &mut Session<'_>, grants: &[LeaseGrant]) -> StoreRes
 }
 
 /// Keeps those that are still held. Runs in a transaction.
-pub(crate) async fn renew_all(
+async fn renew_all(
     session: &mut Session<'_>,
     grants: &[LeaseGrant],
     duration: Duration,
@@ -120,7 +159,7 @@ pub(crate) async fn renew_all(
     Ok(held)
 }
 
-pub(crate) async fn list(session: &mut Session<'_>, prefix: &str) -> StoreResult<Vec<LeaseStanding>> {
+async fn list(session: &mut Session<'_>, prefix: &str) -> StoreResult<Vec<LeaseStanding>> {
     // Between the prefix and the prefix with its last character raised: an index serves that on every database, and
     // nothing in the prefix has to be escaped as it would have to be for LIKE.
     let sql = format!(
@@ -141,7 +180,7 @@ pub(crate) async fn list(session: &mut Session<'_>, prefix: &str) -> StoreResult
     Ok(standings)
 }
 
-pub(crate) async fn release(session: &mut Session<'_>, grant: &LeaseGrant) -> StoreResult<()> {
+async fn release(session: &mut Session<'_>, grant: &LeaseGrant) -> StoreResult<()> {
     let sql = format!(
         "UPDATE leases SET expires_at = {} WHERE lease_name = ? AND holder_id = ? AND epoch = ?",
         session.dialect().now()
@@ -151,7 +190,7 @@ pub(crate) async fn release(session: &mut Session<'_>, grant: &LeaseGrant) -> St
 }
 
 /// Gives those back that are still held. Runs in a transaction.
-pub(crate) async fn release_all(session: &mut Session<'_>, grants: &[LeaseGrant]) -> StoreResult<()> {
+async fn release_all(session: &mut Session<'_>, grants: &[LeaseGrant]) -> StoreResult<()> {
     let held = lock_held(session, grants).await?;
     if held.is_empty() {
         return Ok(());

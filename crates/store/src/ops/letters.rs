@@ -5,21 +5,160 @@
 //! keeps it by the lock on its row, and behind that its process holds it on; nobody can while the handler runs, because the
 //! row is locked. A process that dies leaves a letter that is due a little later.
 
-use std::collections::BTreeMap;
-
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{ActorId, EventId, HandlerName, Lane};
 use towpath_core::letters::{AsideOutcome, Letter, LetterFilter, LetterGroup, NewLetter, SetAside};
 use towpath_core::lifecycle::{InboxStatus, InboxStep, LetterStatus, LetterStep};
-use towpath_core::ports::store::{InboxEntry, InboxFailure, LeaseGrant, StoreError, StoreResult};
+use towpath_core::ports::store::{InboxEntry, InboxFailure, Letters, StoreError, StoreResult};
 
-use crate::ops::leases::fence;
-use crate::rows::{
-    body_in_base64, body_to_stored, insert_sql, letter_values, read_letter, select_list, select_list_instead,
-    stored,
-};
-use crate::schema::DEAD_LETTERS;
-use crate::sql::{Chosen, Session, SqlFault, Value, code, readable, unreadable, values};
+use crate::rows::{body_to_stored, insert_sql, letter_values, read_letter, select_list, stored};
+use crate::schema::{DEAD_LETTERS, Index};
+use crate::sql::{Session, SqlFault, Value, code, readable, unreadable, values};
+use crate::store::{SqlStore, listing, reading, transacting, writing_once};
+
+/// Letters that are not through, by handler and lane.
+const OPEN: &Index = DEAD_LETTERS.index("dead_letters_open");
+
+/// The same, by delivery.
+const OF_DELIVERY: &Index = DEAD_LETTERS.index("dead_letters_delivery");
+
+/// Letters that wait for their time.
+const DUE: &Index = DEAD_LETTERS.index("dead_letters_due");
+
+#[async_trait]
+impl Letters for SqlStore {
+    async fn set_aside(&self, aside: &SetAside) -> StoreResult<AsideOutcome> {
+        transacting!(self, set_aside, aside)
+    }
+
+    async fn next_letter_due(&self, handler: &HandlerName) -> StoreResult<Option<DateTime<Utc>>> {
+        reading!(self, next_due, handler)
+    }
+
+    async fn take_letter(
+        &self,
+        handler: &HandlerName,
+        in_hand: &[u64],
+        now: DateTime<Utc>,
+        until: DateTime<Utc>,
+    ) -> StoreResult<Option<Letter>> {
+        transacting!(self, take, handler, in_hand, now, until)
+    }
+
+    async fn release_letter(&self, letter: &Letter, due_at: DateTime<Utc>) -> StoreResult<bool> {
+        writing_once!(self, release, letter, due_at)
+    }
+
+    async fn count_failure_of(
+        &self,
+        letter: &Letter,
+        failure: &InboxFailure<'_>,
+    ) -> StoreResult<Option<InboxEntry>> {
+        transacting!(self, count_failure, letter, failure)
+    }
+
+    async fn advance_letters(
+        &self,
+        handler: &HandlerName,
+        after: Option<Lane>,
+        now: DateTime<Utc>,
+    ) -> StoreResult<Option<Lane>> {
+        transacting!(self, advance_behind, handler, after, now)
+    }
+
+    async fn advance_lanes(
+        &self,
+        handler: &HandlerName,
+        lanes: &[Lane],
+        now: DateTime<Utc>,
+    ) -> StoreResult<()> {
+        transacting!(self, advance_lanes, handler, lanes, now)
+    }
+
+    async fn letter_given_back(&self, letter: &Letter, now: DateTime<Utc>) -> StoreResult<bool> {
+        writing_once!(self, given_back, letter, now)
+    }
+
+    async fn read_in_letter(
+        &self,
+        letter: &NewLetter,
+        death_key: &str,
+        reason: &str,
+        now: DateTime<Utc>,
+    ) -> StoreResult<bool> {
+        match transacting!(self, read_in, letter, death_key, reason, now) {
+            // Somebody else has taken the same one in.
+            Err(StoreError::Contention(_)) => {
+                transacting!(self, read_in, letter, death_key, reason, now)
+            }
+            answer => answer,
+        }
+    }
+
+    async fn letter(&self, letter_id: u64) -> StoreResult<Option<Letter>> {
+        reading!(self, super::kept_letters::find, letter_id)
+    }
+
+    async fn letters(&self, filter: &LetterFilter, after: u64, limit: u32) -> StoreResult<Vec<Letter>> {
+        listing!(self, super::kept_letters::list, filter, after, limit)
+    }
+
+    async fn letters_in_short(
+        &self,
+        filter: &LetterFilter,
+        after: u64,
+        limit: u32,
+    ) -> StoreResult<Vec<Letter>> {
+        listing!(self, super::kept_letters::list_in_short, filter, after, limit)
+    }
+
+    async fn letter_groups(&self, filter: &LetterFilter) -> StoreResult<Vec<LetterGroup>> {
+        listing!(self, super::kept_letters::groups, filter)
+    }
+
+    async fn replay_letters(
+        &self,
+        letter_ids: &[u64],
+        by: Option<&ActorId>,
+        now: DateTime<Utc>,
+    ) -> StoreResult<u64> {
+        transacting!(self, super::kept_letters::replay, letter_ids, by, now)
+    }
+
+    async fn forget_death(&self, letter_id: u64) -> StoreResult<bool> {
+        writing_once!(self, super::kept_letters::forget_death, letter_id)
+    }
+
+    async fn letter_republished(
+        &self,
+        letter_id: u64,
+        by: Option<&ActorId>,
+        now: DateTime<Utc>,
+    ) -> StoreResult<bool> {
+        writing_once!(self, super::kept_letters::republished, letter_id, by, now)
+    }
+
+    async fn edit_letter(
+        &self,
+        letter: &Letter,
+        body: &[u8],
+        by: Option<&ActorId>,
+        now: DateTime<Utc>,
+    ) -> StoreResult<bool> {
+        writing_once!(self, super::kept_letters::edit, letter, body, by, now)
+    }
+
+    async fn discard_letter(
+        &self,
+        letter: &Letter,
+        by: Option<&ActorId>,
+        message: Option<&str>,
+        now: DateTime<Utc>,
+    ) -> StoreResult<bool> {
+        transacting!(self, super::kept_letters::discard, letter, by, message, now)
+    }
+}
 
 /// Which of these lanes have letters of a handler that are not through. Waits for nobody: a letter that is being handled
 /// at this moment still counts. Deliveries of one lane come one after the other, so no first letter can appear meanwhile.
@@ -36,7 +175,7 @@ pub(crate) async fn waiting_lanes(
         let row = session.row("letters.waiting", &format!("SELECT dead_letter_id {first}"), keys).await?;
         return Ok(row.map(|_| *lane).into_iter().collect());
     }
-    let (open_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[0], "d.");
+    let (open_handler, condition) = session.dialect().partial(OPEN, "d.");
     let mut keys = values![];
     let asked = session.numbers(lanes.iter().map(|lane| lane.to_stored()).collect(), &mut keys);
     keys.extend(values![handler.as_str()]);
@@ -89,7 +228,7 @@ pub(crate) async fn set_behind(
 }
 
 /// Sets a failed delivery aside until it is due, or for an operator. Runs in a transaction.
-pub(crate) async fn set_aside(session: &mut Session<'_>, aside: &SetAside) -> StoreResult<AsideOutcome> {
+async fn set_aside(session: &mut Session<'_>, aside: &SetAside) -> StoreResult<AsideOutcome> {
     let known = match (aside.letter_id, aside.held_until) {
         (Some(letter_id), Some(held_until)) if !is_held(session, letter_id, held_until).await? => {
             return Ok(AsideOutcome::Elsewhere);
@@ -181,7 +320,7 @@ pub(crate) async fn set_aside_of(
     handler: &HandlerName,
     event_ids: &[EventId],
 ) -> StoreResult<Vec<EventId>> {
-    let (open_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[1], "");
+    let (open_handler, condition) = session.dialect().partial(OF_DELIVERY, "");
     let marks = vec!["?"; event_ids.len()].join(", ");
     let sql = format!(
         "SELECT event_id FROM dead_letters WHERE {open_handler} = ?{condition} AND event_id IN ({marks})"
@@ -193,7 +332,7 @@ pub(crate) async fn set_aside_of(
 }
 
 /// Takes a message of the broker's dead-letter queue in. Answers whether it was new. Runs in a transaction.
-pub(crate) async fn read_in(
+async fn read_in(
     session: &mut Session<'_>,
     letter: &NewLetter,
     death_key: &str,
@@ -236,7 +375,7 @@ async fn insert(
 
 async fn open_letter_of(session: &mut Session<'_>, letter: &NewLetter) -> StoreResult<Option<u64>> {
     let (Some(handler), Some(event_id)) = (&letter.handler, letter.event_id) else { return Ok(None) };
-    let (open_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[1], "");
+    let (open_handler, condition) = session.dialect().partial(OF_DELIVERY, "");
     let sql = format!(
         "SELECT dead_letter_id FROM dead_letters WHERE {open_handler} = ?{condition} AND event_id = ? {}",
         session.dialect().for_update()
@@ -246,11 +385,8 @@ async fn open_letter_of(session: &mut Session<'_>, letter: &NewLetter) -> StoreR
 }
 
 /// When the next letter of a handler is due.
-pub(crate) async fn next_due(
-    session: &mut Session<'_>,
-    handler: &HandlerName,
-) -> StoreResult<Option<DateTime<Utc>>> {
-    let (due_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[2], "");
+async fn next_due(session: &mut Session<'_>, handler: &HandlerName) -> StoreResult<Option<DateTime<Utc>>> {
+    let (due_handler, condition) = session.dialect().partial(DUE, "");
     let sql =
         format!("SELECT due_at FROM dead_letters WHERE {due_handler} = ?{condition} ORDER BY due_at LIMIT 1");
     let row = session.row("letters.next_due", &sql, values![handler.as_str()]).await?;
@@ -260,14 +396,14 @@ pub(crate) async fn next_due(
 /// Takes the next letter of a handler that is due, and holds it until a moment: it is due again then. Runs in a transaction
 /// of its own. The letter is answered as it is held. Those `in_hand` are passed over: their hold has run out, and the caller
 /// knows who is at them.
-pub(crate) async fn take(
+async fn take(
     session: &mut Session<'_>,
     handler: &HandlerName,
     in_hand: &[u64],
     now: DateTime<Utc>,
     until: DateTime<Utc>,
 ) -> StoreResult<Option<Letter>> {
-    let (due_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[2], "d.");
+    let (due_handler, condition) = session.dialect().partial(DUE, "d.");
     let others = match in_hand {
         [] => String::new(),
         some => format!(" AND d.dead_letter_id NOT IN ({})", vec!["?"; some.len()].join(", ")),
@@ -302,11 +438,7 @@ pub(crate) async fn is_held(
 }
 
 /// Lets go of a letter that is held, or holds it on: it is due then. Answers whether it was still held.
-pub(crate) async fn release(
-    session: &mut Session<'_>,
-    letter: &Letter,
-    due_at: DateTime<Utc>,
-) -> StoreResult<bool> {
+async fn release(session: &mut Session<'_>, letter: &Letter, due_at: DateTime<Utc>) -> StoreResult<bool> {
     let sql =
         "UPDATE dead_letters SET due_at = ? WHERE dead_letter_id = ? AND status = 'RETRY' AND due_at = ?";
     let held =
@@ -315,7 +447,7 @@ pub(crate) async fn release(
 }
 
 /// Counts a failure of a letter that is held; `None` when somebody else has it by now. Runs in a transaction.
-pub(crate) async fn count_failure(
+async fn count_failure(
     session: &mut Session<'_>,
     letter: &Letter,
     failure: &InboxFailure<'_>,
@@ -347,11 +479,7 @@ pub(crate) async fn handled(
 
 /// Ends a letter that went back to its queue, unless it was set aside anew since it was taken: its message may have been
 /// delivered again by then, and then it is not due when it was. Answers whether it ended.
-pub(crate) async fn given_back(
-    session: &mut Session<'_>,
-    letter: &Letter,
-    now: DateTime<Utc>,
-) -> StoreResult<bool> {
+async fn given_back(session: &mut Session<'_>, letter: &Letter, now: DateTime<Utc>) -> StoreResult<bool> {
     let (letter_id, until) = (letter.letter_id, letter.due_at);
     let ended = if letter.replayed_at.is_some() {
         let status = step(LetterStatus::Retry, LetterStep::Handle)?;
@@ -371,13 +499,13 @@ const LOOKED_THROUGH: usize = 1000;
 /// Lets lanes of a handler go on whose first letter only waits: the one it waited for ended while it was set aside. Looks at
 /// one page of the letters behind a lane, in the order of an index; answers after which lane to go on, `None` at the end.
 /// Runs in a transaction.
-pub(crate) async fn advance_behind(
+async fn advance_behind(
     session: &mut Session<'_>,
     handler: &HandlerName,
     after: Option<Lane>,
     now: DateTime<Utc>,
 ) -> StoreResult<Option<Lane>> {
-    let (open_handler, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[0], "");
+    let (open_handler, condition) = session.dialect().partial(OPEN, "");
     let (pinned, first) = session.dialect().pinned_for_a_walk(&open_handler);
     let sql = format!(
         "SELECT lane, status FROM dead_letters WHERE {pinned}{condition} AND lane > ? \
@@ -399,7 +527,7 @@ pub(crate) async fn advance_behind(
 }
 
 /// The same for lanes that are known.
-pub(crate) async fn advance_lanes(
+async fn advance_lanes(
     session: &mut Session<'_>,
     handler: &HandlerName,
     lanes: &[Lane],
@@ -412,7 +540,7 @@ pub(crate) async fn advance_lanes(
 }
 
 /// The first of a lane, if it was waiting, is due now.
-async fn advance(
+pub(super) async fn advance(
     session: &mut Session<'_>,
     handler: Option<&HandlerName>,
     lane: Lane,
@@ -446,7 +574,7 @@ async fn first_of_lane(
 /// letters, however many there are in this lane or in others.
 fn first_of<'a>(session: &Session<'_>, handler: &'a HandlerName, lane: Lane) -> (String, Vec<Value<'a>>) {
     let dialect = session.dialect();
-    let (open_handler, condition) = dialect.partial(&DEAD_LETTERS.indexes[0], "");
+    let (open_handler, condition) = dialect.partial(OPEN, "");
     let (by_handler, handler_first) = dialect.pinned(&open_handler);
     let (by_lane, lane_first) = dialect.pinned("lane");
     let mut keys: Vec<Value<'a>> = by_handler.matches('?').map(|_| Value::from(handler.as_str())).collect();
@@ -458,275 +586,10 @@ fn first_of<'a>(session: &Session<'_>, handler: &'a HandlerName, lane: Lane) -> 
     (rest, keys)
 }
 
-// Operators -------------------------------------------------------------------------------------------------
-
-pub(crate) async fn find(session: &mut Session<'_>, letter_id: u64) -> StoreResult<Option<Letter>> {
-    let sql = format!(
-        "SELECT {} FROM dead_letters d WHERE d.dead_letter_id = ?",
-        select_list(&DEAD_LETTERS, "d", "")
-    );
-    let row = session.row("letters.find", &sql, values![letter_id]).await?;
-    row.as_ref().map(read_letter).transpose()
-}
-
-/// Letters behind a number, in order.
-pub(crate) async fn list(
-    session: &mut Session<'_>,
-    filter: &LetterFilter,
-    after: u64,
-    limit: u32,
-) -> StoreResult<Vec<Letter>> {
-    list_with(session, "letters.list", filter, after, limit, &select_list(&DEAD_LETTERS, "d", "")).await
-}
-
-/// The same without their bodies and headers. Whether there is an original body is still told.
-pub(crate) async fn list_in_short(
-    session: &mut Session<'_>,
-    filter: &LetterFilter,
-    after: u64,
-    limit: u32,
-) -> StoreResult<Vec<Letter>> {
-    let edited = "CASE WHEN d.original_body IS NULL THEN NULL ELSE '' END";
-    let instead = [("headers", "'[]'"), ("body", "''"), ("original_body", edited)];
-    let columns = select_list_instead(&DEAD_LETTERS, "d", &instead);
-    list_with(session, "letters.list_in_short", filter, after, limit, &columns).await
-}
-
-async fn list_with(
-    session: &mut Session<'_>,
-    name: &'static str,
-    filter: &LetterFilter,
-    after: u64,
-    limit: u32,
-    columns: &str,
-) -> StoreResult<Vec<Letter>> {
-    let (condition, mut keys) = condition(filter);
-    keys.extend(values![after]);
-    let sql = format!(
-        "SELECT {columns} FROM dead_letters d WHERE {condition} AND d.dead_letter_id > ? \
-         ORDER BY d.dead_letter_id LIMIT {limit}"
-    );
-    session.rows(name, &sql, keys).await?.iter().map(read_letter).collect()
-}
-
-/// Letters by cause, the largest groups first.
-pub(crate) async fn groups(
-    session: &mut Session<'_>,
-    filter: &LetterFilter,
-) -> StoreResult<Vec<LetterGroup>> {
-    let (condition, keys) = condition(filter);
-    let by = "d.status, d.handler, d.queue, d.message_type, d.status_reason";
-    let sql = format!(
-        "SELECT {by}, COUNT(*) AS letters, MIN(d.received_at) AS oldest_at, MAX(d.received_at) AS newest_at, \
-         MAX(d.dead_letter_id) AS last_id FROM dead_letters d WHERE {condition} GROUP BY {by} \
-         ORDER BY letters DESC, last_id"
-    );
-    let mut groups = Vec::new();
-    for row in session.rows("letters.groups", &sql, keys).await? {
-        groups.push(LetterGroup {
-            status: stored(&row, "status")?,
-            handler: row.text_or_null("handler")?,
-            queue: row.text("queue")?,
-            message_type: row.text_or_null("message_type")?,
-            reason: row.text_or_null("status_reason")?,
-            count: row.count("letters")?,
-            oldest_at: row.time("oldest_at")?,
-            newest_at: row.time("newest_at")?,
-            last_id: row.count("last_id")?,
-        });
-    }
-    Ok(groups)
-}
-
-fn condition(filter: &LetterFilter) -> (String, Vec<Value<'_>>) {
-    let LetterFilter { status, handler, queue, message_type, reason, since, until, up_to } = filter;
-    let (mut conditions, mut keys) = (vec!["1 = 1".to_owned()], Vec::new());
-    let texts = [
-        ("d.status", status.map(LetterStatus::as_str)),
-        ("d.handler", handler.as_deref()),
-        ("d.queue", queue.as_deref()),
-        ("d.message_type", message_type.as_deref()),
-        ("d.status_reason", reason.as_deref()),
-    ];
-    for (column, text) in texts {
-        if let Some(text) = text {
-            conditions.push(format!("{column} = ?"));
-            keys.extend(values![text]);
-        }
-    }
-    for (condition, moment) in [("d.received_at >= ?", since), ("d.received_at < ?", until)] {
-        if let Some(moment) = moment {
-            conditions.push(condition.to_owned());
-            keys.extend(values![*moment]);
-        }
-    }
-    if let Some(up_to) = up_to {
-        conditions.push("d.dead_letter_id <= ?".to_owned());
-        keys.extend(values![*up_to]);
-    }
-    (conditions.join(" AND "), keys)
-}
-
-/// Lets dead letters of handlers be tried again: the letters and their inbox rows together. Answers how many were still
-/// dead. Runs in a transaction.
-pub(crate) async fn replay(
-    session: &mut Session<'_>,
-    letter_ids: &[u64],
-    by: Option<&ActorId>,
-    now: DateTime<Utc>,
-) -> StoreResult<u64> {
-    if letter_ids.is_empty() {
-        return Ok(0);
-    }
-    let ids = || letter_ids.iter().map(|id| id.cast_signed()).collect::<Vec<_>>();
-    let mut keys = values![];
-    let Chosen { target, condition, .. } =
-        session.choose_from("dead_letters", "dead_letter_id", ids(), &mut keys);
-    let sql = format!(
-        "SELECT handler, event_id FROM {target} WHERE {condition} AND status = 'DEAD' AND handler IS NOT NULL \
-         AND event_id IS NOT NULL"
-    );
-    let mut by_handler: BTreeMap<String, Vec<uuid::Uuid>> = BTreeMap::new();
-    for row in session.rows("letters.deliveries", &sql, keys).await? {
-        by_handler.entry(row.text("handler")?).or_default().push(row.uuid("event_id")?);
-    }
-    let reopened = inbox_step(InboxStatus::Dead, InboxStep::Reopen)?;
-    for (handler, event_ids) in &by_handler {
-        let marks = vec!["?"; event_ids.len()].join(", ");
-        let sql = format!(
-            "UPDATE inbox SET status = ?, status_changed_at = ?, retry_count = 0 \
-             WHERE event_id IN ({marks}) AND handler = ? AND status = 'DEAD'"
-        );
-        let mut changed = values![reopened.as_str(), now];
-        changed.extend(event_ids.iter().flat_map(|id| values![*id]));
-        changed.extend(values![handler.as_str()]);
-        session.execute("letters.reopen_inbox", &sql, changed).await?;
-    }
-    let status = step(LetterStatus::Dead, LetterStep::Replay)?;
-    let mut changed = values![status.as_str(), now, now, now, by.map(|by| by.as_str())];
-    let Chosen { target, condition, .. } =
-        session.choose_for_update("dead_letters", "dead_letter_id", ids(), &mut changed);
-    let sql = format!(
-        "UPDATE {target} SET status = ?, status_changed_at = ?, status_reason = 'replayed', replayed_at = ?, \
-         due_at = ?, retry_count = 0, changed_by_id = ? WHERE {condition} AND status = 'DEAD' \
-         AND handler IS NOT NULL"
-    );
-    Ok(session.execute("letters.replay", &sql, changed).await?)
-}
-
-/// Forgets which death of its message a letter was. Before it goes back to the broker: given up once more, it must not
-/// be taken for the same death. Answers whether it is still dead.
-pub(crate) async fn forget_death(session: &mut Session<'_>, letter_id: u64) -> StoreResult<bool> {
-    let sql = "UPDATE dead_letters SET death_key = NULL WHERE dead_letter_id = ? AND status = 'DEAD'";
-    Ok(session.execute("letters.forget_death", sql, values![letter_id]).await? == 1)
-}
-
-/// Marks a letter as replayed that went back to the broker.
-pub(crate) async fn republished(
-    session: &mut Session<'_>,
-    letter_id: u64,
-    by: Option<&ActorId>,
-    now: DateTime<Utc>,
-) -> StoreResult<bool> {
-    let status = step(step(LetterStatus::Dead, LetterStep::Replay)?, LetterStep::Handle)?;
-    let sql = "UPDATE dead_letters SET status = ?, status_changed_at = ?, status_reason = 'republished', \
-         replayed_at = ?, changed_by_id = ? WHERE dead_letter_id = ? AND status = 'DEAD'";
-    let changed = values![status.as_str(), now, now, by.map(|by| by.as_str()), letter_id];
-    Ok(session.execute("letters.republished", sql, changed).await? == 1)
-}
-
-/// Replaces the body of a dead letter. The first one is kept beside it.
-pub(crate) async fn edit(
-    session: &mut Session<'_>,
-    letter: &Letter,
-    body: &[u8],
-    by: Option<&ActorId>,
-    now: DateTime<Utc>,
-) -> StoreResult<bool> {
-    let original = letter.original_body.as_deref().unwrap_or(&letter.letter.message.body);
-    let (text, encoding) = body_to_stored(body);
-    let sql = "UPDATE dead_letters SET body = ?, body_encoding = ?, original_body = ?, status_changed_at = ?, \
-         changed_by_id = ? WHERE dead_letter_id = ? AND status = 'DEAD'";
-    let changed = values![
-        text,
-        encoding,
-        Some(body_in_base64(original)),
-        now,
-        by.map(|by| by.as_str()),
-        letter.letter_id
-    ];
-    Ok(session.execute("letters.edit", sql, changed).await? == 1)
-}
-
-/// Throws a letter away and lets the next of its lane go on. `false` when it is through already. Runs in a transaction.
-pub(crate) async fn discard(
-    session: &mut Session<'_>,
-    letter: &Letter,
-    by: Option<&ActorId>,
-    message: Option<&str>,
-    now: DateTime<Utc>,
-) -> StoreResult<bool> {
-    let status = step(letter.status, LetterStep::Discard)?;
-    let sql = "UPDATE dead_letters SET status = ?, status_changed_at = ?, status_reason = 'discarded', \
-         status_message = COALESCE(?, status_message), due_at = NULL, changed_by_id = ?, death_key = NULL \
-         WHERE dead_letter_id = ? AND status = ?";
-    let changed = values![
-        status.as_str(),
-        now,
-        message.map(readable),
-        by.map(|by| by.as_str()),
-        letter.letter_id,
-        letter.status.as_str()
-    ];
-    if session.execute("letters.discard", sql, changed).await? == 0 {
-        return Ok(false);
-    }
-    advance(session, letter.letter.handler.as_ref(), letter.letter.lane, now).await?;
-    Ok(true)
-}
-
-/// Deletes letters that ended before a moment, with what the inbox still says of their deliveries. A page at a time; answers
-/// how many. Runs in a transaction.
-pub(crate) async fn clean(
-    session: &mut Session<'_>,
-    lease: &LeaseGrant,
-    before: DateTime<Utc>,
-    limit: u32,
-) -> StoreResult<u64> {
-    let mut ended: Vec<(i64, Option<(String, uuid::Uuid)>)> = Vec::new();
-    for status in LetterStatus::ALL.iter().filter(|status| ENDED.contains(status)) {
-        let (ended_status, condition) = session.dialect().partial(&DEAD_LETTERS.indexes[5], "");
-        let sql = format!(
-            "SELECT dead_letter_id, handler, event_id FROM dead_letters WHERE {ended_status} = ?{condition} \
-             AND status_changed_at < ? ORDER BY status_changed_at LIMIT {limit}"
-        );
-        for row in session.rows("letters.ended", &sql, values![status.as_str(), before]).await? {
-            let delivery = row.text_or_null("handler")?.zip(row.uuid_or_null("event_id")?);
-            ended.push((row.long("dead_letter_id")?, delivery));
-        }
-    }
-    if ended.is_empty() {
-        return Ok(0);
-    }
-    for (handler, event_id) in ended.iter().filter_map(|(_, delivery)| delivery.as_ref()) {
-        let sql = "DELETE FROM inbox WHERE event_id = ? AND handler = ? AND status = 'DEAD'";
-        session.execute("letters.forget_delivery", sql, values![*event_id, handler.as_str()]).await?;
-    }
-    let mut keys = values![];
-    let ids = ended.into_iter().map(|(id, _)| id).collect();
-    let chosen = session.choose_from("dead_letters", "dead_letter_id", ids, &mut keys);
-    let sql = format!("{} WHERE {}", chosen.delete, chosen.condition);
-    let deleted = session.execute("letters.clean", &sql, keys).await?;
-    fence(session, std::slice::from_ref(lease)).await?;
-    Ok(deleted)
-}
-
-const ENDED: [LetterStatus; 2] = [LetterStatus::Replayed, LetterStatus::Discarded];
-
-fn step(from: LetterStatus, step: LetterStep) -> StoreResult<LetterStatus> {
+pub(super) fn step(from: LetterStatus, step: LetterStep) -> StoreResult<LetterStatus> {
     from.next(step).map_err(|error| unreadable("dead_letters.status", error))
 }
 
-fn inbox_step(from: InboxStatus, step: InboxStep) -> StoreResult<InboxStatus> {
+pub(super) fn inbox_step(from: InboxStatus, step: InboxStep) -> StoreResult<InboxStatus> {
     from.next(step).map_err(|error| unreadable("inbox.status", error))
 }

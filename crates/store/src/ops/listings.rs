@@ -1,23 +1,86 @@
 //! What operators look through, page by page: each page is read from an index, whatever lies before and behind it.
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{AggregateId, AggregateKey, AggregateKind, CommandId, CorrelationId};
 use towpath_core::lifecycle::{CommandStatus, OutboxStatus};
-use towpath_core::ports::store::{AggregateRow, CommandRecord, FailedFilter, FailedRow, StoreResult};
+use towpath_core::ports::store::{
+    AggregateRow, COMMANDS_BYTES, CommandRecord, FailedFilter, FailedRow, FoundAs, Listings, OutboxFilter,
+    StoreError, StoreResult,
+};
 use uuid::Uuid;
 
 use crate::bounded::how_many_fit;
-use crate::listings::{FoundAs, OutboxFilter};
 use crate::ops::failed;
 use crate::rows::{read_aggregate, read_command, read_event, read_outbox, select_list, select_list_instead};
-use crate::schema::{AGGREGATES, COMMAND_BOX, DOMAIN_EVENTS, EVENT_OUTBOX, Index};
-use crate::sql::{Session, Value, unreadable, values};
+use crate::schema::{
+    AGGREGATES, COMMAND_BOX, DOMAIN_EVENTS, EVENT_OUTBOX, Index, OUTBOX_FAILED, OUTBOX_PARKED, OUTBOX_READY,
+    OUTBOX_SENT,
+};
+use crate::sql::{Session, Value, values};
+use crate::store::{SqlStore, listing};
+
+/// Commands that are not COMPLETED, by status.
+const OPEN_COMMANDS: &Index = COMMAND_BOX.index("command_box_open");
+
+/// Outbox rows that are tried again, parked or not.
+const RETRYING: &Index = EVENT_OUTBOX.index("event_outbox_retrying");
 
 /// How many flows of one aggregate are looked for: its last events tell.
 const LAST_EVENTS: u32 = 100;
 
+#[async_trait]
+impl Listings for SqlStore {
+    async fn commands(
+        &self,
+        status: Option<CommandStatus>,
+        behind: Option<&CommandId>,
+        limit: u32,
+    ) -> StoreResult<Vec<CommandRecord>> {
+        let behind = match behind {
+            None => None,
+            Some(id) => {
+                let missing = || StoreError::Missing { what: "command", name: id.to_string() };
+                let command = self.command(id).await?.ok_or_else(missing)?;
+                Some((command.command.context.occurred_at, id))
+            }
+        };
+        listing!(self, commands, status, behind, limit, COMMANDS_BYTES)
+    }
+
+    async fn outbox_rows(
+        &self,
+        filter: &OutboxFilter,
+        after: u64,
+        limit: u32,
+    ) -> StoreResult<Vec<FailedRow>> {
+        listing!(self, outbox, filter, after, limit)
+    }
+
+    async fn outbox_row(&self, outbox_id: u64) -> StoreResult<Option<FailedRow>> {
+        listing!(self, outbox_row, outbox_id)
+    }
+
+    async fn aggregates(
+        &self,
+        kind: &AggregateKind,
+        after: Option<&AggregateId>,
+        limit: u32,
+    ) -> StoreResult<Vec<AggregateRow>> {
+        listing!(self, aggregates, kind, after, limit)
+    }
+
+    async fn trace(
+        &self,
+        id: &str,
+        aggregates: &[AggregateKey],
+    ) -> StoreResult<Vec<(FoundAs, CorrelationId)>> {
+        listing!(self, trace, id, aggregates)
+    }
+}
+
 /// Commands, the last received first, behind one of them.
-pub(crate) async fn commands(
+async fn commands(
     session: &mut Session<'_>,
     status: Option<CommandStatus>,
     behind: Option<(DateTime<Utc>, &CommandId)>,
@@ -31,7 +94,7 @@ pub(crate) async fn commands(
         // Nearly all are: the order of time finds them quickly.
         Some(CommandStatus::Completed) => condition = "c.status = 'COMPLETED'".to_owned(),
         Some(status) => {
-            let (column, partial) = session.dialect().partial(open_commands(), "c.");
+            let (column, partial) = session.dialect().partial(OPEN_COMMANDS, "c.");
             let (pinned, first) = session.dialect().pinned(&column);
             keys.extend(pinned.matches('?').map(|_| Value::from(status.as_str())));
             condition = format!("{pinned}{partial}");
@@ -59,7 +122,7 @@ pub(crate) async fn commands(
 }
 
 /// Outbox rows with their facts, but not with the payloads of those, by number, behind one of them.
-pub(crate) async fn outbox(
+async fn outbox(
     session: &mut Session<'_>,
     filter: &OutboxFilter,
     after: u64,
@@ -78,15 +141,12 @@ pub(crate) async fn outbox(
                 || status == Some(OutboxStatus::Retry)
                 || filter.channel.is_some() =>
         {
-            let [_, ready, parked, failed, retrying, sent] = EVENT_OUTBOX.indexes else {
-                return Err(unreadable("event_outbox", "its indexes are not those of this build"));
-            };
             let indexes = match status {
-                Some(OutboxStatus::New) => vec![ready, parked],
-                Some(OutboxStatus::Retry) => vec![retrying],
-                Some(OutboxStatus::Sent | OutboxStatus::Skipped) => vec![sent],
-                Some(OutboxStatus::Failed) => vec![failed],
-                None => vec![ready, parked, failed, sent],
+                Some(OutboxStatus::New) => vec![OUTBOX_READY, OUTBOX_PARKED],
+                Some(OutboxStatus::Retry) => vec![RETRYING],
+                Some(OutboxStatus::Sent | OutboxStatus::Skipped) => vec![OUTBOX_SENT],
+                Some(OutboxStatus::Failed) => vec![OUTBOX_FAILED],
+                None => vec![OUTBOX_READY, OUTBOX_PARKED, OUTBOX_FAILED, OUTBOX_SENT],
             };
             let mut parts = Vec::with_capacity(indexes.len());
             for index in indexes {
@@ -128,7 +188,7 @@ pub(crate) async fn outbox(
 }
 
 /// One outbox row with its fact.
-pub(crate) async fn outbox_row(session: &mut Session<'_>, outbox_id: u64) -> StoreResult<Option<FailedRow>> {
+async fn outbox_row(session: &mut Session<'_>, outbox_id: u64) -> StoreResult<Option<FailedRow>> {
     let sql = format!(
         "SELECT {}, {} FROM event_outbox o JOIN domain_events e ON e.event_id = o.event_id WHERE o.outbox_id = ?",
         select_list(&EVENT_OUTBOX, "o", ""),
@@ -139,7 +199,7 @@ pub(crate) async fn outbox_row(session: &mut Session<'_>, outbox_id: u64) -> Sto
 }
 
 /// Aggregates of a kind without their snapshots, by id, behind one of them.
-pub(crate) async fn aggregates(
+async fn aggregates(
     session: &mut Session<'_>,
     kind: &AggregateKind,
     after: Option<&AggregateId>,
@@ -160,7 +220,7 @@ pub(crate) async fn aggregates(
 }
 
 /// What an id is the id of, and the flows it belongs to, the last first.
-pub(crate) async fn trace(
+async fn trace(
     session: &mut Session<'_>,
     id: &str,
     aggregates: &[AggregateKey],
@@ -224,18 +284,5 @@ fn in_index<'f>(
             format!("{channel} = ?{condition}")
         }
         None => format!("{channel} IS NOT NULL{condition}"),
-    }
-}
-
-fn open_commands() -> &'static Index {
-    let by_name = |index: &&Index| index.name == "command_box_open";
-    COMMAND_BOX.indexes.iter().find(by_name).unwrap_or(&COMMAND_BOX.indexes[0])
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn the_index_of_open_commands_is_found() {
-        assert_eq!(super::open_commands().name, "command_box_open");
     }
 }

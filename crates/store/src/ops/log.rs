@@ -2,9 +2,11 @@
 
 use std::num::NonZeroU64;
 
+use async_trait::async_trait;
 use towpath_core::envelope::RecordedEvent;
 use towpath_core::ids::Position;
-use towpath_core::ports::store::{LeaseGrant, Sequenced, StoreResult};
+use towpath_core::notifications::PAGE_SIZE;
+use towpath_core::ports::store::{LeaseGrant, Log, Sequenced, StoreError, StoreResult};
 
 use crate::bounded::how_many_fit;
 use crate::floors::{Floors, Place, guarded, standing_of};
@@ -12,12 +14,61 @@ use crate::ops::leases::fence;
 use crate::rows::{read_recorded_event, select_list};
 use crate::schema::DOMAIN_EVENTS;
 use crate::sql::{Session, unreadable, values};
+use crate::store::{SqlStore, reading, transacting, writing_once};
+
+#[async_trait]
+impl Log for SqlStore {
+    async fn open_log(&self, configured: Option<NonZeroU64>) -> StoreResult<NonZeroU64> {
+        let found = writing_once!(self, open, configured.unwrap_or(PAGE_SIZE))?;
+        match configured {
+            Some(size) if size != found => {
+                Err(StoreError::OtherPageSize { found: found.get(), configured: size.get() })
+            }
+            _ => Ok(found),
+        }
+    }
+
+    async fn sequence(&self, lease: &LeaseGrant, limit: u32) -> StoreResult<Sequenced> {
+        let sequenced = transacting!(self, sequence, lease, limit, self.floors())?;
+        self.taken(&Place::Pending, sequenced.count).await;
+        Ok(sequenced)
+    }
+
+    async fn last_without_position(&self) -> StoreResult<Option<i64>> {
+        reading!(self, last_pending)
+    }
+
+    async fn waits_for_position(&self, up_to: i64) -> StoreResult<bool> {
+        reading!(self, is_pending_up_to, up_to)
+    }
+
+    async fn head(&self) -> StoreResult<Position> {
+        reading!(self, head)
+    }
+
+    async fn events_between(&self, low: Position, high: Position) -> StoreResult<Vec<RecordedEvent>> {
+        reading!(self, events_between, low, high)
+    }
+
+    async fn events_within(
+        &self,
+        low: Position,
+        high: Position,
+        bytes: u64,
+    ) -> StoreResult<Vec<RecordedEvent>> {
+        reading!(self, events_within, low, high, bytes)
+    }
+
+    async fn sizes_between(&self, low: Position, high: Position) -> StoreResult<Vec<(Position, u64)>> {
+        reading!(self, sizes_between, low, high)
+    }
+}
 
 /// Gives pending events the next positions. Runs in a transaction.
 ///
 /// The lock on `log_head` makes two sequencers take turns. Pending rows become visible when their transaction
 /// commits, and only then: nobody waits for an open one and nobody passes it by.
-pub(crate) async fn sequence(
+async fn sequence(
     session: &mut Session<'_>,
     grant: &LeaseGrant,
     limit: u32,
@@ -80,18 +131,18 @@ async fn pending(session: &mut Session<'_>, limit: u32, floors: &Floors) -> Stor
 }
 
 /// The last of the events that wait for a position, by its number.
-pub(crate) async fn last_pending(session: &mut Session<'_>) -> StoreResult<Option<i64>> {
+async fn last_pending(session: &mut Session<'_>) -> StoreResult<Option<i64>> {
     let sql = "SELECT pending_id FROM event_pending ORDER BY pending_id DESC LIMIT 1";
     session.row("log.last_pending", sql, values![]).await?.map(|row| row.long("pending_id")).transpose()
 }
 
 /// Whether an event up to a number waits for a position.
-pub(crate) async fn is_pending_up_to(session: &mut Session<'_>, last: i64) -> StoreResult<bool> {
+async fn is_pending_up_to(session: &mut Session<'_>, last: i64) -> StoreResult<bool> {
     let sql = "SELECT pending_id FROM event_pending WHERE pending_id <= ? ORDER BY pending_id LIMIT 1";
     Ok(session.row("log.first_pending", sql, values![last]).await?.is_some())
 }
 
-pub(crate) async fn head(session: &mut Session<'_>) -> StoreResult<Position> {
+async fn head(session: &mut Session<'_>) -> StoreResult<Position> {
     let row =
         session.row("log.head", "SELECT last_position FROM log_head WHERE log_id = 1", values![]).await?;
     row.ok_or_else(|| unreadable("log_head", "its row is missing"))?.count("last_position")
@@ -99,7 +150,7 @@ pub(crate) async fn head(session: &mut Session<'_>) -> StoreResult<Position> {
 
 /// Fixes the page size of a log that was never opened, and answers the one it has. Two statements that each commit
 /// themselves: of two that open it at once, one decides and both read what it decided.
-pub(crate) async fn open(session: &mut Session<'_>, page_size: NonZeroU64) -> StoreResult<NonZeroU64> {
+async fn open(session: &mut Session<'_>, page_size: NonZeroU64) -> StoreResult<NonZeroU64> {
     let sql = "UPDATE log_head SET page_size = ? WHERE log_id = 1 AND page_size IS NULL";
     session.execute("log.open", sql, values![page_size.get()]).await?;
     let row =
@@ -108,7 +159,7 @@ pub(crate) async fn open(session: &mut Session<'_>, page_size: NonZeroU64) -> St
     NonZeroU64::new(found).ok_or_else(|| unreadable("log_head.page_size", "it is 0"))
 }
 
-pub(crate) async fn events_between(
+async fn events_between(
     session: &mut Session<'_>,
     low: Position,
     high: Position,
@@ -122,7 +173,7 @@ pub(crate) async fn events_between(
 }
 
 /// The sizes of payloads, which no database has to read for it.
-pub(crate) async fn sizes_between(
+async fn sizes_between(
     session: &mut Session<'_>,
     low: Position,
     high: Position,
@@ -136,7 +187,7 @@ pub(crate) async fn sizes_between(
     rows.iter().map(|row| Ok((row.count("position")?, row.count("bytes")?))).collect()
 }
 
-pub(crate) async fn events_within(
+async fn events_within(
     session: &mut Session<'_>,
     low: Position,
     high: Position,

@@ -2,16 +2,18 @@
 
 use std::time::Duration;
 
+use async_trait::async_trait;
 use chrono::{DateTime, TimeDelta, Utc};
-use towpath_core::ports::observations::{
-    Adopted, DuePage, Listed, Look, LookFailure, Looks, NotedLook, ScanPlace, Watch, Watched,
+use towpath_core::ports::store::{
+    Adopted, DuePage, LeaseGrant, Listed, Look, LookFailure, Looks, NotedLook, Observations, ScanPlace,
+    StoreResult, Watch, Watched,
 };
-use towpath_core::ports::store::{LeaseGrant, StoreResult};
 
 use crate::dialect::Dialect;
 use crate::ops::leases::{HELD, held_by, micros};
 use crate::own_tables::{OwnTables, pages};
 use crate::sql::{Row, Session, Value, code, readable, values};
+use crate::store::{SqlStore, reading, transacting, writing_once};
 
 /// When something is due that is to be looked at now. Not a moment of any clock: nobody has to wait for it.
 const AT_ONCE: DateTime<Utc> = DateTime::UNIX_EPOCH;
@@ -23,6 +25,40 @@ const LONGEST: Duration = Duration::from_secs(3600 * 24 * 365);
 const TOGETHER: usize = 64;
 
 const LISTED: &str = "subject_id, hint, version, due_at, held";
+
+#[async_trait]
+impl Observations for SqlStore {
+    async fn due_subjects(
+        &self,
+        observer: &str,
+        place: Option<&ScanPlace>,
+        limit: u32,
+    ) -> StoreResult<DuePage> {
+        reading!(self, due, observer, place, limit)
+    }
+
+    async fn hinted_subjects(&self, observer: &str, hints: &[String]) -> StoreResult<Vec<Listed>> {
+        reading!(self, hinted, observer, hints)
+    }
+
+    async fn begin_look(&self, observer: &str, subject_id: &str) -> StoreResult<Option<Watched>> {
+        let found = reading!(self, find, observer, subject_id)?;
+        let Some(mut watched) = found else { return Ok(None) };
+        if !watched.goal.is_empty() && watched.goal_begun_at.is_none() {
+            writing_once!(self, begin_wait, observer, &watched)?;
+            watched.goal_begun_at = Some(watched.now);
+        }
+        Ok(Some(watched))
+    }
+
+    async fn note_looks(&self, lease: &LeaseGrant, observer: &str, looks: &[NotedLook]) -> StoreResult<()> {
+        transacting!(self, note, lease, observer, looks)
+    }
+
+    async fn looks_at(&self, observer: &str, subject_id: &str) -> StoreResult<Option<Looks>> {
+        reading!(self, looks_at, observer, subject_id)
+    }
+}
 
 /// Watches subjects, unless something newer is wanted of them. Runs in a transaction.
 pub(crate) async fn watch(session: &mut Session<'_>, observer: &str, watches: &[Watch]) -> StoreResult<()> {
@@ -176,7 +212,7 @@ pub(crate) async fn watched(
     Ok(watched)
 }
 
-pub(crate) async fn due(
+async fn due(
     session: &mut Session<'_>,
     observer: &str,
     place: Option<&ScanPlace>,
@@ -213,33 +249,21 @@ pub(crate) async fn due(
     Ok(DuePage { listed, next })
 }
 
-pub(crate) async fn hinted(
-    session: &mut Session<'_>,
-    observer: &str,
-    hints: &[String],
-) -> StoreResult<Vec<Listed>> {
+async fn hinted(session: &mut Session<'_>, observer: &str, hints: &[String]) -> StoreResult<Vec<Listed>> {
     let mut values = values![observer];
     let chosen = OwnTables::one_of("hint", hints, &mut values);
     let sql = format!("SELECT {LISTED} FROM observations WHERE observer = ? AND {chosen} AND held = 0");
     session.rows("observations.hinted", &sql, values).await?.iter().map(read_listed).collect()
 }
 
-pub(crate) async fn find(
-    session: &mut Session<'_>,
-    observer: &str,
-    subject_id: &str,
-) -> StoreResult<Option<Watched>> {
+async fn find(session: &mut Session<'_>, observer: &str, subject_id: &str) -> StoreResult<Option<Watched>> {
     let sql = format!("{} AND subject_id = ?", watched_sql(session.dialect()));
     let row = session.row("observations.begin", &sql, values![observer, subject_id]).await?;
     row.as_ref().map(read_watched).transpose()
 }
 
 /// The wait for a goal begins, unless it has begun or another is waited for by now.
-pub(crate) async fn begin_wait(
-    session: &mut Session<'_>,
-    observer: &str,
-    watched: &Watched,
-) -> StoreResult<()> {
+async fn begin_wait(session: &mut Session<'_>, observer: &str, watched: &Watched) -> StoreResult<()> {
     let sql = "UPDATE observations SET goal_begun_at = ? WHERE observer = ? AND subject_id = ? AND goal = ? \
                AND goal_begun_at IS NULL";
     let values = values![watched.now, observer, watched.subject_id.as_str(), watched.goal.as_str()];
@@ -247,7 +271,7 @@ pub(crate) async fn begin_wait(
     Ok(())
 }
 
-pub(crate) async fn note(
+async fn note(
     session: &mut Session<'_>,
     lease: &LeaseGrant,
     observer: &str,
@@ -340,29 +364,11 @@ fn noted_by<'v>(
     format!("observer = ? AND subject_id IN ({}) AND {HELD}", vec!["?"; looks.len()].join(", "))
 }
 
-pub(crate) async fn looks_at(
-    session: &mut Session<'_>,
-    observer: &str,
-    subject_id: &str,
-) -> StoreResult<Option<Looks>> {
+async fn looks_at(session: &mut Session<'_>, observer: &str, subject_id: &str) -> StoreResult<Option<Looks>> {
     let sql = "SELECT looked_at, failing_since_at, failed_at, failure_code, failure_message, failure_count \
                FROM observations WHERE observer = ? AND subject_id = ?";
     let row = session.row("observations.looks", sql, values![observer, subject_id]).await?;
     row.as_ref().map(read_looks).transpose()
-}
-
-pub(crate) async fn subjects(
-    session: &mut Session<'_>,
-    observer: &str,
-    after: &str,
-    limit: u32,
-) -> StoreResult<Vec<String>> {
-    let sql = format!(
-        "SELECT subject_id FROM observations WHERE observer = ? AND subject_id > ? \
-         ORDER BY observer, subject_id LIMIT {limit}"
-    );
-    let rows = session.rows("observations.subjects", &sql, values![observer, after]).await?;
-    rows.iter().map(|row| row.text("subject_id")).collect()
 }
 
 /// Runs in a transaction.

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{ActorId, LeaseName, OperationName, RequestId, TraceId};
 use towpath_core::ports::operations::{
     LostOperation, NewOperation, OperationAnswer, OperationClaim, OperationEnd, OperationKey,
-    OperationStanding,
+    OperationStanding, Operations,
 };
 use towpath_core::ports::store::{Append, LeaseGrant, StoreError, StoreResult};
 
@@ -15,9 +16,52 @@ use crate::ops::leases::{fence, micros};
 use crate::rows::{headers_text, names_and_marks};
 use crate::schema::OPERATIONS;
 use crate::sql::{Row, Session, SqlFault, Value, readable, unreadable, values};
+use crate::store::{SqlStore, reading, transacting, writing_once};
+
+#[async_trait]
+impl Operations for SqlStore {
+    async fn begin_operation(
+        &self,
+        operation: &NewOperation,
+        for_: Duration,
+    ) -> StoreResult<OperationStanding> {
+        // Mostly the name is new, and then one statement is all.
+        match writing_once!(self, begin_new, operation, for_)? {
+            Some(claim) => Ok(OperationStanding::Begun(claim)),
+            None => transacting!(self, stand, operation, for_),
+        }
+    }
+
+    async fn end_operation(
+        &self,
+        claim: &OperationClaim,
+        end: OperationEnd<'_>,
+        fact: Option<&Append>,
+        now: DateTime<Utc>,
+    ) -> StoreResult<bool> {
+        transacting!(self, super::operations::end, claim, end, fact, now)
+    }
+
+    async fn answered_operation(&self, claim: &OperationClaim) -> StoreResult<Option<OperationAnswer>> {
+        reading!(self, answered, claim)
+    }
+
+    async fn lost_operations(&self, limit: u32) -> StoreResult<Vec<LostOperation>> {
+        reading!(self, lost, limit)
+    }
+
+    async fn clean_operations(
+        &self,
+        lease: &LeaseGrant,
+        answered_before: DateTime<Utc>,
+        limit: u32,
+    ) -> StoreResult<u64> {
+        transacting!(self, clean, lease, answered_before, limit)
+    }
+}
 
 /// Begins an operation that nobody has begun: one statement. None when its name is there already.
-pub(crate) async fn begin_new(
+async fn begin_new(
     session: &mut Session<'_>,
     operation: &NewOperation,
     for_: Duration,
@@ -57,7 +101,7 @@ pub(crate) async fn begin_new(
 }
 
 /// Looks at an operation whose name is there already, and takes it over if its time is up. Runs in a transaction.
-pub(crate) async fn stand(
+async fn stand(
     session: &mut Session<'_>,
     operation: &NewOperation,
     for_: Duration,
@@ -137,10 +181,7 @@ pub(crate) async fn answer(
 }
 
 /// The answer of a claimed operation that was written with its effect.
-pub(crate) async fn answered(
-    session: &mut Session<'_>,
-    claim: &OperationClaim,
-) -> StoreResult<Option<OperationAnswer>> {
+async fn answered(session: &mut Session<'_>, claim: &OperationClaim) -> StoreResult<Option<OperationAnswer>> {
     let sql = format!("SELECT answer_status, answer_headers, answer_body FROM operations WHERE {HELD}");
     let Some(row) = session.row("operation.answered", &sql, held(claim)).await? else { return Ok(None) };
     row.long_or_null("answer_status")?.map(|status| read_answer(&row, status)).transpose()
@@ -161,7 +202,7 @@ fn answer_values(answer: &OperationAnswer, now: DateTime<Utc>) -> StoreResult<Ve
 }
 
 /// Ends an operation with the fact about it. Runs in a transaction.
-pub(crate) async fn end(
+async fn end(
     session: &mut Session<'_>,
     claim: &OperationClaim,
     end: OperationEnd<'_>,
@@ -199,7 +240,7 @@ pub(crate) async fn end(
     Ok(true)
 }
 
-pub(crate) async fn lost(session: &mut Session<'_>, limit: u32) -> StoreResult<Vec<LostOperation>> {
+async fn lost(session: &mut Session<'_>, limit: u32) -> StoreResult<Vec<LostOperation>> {
     let sql = format!(
         "SELECT actor_id, operation_name, operation_id, fingerprint, role, action, target, request_id, trace_id, \
          asked_at, claim_epoch, claim_holder_id, answer_status FROM operations WHERE claim_expires_at <= {} \
@@ -210,7 +251,7 @@ pub(crate) async fn lost(session: &mut Session<'_>, limit: u32) -> StoreResult<V
 }
 
 /// Deletes what was answered before a moment. Runs in a transaction.
-pub(crate) async fn clean(
+async fn clean(
     session: &mut Session<'_>,
     lease: &LeaseGrant,
     before: DateTime<Utc>,

@@ -6,18 +6,76 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use towpath_core::ids::{ChannelName, EventId, Lane};
+use towpath_core::ids::{ChannelName, Lane};
 use towpath_core::lifecycle::{OutboxStatus, OutboxStep};
 use towpath_core::ports::store::{
-    Counts, LeaseGrant, OutboxClaim, OutboxItem, OutboxOutcome, OutboxResult, OutboxRow, StoreResult,
+    FailedFilter, FailedRow, LeaseGrant, Outbox, OutboxClaim, OutboxItem, OutboxOutcome, OutboxResult,
+    StoreResult,
 };
 
 use crate::floors::{Floors, Place, count_return, guarded, standing_of};
 use crate::ops::leases::fence;
-use crate::rows::{insert_sql, read_event, read_outbox, select_list, stored};
-use crate::schema::{DOMAIN_EVENTS, EVENT_OUTBOX, Index, PARKED_LANES};
+use crate::rows::{insert_sql, read_event, select_list, stored};
+use crate::schema::{DOMAIN_EVENTS, OUTBOX_PARKED, OUTBOX_READY, PARKED_LANES};
 use crate::sql::{Chosen, Row, Session, Value, code, readable, unreadable, values};
+use crate::store::{SqlStore, listing, reading, transacting};
+
+#[async_trait]
+impl Outbox for SqlStore {
+    async fn claim_outbox(&self, claim: &OutboxClaim<'_>) -> StoreResult<Vec<OutboxItem>> {
+        // Only what one look has seen at once: rows of several looks could pass each other.
+        loop {
+            let look = reading!(self, look, claim, self.floors())?;
+            let set_aside = if look.behind.is_empty() {
+                0
+            } else {
+                transacting!(self, park_behind, claim, &look.behind)?
+            };
+            // With nothing ready and nothing set aside the next look would see the same.
+            if !look.ready.is_empty() || set_aside == 0 {
+                self.taken(&Place::Outbox(claim.channel.clone()), look.ready.len() as u64).await;
+                return Ok(look.ready);
+            }
+        }
+    }
+
+    async fn record_outbox(
+        &self,
+        leases: &[LeaseGrant],
+        channel: &ChannelName,
+        now: DateTime<Utc>,
+        results: &[OutboxResult],
+    ) -> StoreResult<()> {
+        transacting!(self, record, leases, channel, now, results)
+    }
+
+    async fn skip_outbox(&self, outbox_id: u64, reason: &str, now: DateTime<Utc>) -> StoreResult<bool> {
+        transacting!(self, skip, outbox_id, reason, now)
+    }
+
+    async fn reopen_outbox(&self, outbox_ids: &[u64], now: DateTime<Utc>) -> StoreResult<u64> {
+        transacting!(self, reopen, outbox_ids, now)
+    }
+
+    async fn failed_outbox(
+        &self,
+        filter: &FailedFilter,
+        after: u64,
+        limit: u32,
+    ) -> StoreResult<Vec<FailedRow>> {
+        listing!(self, super::failed::list, filter, after, limit)
+    }
+
+    async fn count_failed(&self, filter: &FailedFilter) -> StoreResult<u64> {
+        listing!(self, super::failed::count, filter)
+    }
+
+    async fn reopen_failed(&self, filter: &FailedFilter, limit: u32, now: DateTime<Utc>) -> StoreResult<u64> {
+        transacting!(self, super::failed::reopen_some, filter, limit, now)
+    }
+}
 
 /// What one look at the ready rows found.
 #[derive(Default)]
@@ -32,11 +90,7 @@ pub(crate) struct Look {
 ///
 /// Always from the beginning, or from a floor below which nothing can wait: a row that commits late has a lower number
 /// than rows that were seen before it, and later rows of its lane must not pass it.
-pub(crate) async fn look(
-    session: &mut Session<'_>,
-    claim: &OutboxClaim<'_>,
-    floors: &Floors,
-) -> StoreResult<Look> {
+async fn look(session: &mut Session<'_>, claim: &OutboxClaim<'_>, floors: &Floors) -> StoreResult<Look> {
     let place = Place::Outbox(claim.channel.clone());
     if let Some(floor) = floors.of(&place) {
         let mut keys = values![];
@@ -63,7 +117,7 @@ fn look_sql<'v>(
     floor: Option<i64>,
     keys: &mut Vec<Value<'v>>,
 ) -> String {
-    let (channel, condition) = session.dialect().partial(ready_index(), "o.");
+    let (channel, condition) = session.dialect().partial(OUTBOX_READY, "o.");
     // A table that is all backlog would else be read by its primary key, rows of all partitions and those that were sent
     // a moment ago included.
     let (pinned, first) = session.dialect().pinned(&channel);
@@ -154,7 +208,7 @@ fn in_partitions(session: &Session<'_>, partitions: &[u16], keys: &mut Vec<Value
 ///
 /// The lanes are locked first, and only rows behind the head that a lane has now are touched: whoever looked long ago
 /// must neither leave a row behind whose lane has gone on, nor set the new head aside.
-pub(crate) async fn park_behind(
+async fn park_behind(
     session: &mut Session<'_>,
     claim: &OutboxClaim<'_>,
     behind: &[(u64, Lane)],
@@ -200,7 +254,7 @@ async fn lock_heads(
 }
 
 /// Writes how publishing ended. Runs in a transaction.
-pub(crate) async fn record(
+async fn record(
     session: &mut Session<'_>,
     leases: &[LeaseGrant],
     channel: &ChannelName,
@@ -333,7 +387,7 @@ fn parks(outcome: &OutboxOutcome) -> bool {
 }
 
 /// Goes on without a row. Runs in a transaction.
-pub(crate) async fn skip(
+async fn skip(
     session: &mut Session<'_>,
     outbox_id: u64,
     reason: &str,
@@ -409,26 +463,6 @@ pub(crate) async fn reopen(
     Ok(reopened)
 }
 
-pub(crate) async fn of_event(session: &mut Session<'_>, event_id: EventId) -> StoreResult<Vec<OutboxRow>> {
-    let sql = format!(
-        "SELECT {} FROM event_outbox o WHERE o.event_id = ? ORDER BY o.channel",
-        select_list(&EVENT_OUTBOX, "o", "")
-    );
-    session.rows("outbox.of", &sql, values![event_id.0]).await?.iter().map(read_outbox).collect()
-}
-
-pub(crate) async fn counts(
-    session: &mut Session<'_>,
-    channel: &ChannelName,
-) -> StoreResult<Counts<OutboxStatus>> {
-    let sql = "SELECT status, COUNT(*) AS rows_in FROM event_outbox WHERE channel = ? GROUP BY status";
-    let mut counts = Counts { by_status: Vec::new() };
-    for row in session.rows("outbox.count", sql, values![channel.as_str()]).await? {
-        counts.by_status.push((stored(&row, "status")?, row.count("rows_in")?));
-    }
-    Ok(counts)
-}
-
 /// How many rows of a lane are let go at a time: a lane that has waited for a day may have more than a statement can change
 /// in its time.
 const OPENED_AT_ONCE: usize = 1000;
@@ -457,7 +491,7 @@ async fn unpark(
     keys.extend(values![channel.as_str()]);
     let sql = format!("{} WHERE {} AND channel = ?", chosen.delete, chosen.condition);
     session.execute("outbox.unpark_lanes", &sql, keys).await?;
-    let (parked_channel, parked) = session.dialect().partial(parked_index(), "");
+    let (parked_channel, parked) = session.dialect().partial(OUTBOX_PARKED, "");
     let mut keys = values![];
     let Chosen { target, condition, .. } = session.choose_for_update("event_outbox", "lane", open, &mut keys);
     keys.extend(values![channel.as_str()]);
@@ -473,7 +507,7 @@ async fn nth_parked(
     channel: &ChannelName,
     lane: Lane,
 ) -> StoreResult<Option<i64>> {
-    let (parked_channel, parked) = session.dialect().partial(parked_index(), "");
+    let (parked_channel, parked) = session.dialect().partial(OUTBOX_PARKED, "");
     let sql = format!(
         "SELECT outbox_id FROM event_outbox WHERE {parked_channel} = ? AND lane = ?{parked} \
          ORDER BY outbox_id LIMIT 2 OFFSET {}",
@@ -496,7 +530,7 @@ async fn unpark_up_to(
     let sql = "UPDATE parked_lanes SET head_outbox_id = ?, due_at = ? WHERE channel = ? AND lane = ?";
     let waits = values![last, now, channel.as_str(), lane.to_stored()];
     session.execute("outbox.next_head", sql, waits).await?;
-    let (parked_channel, parked) = session.dialect().partial(parked_index(), "");
+    let (parked_channel, parked) = session.dialect().partial(OUTBOX_PARKED, "");
     let sql = format!(
         "UPDATE event_outbox SET parked_at = NULL WHERE {parked_channel} = ? AND lane = ? AND outbox_id <= ?{parked}"
     );
@@ -526,14 +560,6 @@ async fn park_lanes(
     );
     session.execute("outbox.park_lanes", &sql, parked).await?;
     Ok(())
-}
-
-fn ready_index() -> &'static Index {
-    &EVENT_OUTBOX.indexes[1]
-}
-
-fn parked_index() -> &'static Index {
-    &EVENT_OUTBOX.indexes[2]
 }
 
 fn step(from: OutboxStatus, step: OutboxStep) -> StoreResult<OutboxStatus> {

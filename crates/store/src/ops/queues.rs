@@ -7,13 +7,15 @@
 
 use std::time::Duration;
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{InstanceId, LeaseName};
 use towpath_core::ports::broker::{Binding, Exchange, ExchangeKind, Topology};
 use towpath_core::ports::queues::{
-    Ending, Fate, Layout, Parcel, Placement, QueueDepth, Receiver, TakenMessage,
+    Ending, Fate, Layout, Parcel, Placement, PutError, QueueDepth, Queues, Receiver, TakenMessage,
 };
-use towpath_core::ports::store::{LeaseGrant, StoreResult};
+use towpath_core::ports::store::{LeaseGrant, StoreError, StoreResult};
+use towpath_core::time::later;
 
 use crate::bounded::how_many_fit;
 use crate::dialect::Dialect;
@@ -24,6 +26,7 @@ use crate::rows::{
 };
 use crate::schema::{Index, LOCAL_BINDINGS, LOCAL_EXCHANGES, LOCAL_MESSAGES, LOCAL_QUEUES, Table};
 use crate::sql::{Chosen, MAX_VALUES, Session, Value, unreadable, values};
+use crate::store::{SqlStore, listing, reading, transacting, writing_once};
 
 /// What all names of receivers' leases begin with.
 const LEASES_OF_RECEIVERS: &str = "local/";
@@ -34,7 +37,88 @@ const MAX_BYTES: usize = 4 << 20;
 /// How many rows are looked at in one go when they are given back.
 const AT_A_TIME: u32 = 1000;
 
-pub(crate) async fn layout(session: &mut Session<'_>) -> StoreResult<Layout> {
+#[async_trait]
+impl Queues for SqlStore {
+    async fn layout(&self) -> StoreResult<Layout> {
+        reading!(self, layout)
+    }
+
+    async fn extend_layout(&self, revision: u64, additions: &Topology) -> StoreResult<bool> {
+        transacting!(self, extend_layout, revision, additions)
+    }
+
+    async fn put_messages(&self, revision: u64, parcels: &[Parcel<'_>]) -> Result<bool, PutError> {
+        let mut transaction = self.transaction().await.map_err(PutError::NotWritten)?;
+        match put(&mut transaction.session(), revision, parcels).await {
+            Ok(true) => match transaction.commit().await {
+                Ok(()) => Ok(true),
+                // By its meaning: all of it was rolled back.
+                Err(error @ StoreError::Contention(_)) => Err(PutError::NotWritten(error)),
+                Err(error) => Err(PutError::Unknown(error)),
+            },
+            Ok(false) => {
+                let _ = transaction.rollback().await;
+                Ok(false)
+            }
+            Err(error) => {
+                let _ = transaction.rollback().await;
+                Err(PutError::NotWritten(error))
+            }
+        }
+    }
+
+    async fn begin_receiving(&self, lease: &LeaseName, for_: Duration) -> StoreResult<LeaseGrant> {
+        transacting!(self, begin_receiving, lease, for_)
+    }
+
+    async fn keep_receiving(&self, grant: &LeaseGrant, for_: Duration) -> StoreResult<bool> {
+        writing_once!(self, keep_receiving, grant, for_)
+    }
+
+    async fn end_receiving(&self, receiver: &Receiver) -> StoreResult<()> {
+        transacting!(self, end_receiving, receiver)
+    }
+
+    async fn take_messages(
+        &self,
+        receiver: &Receiver,
+        limit: u32,
+        bytes: u64,
+    ) -> StoreResult<Vec<TakenMessage>> {
+        // Mostly there is nothing: then one read is all it costs.
+        let waiting = reading!(self, look, &receiver.queue)?;
+        if !waiting.ready && !waiting.due {
+            return Ok(Vec::new());
+        }
+        transacting!(self, take, receiver, waiting, limit, bytes)
+    }
+
+    async fn end_messages(&self, grant: &LeaseGrant, endings: &[Ending]) -> StoreResult<()> {
+        if is_one_statement(endings) {
+            return writing_once!(self, end, grant, endings);
+        }
+        transacting!(self, end, grant, endings)
+    }
+
+    async fn recover_messages(&self) -> StoreResult<u64> {
+        let mut all = 0;
+        loop {
+            let recovered = transacting!(self, recover)?;
+            all += recovered;
+            if !may_be_more(recovered) {
+                break;
+            }
+        }
+        writing_once!(self, forget_receivers)?;
+        Ok(all)
+    }
+
+    async fn queue_depths(&self, queues: &[&str]) -> StoreResult<Vec<Option<QueueDepth>>> {
+        listing!(self, depths, queues)
+    }
+}
+
+async fn layout(session: &mut Session<'_>) -> StoreResult<Layout> {
     // The revision first: what is added meanwhile is seen or not, and a revision that is too low only means another look.
     let (revision, _) = revision(session, "").await?;
     let mut topology = Topology::default();
@@ -61,11 +145,7 @@ pub(crate) async fn layout(session: &mut Session<'_>) -> StoreResult<Layout> {
 }
 
 /// Adds to the topology. Runs in a transaction.
-pub(crate) async fn extend_layout(
-    session: &mut Session<'_>,
-    expected: u64,
-    additions: &Topology,
-) -> StoreResult<bool> {
+async fn extend_layout(session: &mut Session<'_>, expected: u64, additions: &Topology) -> StoreResult<bool> {
     let for_update = session.dialect().for_update();
     let (found, _) = revision(session, for_update).await?;
     if found != expected {
@@ -92,18 +172,14 @@ pub(crate) async fn extend_layout(
 }
 
 /// Puts messages into queues. Runs in a transaction.
-pub(crate) async fn put(
-    session: &mut Session<'_>,
-    expected: u64,
-    parcels: &[Parcel<'_>],
-) -> StoreResult<bool> {
+async fn put(session: &mut Session<'_>, expected: u64, parcels: &[Parcel<'_>]) -> StoreResult<bool> {
     let (found, now) = revision(session, "").await?;
     if found != expected {
         return Ok(false);
     }
     let mut rows = Vec::with_capacity(parcels.len());
     for parcel in parcels {
-        let available_at = parcel.placement.delay.map(|delay| after(now, delay));
+        let available_at = parcel.placement.delay.map(|delay| later(now, delay));
         rows.push(local_message_values(parcel, now, available_at)?);
     }
     insert(session, "queues.put", &LOCAL_MESSAGES, rows).await?;
@@ -111,7 +187,7 @@ pub(crate) async fn put(
 }
 
 /// Takes the lease of a new receiver. Runs in a transaction.
-pub(crate) async fn begin_receiving(
+async fn begin_receiving(
     session: &mut Session<'_>,
     lease: &LeaseName,
     duration: Duration,
@@ -123,7 +199,7 @@ pub(crate) async fn begin_receiving(
     grant.ok_or_else(|| unreadable("leases.lease_name", "the receiver's name is taken"))
 }
 
-pub(crate) async fn keep_receiving(
+async fn keep_receiving(
     session: &mut Session<'_>,
     grant: &LeaseGrant,
     duration: Duration,
@@ -140,7 +216,7 @@ pub(crate) async fn keep_receiving(
 }
 
 /// Gives everything back and ends the lease. Runs in a transaction.
-pub(crate) async fn end_receiving(session: &mut Session<'_>, receiver: &Receiver) -> StoreResult<()> {
+async fn end_receiving(session: &mut Session<'_>, receiver: &Receiver) -> StoreResult<()> {
     let grant = &receiver.grant;
     let held = || values![grant.lease.as_str(), grant.epoch];
     if receiver.alone {
@@ -169,7 +245,7 @@ pub(crate) struct Waiting {
 /// Looks whether there is anything to take. Reads only: two entries of two indexes.
 ///
 /// Both parts are sorted and cut off, and not merely asked whether they exist: see [`Dialect::pinned`].
-pub(crate) async fn look(session: &mut Session<'_>, queue: &str) -> StoreResult<Waiting> {
+async fn look(session: &mut Session<'_>, queue: &str) -> StoreResult<Waiting> {
     let dialect = session.dialect();
     let mut keys = values![];
     let (in_ready, first_ready) = in_queue(dialect, READY, queue, &mut keys);
@@ -188,10 +264,10 @@ pub(crate) async fn look(session: &mut Session<'_>, queue: &str) -> StoreResult<
 }
 
 /// The index of messages that can be taken.
-const READY: &Index = &LOCAL_MESSAGES.indexes[0];
+const READY: &Index = LOCAL_MESSAGES.index("local_messages_ready");
 
 /// The index of messages that wait for their time.
-const DELAYED: &Index = &LOCAL_MESSAGES.indexes[1];
+const DELAYED: &Index = LOCAL_MESSAGES.index("local_messages_delayed");
 
 /// The messages of one queue in an index, and the order of that index. Messages of other queues, however many, must not be
 /// read on the way: `the_cost_of_taking` measures it.
@@ -211,7 +287,7 @@ fn in_queue<'a>(
 /// Takes messages. Runs in a transaction.
 ///
 /// Places and sizes are read first, and bodies only of what there is room for.
-pub(crate) async fn take(
+async fn take(
     session: &mut Session<'_>,
     receiver: &Receiver,
     waiting: Waiting,
@@ -279,11 +355,7 @@ async fn claim(
 }
 
 /// Ends messages that are with a receiver. Runs in a transaction, unless it is one statement.
-pub(crate) async fn end(
-    session: &mut Session<'_>,
-    grant: &LeaseGrant,
-    endings: &[Ending],
-) -> StoreResult<()> {
+async fn end(session: &mut Session<'_>, grant: &LeaseGrant, endings: &[Ending]) -> StoreResult<()> {
     for ending in endings {
         if let Fate::Moved(placements) = &ending.fate {
             for placement in placements {
@@ -325,25 +397,25 @@ pub(crate) async fn end(
 }
 
 /// Whether ending these is one statement.
-pub(crate) fn is_one_statement(endings: &[Ending]) -> bool {
+fn is_one_statement(endings: &[Ending]) -> bool {
     endings.iter().all(|ending| ending.fate == Fate::Removed)
         || endings.iter().all(|ending| ending.fate == Fate::GivenBack)
 }
 
 /// Gives back what was taken by those who are gone. Runs in a transaction; answers how many messages that were, at most
 /// [`AT_A_TIME`].
-pub(crate) async fn recover(session: &mut Session<'_>) -> StoreResult<u64> {
+async fn recover(session: &mut Session<'_>) -> StoreResult<u64> {
     let condition = holder_is_gone(session, "local_messages");
     change_some(session, "claimed_by_id = NULL, claimed_epoch = NULL", &condition, values![]).await
 }
 
 /// Whether a recovery that gave back so many has probably left some.
-pub(crate) fn may_be_more(recovered: u64) -> bool {
+fn may_be_more(recovered: u64) -> bool {
     recovered >= u64::from(AT_A_TIME)
 }
 
 /// Removes the leases of receivers that are gone.
-pub(crate) async fn forget_receivers(session: &mut Session<'_>) -> StoreResult<u64> {
+async fn forget_receivers(session: &mut Session<'_>) -> StoreResult<u64> {
     let sql = format!(
         "DELETE FROM leases WHERE lease_name >= ? AND lease_name < ? AND expires_at <= {}",
         session.dialect().now()
@@ -352,15 +424,8 @@ pub(crate) async fn forget_receivers(session: &mut Session<'_>) -> StoreResult<u
     Ok(session.execute("queues.forget", &sql, values![LEASES_OF_RECEIVERS, end]).await?)
 }
 
-pub(crate) async fn depth(session: &mut Session<'_>, queue: &str) -> StoreResult<QueueDepth> {
-    Ok(depths(session, &[queue]).await?.into_iter().flatten().next().unwrap_or_default())
-}
-
 /// How much queues hold, in one statement however many they are.
-pub(crate) async fn depths(
-    session: &mut Session<'_>,
-    queues: &[&str],
-) -> StoreResult<Vec<Option<QueueDepth>>> {
+async fn depths(session: &mut Session<'_>, queues: &[&str]) -> StoreResult<Vec<Option<QueueDepth>>> {
     if queues.is_empty() {
         return Ok(Vec::new());
     }
@@ -554,11 +619,4 @@ async fn still_receives(session: &mut Session<'_>, grant: &LeaseGrant) -> StoreR
         Some(_) => Ok(()),
         None => Err(fenced(grant)),
     }
-}
-
-/// Later by so much, or as late as can be written down on every database.
-fn after(now: DateTime<Utc>, delay: Duration) -> DateTime<Utc> {
-    let century = chrono::Duration::days(36_500);
-    let delay = chrono::Duration::from_std(delay).map_or(century, |delay| delay.min(century));
-    now.checked_add_signed(delay).unwrap_or(now)
 }

@@ -1,17 +1,59 @@
 //! Timers: commands to be sent later (S5).
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use towpath_core::lifecycle::{TaskState, TaskStep};
 use towpath_core::ports::store::{
-    CLAIMED_BYTES, LeaseGrant, NewTimer, StoreError, StoreResult, Timer, TimerOutcome,
+    CLAIMED_BYTES, LeaseGrant, NewTimer, StoreError, StoreResult, Timer, TimerOutcome, Timers,
 };
 use uuid::Uuid;
 
 use crate::bounded::how_many_fit;
 use crate::ops::leases::{HELD, fence, fenced, held_by, holder_is_gone, none_of};
 use crate::rows::{insert_sql, read_timer, select_list, timer_values};
-use crate::schema::TIMERS;
+use crate::schema::{TIMERS, TIMERS_DUE};
 use crate::sql::{Session, SqlFault, Value, code, readable, unreadable, values};
+use crate::store::{SqlStore, reading, transacting, writing_once};
+
+#[async_trait]
+impl Timers for SqlStore {
+    async fn claim_timers(
+        &self,
+        lease: &LeaseGrant,
+        command_types: &[&str],
+        now: DateTime<Utc>,
+        limit: u32,
+    ) -> StoreResult<Vec<Timer>> {
+        transacting!(self, claim, lease, command_types, now, limit)
+    }
+
+    async fn return_unseen_timers(
+        &self,
+        grant: &LeaseGrant,
+        seen: &[Uuid],
+        now: DateTime<Utc>,
+    ) -> StoreResult<u64> {
+        writing_once!(self, give_back_unseen, grant, seen, now)
+    }
+
+    async fn finish_timer(
+        &self,
+        lease: &LeaseGrant,
+        timer_id: Uuid,
+        outcome: &TimerOutcome,
+        now: DateTime<Utc>,
+    ) -> StoreResult<()> {
+        transacting!(self, finish, lease, timer_id, outcome, now)
+    }
+
+    async fn waiting_timers(&self, command_types: Option<&[&str]>, limit: u32) -> StoreResult<Vec<Timer>> {
+        reading!(self, waiting, command_types, limit)
+    }
+
+    async fn timer(&self, timer_id: Uuid) -> StoreResult<Option<Timer>> {
+        reading!(self, find, timer_id)
+    }
+}
 
 pub(crate) async fn schedule(session: &mut Session<'_>, timer: &NewTimer) -> StoreResult<()> {
     match session.execute("timers.schedule", &insert_sql(&TIMERS, 1), timer_values(timer)).await {
@@ -37,7 +79,7 @@ pub(crate) async fn cancel(
 }
 
 /// Takes timers that are due. Runs in a transaction.
-pub(crate) async fn claim(
+async fn claim(
     session: &mut Session<'_>,
     grant: &LeaseGrant,
     command_types: &[&str],
@@ -48,7 +90,7 @@ pub(crate) async fn claim(
         return Ok(Vec::new());
     }
     recover(session, now).await?;
-    let (due_at, condition) = session.dialect().partial(&TIMERS.indexes[0], "t.");
+    let (due_at, condition) = session.dialect().partial(TIMERS_DUE, "t.");
     let sql = format!(
         "SELECT t.timer_id, CAST(OCTET_LENGTH(t.payload) AS {}) AS bytes FROM timers t \
          WHERE {due_at} <= ?{condition} AND t.command_type IN ({}) ORDER BY {due_at}, t.timer_id LIMIT {limit} {}",
@@ -111,7 +153,7 @@ async fn recover(session: &mut Session<'_>, now: DateTime<Utc>) -> StoreResult<(
 }
 
 /// Lets those wait again that were claimed under a grant and its holder does not know of.
-pub(crate) async fn give_back_unseen(
+async fn give_back_unseen(
     session: &mut Session<'_>,
     grant: &LeaseGrant,
     seen: &[Uuid],
@@ -135,7 +177,7 @@ fn waiting_again() -> StoreResult<TaskState> {
 }
 
 /// Records how a timer ended. Runs in a transaction.
-pub(crate) async fn finish(
+async fn finish(
     session: &mut Session<'_>,
     grant: &LeaseGrant,
     timer_id: Uuid,
@@ -189,7 +231,7 @@ pub(crate) async fn finish(
 }
 
 /// Timers that wait, the next one first.
-pub(crate) async fn waiting(
+async fn waiting(
     session: &mut Session<'_>,
     command_types: Option<&[&str]>,
     limit: u32,
@@ -200,7 +242,7 @@ pub(crate) async fn waiting(
         Some([]) => return Ok(Vec::new()),
         Some(types) => format!(" AND t.command_type IN ({})", vec!["?"; types.len()].join(", ")),
     };
-    let (due_at, condition) = session.dialect().partial(&TIMERS.indexes[0], "t.");
+    let (due_at, condition) = session.dialect().partial(TIMERS_DUE, "t.");
     let sql = format!(
         "SELECT {} FROM timers t WHERE {due_at} IS NOT NULL{condition}{of_types} \
          ORDER BY {due_at}, t.timer_id LIMIT {limit}",
@@ -210,7 +252,7 @@ pub(crate) async fn waiting(
     session.rows("timers.waiting", &sql, wanted).await?.iter().map(read_timer).collect()
 }
 
-pub(crate) async fn find(session: &mut Session<'_>, timer_id: Uuid) -> StoreResult<Option<Timer>> {
+async fn find(session: &mut Session<'_>, timer_id: Uuid) -> StoreResult<Option<Timer>> {
     let sql = format!("SELECT {} FROM timers t WHERE t.timer_id = ?", select_list(&TIMERS, "t", ""));
     let row = session.row("timers.find", &sql, values![timer_id]).await?;
     row.as_ref().map(read_timer).transpose()

@@ -8,6 +8,7 @@ use super::BrokerFixture;
 use super::acts::{
     Lane, check_same, message, next, number, publish_all, queue, settle, subscribe, take, text,
 };
+use crate::control::left_out;
 use crate::store::waiting::in_time;
 
 /// A lane whose queue gives what it does not keep to another queue, with a routing key of its own.
@@ -44,7 +45,7 @@ fn lane_with_dead_letters(
 pub async fn a_rejected_message_goes_to_the_dead_letters(fixture: &impl BrokerFixture) {
     let broker = fixture.connect().await;
     if !broker.promises().dead_letters {
-        return;
+        left_out("dead_letters");
     }
     let (lane, dead) = lane_with_dead_letters(fixture, Vec::new());
     lane.declare(&*broker).await;
@@ -78,7 +79,7 @@ pub async fn a_delay_queue_routes_on_after_its_time(fixture: &impl BrokerFixture
     const DELAY: Duration = Duration::from_millis(300);
     let broker = fixture.connect().await;
     if !(broker.promises().delays && broker.promises().dead_letters) {
-        return;
+        left_out("delays and dead_letters");
     }
     let (lane, due) = lane_with_dead_letters(fixture, vec![number("x-message-ttl", 300)]);
     lane.declare(&*broker).await;

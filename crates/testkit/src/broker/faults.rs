@@ -12,6 +12,7 @@ use super::acts::{
     subscribe, take,
 };
 use super::{BrokerFixture, Seen, TcpProxy};
+use crate::control::left_out;
 use crate::store::waiting::{eventually, in_time};
 
 /// A declared lane, and a handle whose connections go through a proxy; `None` where that cannot be.
@@ -172,7 +173,7 @@ pub async fn a_receiver_is_told_of_a_cut(fixture: &impl BrokerFixture) {
 pub async fn what_is_confirmed_survives_a_restart(fixture: &impl BrokerFixture) {
     let (broker, lane) = Lane::ready(fixture).await;
     if !broker.promises().durable {
-        return;
+        left_out("durable");
     }
     publish_all(&*broker, &numbered(&lane.destination, 100)).await;
     if fixture.restart().await.is_none() {

@@ -10,6 +10,7 @@ use super::acts::{
     Lane, bodies, check_same, message, numbered, numbers, publish, publish_all, publish_within, subscribe,
     take,
 };
+use crate::control::left_out;
 use crate::store::waiting::{all_at_once, in_time};
 
 /// Identity, type, time, headers and body.
@@ -75,7 +76,7 @@ pub async fn exactly_the_unroutable_message_is_told(fixture: &impl BrokerFixture
     const BATCH: usize = 200;
     let (broker, lane) = Lane::ready(fixture).await;
     if !broker.promises().tells_unroutable {
-        return;
+        left_out("tells_unroutable");
     }
     for round in 0..ROUNDS {
         // One in the middle; in every other round a few more, far apart and side by side.
@@ -92,7 +93,7 @@ pub async fn exactly_the_unroutable_message_is_told(fixture: &impl BrokerFixture
 pub async fn many_unroutable_messages_are_told_exactly(fixture: &impl BrokerFixture) {
     let (broker, lane) = Lane::ready(fixture).await;
     if !broker.promises().tells_unroutable {
-        return;
+        left_out("tells_unroutable");
     }
     for round in 0..10 {
         check_unroutable(&*broker, &lane, 1000, |place| place % 2 == round % 2).await;
@@ -120,7 +121,7 @@ async fn check_unroutable(broker: &dyn Broker, lane: &Lane, batch: usize, unwant
 pub async fn one_id_to_two_places_has_two_outcomes(fixture: &impl BrokerFixture) {
     let (broker, lane) = Lane::ready(fixture).await;
     if !broker.promises().tells_unroutable {
-        return;
+        left_out("tells_unroutable");
     }
     let wanted = message(&lane.destination, "wanted");
     let unwanted = Message { destination: lane.nowhere(), ..wanted.clone() };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use towpath_core::ids::Version;
 use towpath_core::lifecycle::{CommandStatus, OutboxStatus};
 use towpath_core::ports::store::{
-    AggregateRow, CommandRecord, CommandResult, Expected, Found, InboxMark, Store, StoreError,
+    AggregateRow, CommandRecord, CommandResult, Expected, Found, InboxMark, InspectedStore, StoreError,
 };
 
 use super::StoreFixture;
@@ -299,7 +299,7 @@ pub async fn a_long_append_keeps_its_order(fixture: &impl StoreFixture) {
 /// Tries a command in one call, and its append in a transaction: both must be refused in the expected way, and no
 /// table may have changed. The sequencer finds nothing of it either.
 async fn refuses_without_a_trace(
-    store: &dyn Store,
+    store: &dyn InspectedStore,
     refused: &towpath_core::ports::store::CompletedCommand,
     what: &str,
     as_expected: impl Fn(&StoreError) -> bool,
@@ -326,7 +326,7 @@ async fn refuses_without_a_trace(
 /// An append with a wrong version in a transaction whose other append was right: the caller rolls back, and nothing
 /// of either is left.
 pub async fn a_refused_append_takes_its_transaction_with_it(fixture: &impl StoreFixture) {
-    let store: Arc<dyn Store> = fixture.store().await;
+    let store: Arc<dyn InspectedStore> = fixture.store().await;
     let channel = new_channel();
     let right = OrderFacts::of_new_order().placed().routed(std::slice::from_ref(&channel)).append();
     let wrong = OrderFacts::about(&new_order(), 4).paid().routed(&[channel]).append();

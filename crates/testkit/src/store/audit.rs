@@ -12,7 +12,8 @@ use towpath_core::ids::{
 };
 use towpath_core::lifecycle::{CommandStatus, OutboxStatus, TaskState};
 use towpath_core::ports::store::{
-    AggregateRow, Append, CommandRecord, CompletedCommand, InboxEntry, OutboxRow, StateEvent, Store, Timer,
+    AggregateRow, Append, CommandRecord, CompletedCommand, InboxEntry, InspectedStore, OutboxRow, StateEvent,
+    Timer,
 };
 use uuid::Uuid;
 
@@ -23,7 +24,7 @@ use crate::difference::difference;
 ///
 /// # Panics
 /// When there are flaws, with all of them.
-pub async fn check_invariants(store: &dyn Store, scope: &Scope) -> Picture {
+pub async fn check_invariants(store: &dyn InspectedStore, scope: &Scope) -> Picture {
     let picture = Picture::read(store, scope).await;
     assert_sound("the picture", &picture.flaws());
     picture
@@ -33,7 +34,7 @@ pub async fn check_invariants(store: &dyn Store, scope: &Scope) -> Picture {
 ///
 /// # Panics
 /// When there are flaws or something is left to do, with all of it.
-pub async fn check_finished(store: &dyn Store, scope: &Scope) -> Picture {
+pub async fn check_finished(store: &dyn InspectedStore, scope: &Scope) -> Picture {
     let picture = Picture::read(store, scope).await;
     let flaws: Vec<_> = picture.flaws().into_iter().chain(picture.unfinished()).collect();
     assert_sound("the finished picture", &flaws);
@@ -119,7 +120,7 @@ pub struct AggregatePicture {
 
 impl Picture {
     /// Reads everything in the scope.
-    pub async fn read(store: &dyn Store, scope: &Scope) -> Self {
+    pub async fn read(store: &dyn InspectedStore, scope: &Scope) -> Self {
         const ALL: u32 = 100_000;
         let head = store.head().await.expect("head");
         let log = store.events_between(1, head).await.expect("events_between");

@@ -1,9 +1,9 @@
 //! Channels: paused with who and why (S2), removed softly, unique among the living (S3).
 
 use chrono::{DateTime, Utc};
-use towpath_core::ids::{ActorId, AggregateKey, ChannelName};
+use towpath_core::ids::{ActorId, AggregateKey, ChannelName, Position};
 use towpath_core::ports::store::{
-    ChannelRow, Disabled, Parked, ParkedAggregate, Store, StoreError, TrackerPlace,
+    ChannelRow, Disabled, LeaseGrant, Parked, ParkedAggregate, Store, StoreError, StoreResult, TrackerPlace,
 };
 use uuid::Uuid;
 
@@ -102,26 +102,23 @@ pub async fn a_position_moves_from_where_it_was_and_under_its_lease(fixture: &im
     let position = async || find(&*store, &name).await.expect("it lives").position;
     let id = find(&*store, &name).await.expect("it lives").channel_id;
     let at = |position, reset_count| TrackerPlace { position, reset_count };
-    assert!(store.advance_channel(&earlier, id, at(0, 0), 5).await.expect("advance"));
-    assert!(!store.advance_channel(&earlier, id, at(0, 0), 9).await.expect("advance"), "it is not at 0");
+    assert!(advance(&*store, &earlier, id, at(0, 0), 5).await.expect("advance"));
+    assert!(!advance(&*store, &earlier, id, at(0, 0), 9).await.expect("advance"), "it is not at 0");
     assert_eq!(position().await, 5);
     store.reset_channel(&name, 2).await.expect("reset");
-    assert!(!store.advance_channel(&earlier, id, at(5, 0), 6).await.expect("advance"), "it was set back");
+    assert!(!advance(&*store, &earlier, id, at(5, 0), 6).await.expect("advance"), "it was set back");
     store.reset_channel(&name, 2).await.expect("reset");
-    let moved = store.advance_channel(&earlier, id, at(2, 1), 6).await.expect("advance");
+    let moved = advance(&*store, &earlier, id, at(2, 1), 6).await.expect("advance");
     assert!(!moved, "it was set to where it is, and that counts");
     let later = hold(&*store, &lease, &instance("one")).await;
-    let late = store.advance_channel(&earlier, id, at(2, 2), 7).await;
+    let late = advance(&*store, &earlier, id, at(2, 2), 7).await;
     assert_refused!(late, StoreError::Fenced { .. }, "advancing under a lost lease");
     assert_eq!(position().await, 2);
-    assert!(store.advance_channel(&later, id, at(2, 2), 3).await.expect("advance"));
+    assert!(advance(&*store, &later, id, at(2, 2), 3).await.expect("advance"));
     store.remove_channel(&name, None, "not needed", moment(3)).await.expect("remove");
-    assert!(!store.advance_channel(&later, id, at(3, 2), 4).await.expect("advance"), "a removed one stays");
+    assert!(!advance(&*store, &later, id, at(3, 2), 4).await.expect("advance"), "a removed one stays");
     add(&*store, &name).await.expect("another one of the same name");
-    assert!(
-        !store.advance_channel(&later, id, at(0, 0), 4).await.expect("advance"),
-        "the new one is another"
-    );
+    assert!(!advance(&*store, &later, id, at(0, 0), 4).await.expect("advance"), "the new one is another");
     assert_eq!(position().await, 0);
     store.remove_channel(&name, None, "not needed either", moment(4)).await.expect("remove");
     assert_refused!(
@@ -159,6 +156,16 @@ pub async fn one_of_eight_adds_of_a_name_wins(fixture: &impl StoreFixture) {
 async fn add(store: &dyn Store, name: &ChannelName) -> Result<Uuid, StoreError> {
     let channel_id = Uuid::now_v7();
     store.add_channel(channel_id, name, 0, moment(1)).await.map(|()| channel_id)
+}
+
+async fn advance(
+    store: &dyn Store,
+    lease: &LeaseGrant,
+    channel_id: Uuid,
+    from: TrackerPlace,
+    to: Position,
+) -> StoreResult<bool> {
+    store.park_in_channel(lease, channel_id, from, to, &[], &[]).await
 }
 
 async fn find(store: &dyn Store, name: &ChannelName) -> Option<ChannelRow> {

@@ -10,8 +10,8 @@ use towpath_core::ids::CommandId;
 use towpath_core::lifecycle::CommandStatus;
 use towpath_core::ports::probe::Probe;
 use towpath_core::ports::store::{
-    CLAIMED_BYTES, CommandRecord, CommandResult, CompletedCommand, Expected, Found, LeaseGrant, NewCommand,
-    Store, StoreError,
+    CLAIMED_BYTES, CommandRecord, CommandResult, CompletedCommand, Expected, Found, InspectedStore,
+    LeaseGrant, NewCommand, StoreError,
 };
 
 use super::StoreFixture;
@@ -544,7 +544,7 @@ pub async fn command_counts_follow_the_statuses(fixture: &impl StoreFixture) {
     assert_eq!(store.command(&new_command_id()).await.expect("command"), None);
 }
 
-async fn counts(store: &dyn Store) -> [u64; 4] {
+async fn counts(store: &dyn InspectedStore) -> [u64; 4] {
     let counts = store.command_counts().await.expect("counts");
     [CommandStatus::Pending, CommandStatus::Processing, CommandStatus::Completed, CommandStatus::Failed]
         .map(|status| counts.of(status))

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use towpath_core::ids::{EventId, HandlerName};
 use towpath_core::lifecycle::InboxStatus;
-use towpath_core::ports::store::{InboxEntry, InboxFailure, InboxMark, Store, StoreError, StoreResult};
+use towpath_core::ports::store::{
+    InboxEntry, InboxFailure, InboxMark, InspectedStore, StoreError, StoreResult,
+};
 
 use super::StoreFixture;
 use super::acts::{assert_refused, hold_new_lease, stale_and_fresh, versions_of};
@@ -144,7 +146,11 @@ pub async fn a_delivery_in_retry_can_still_be_handled(fixture: &impl StoreFixtur
     assert_eq!(mark(&*store, event_id, &handler).await.expect("mark"), InboxMark::Duplicate);
 }
 
-async fn mark(store: &dyn Store, event_id: EventId, handler: &HandlerName) -> StoreResult<InboxMark> {
+async fn mark(
+    store: &dyn InspectedStore,
+    event_id: EventId,
+    handler: &HandlerName,
+) -> StoreResult<InboxMark> {
     let mut tx = store.begin().await?;
     let mark = tx.mark(event_id, handler, moment(1)).await?;
     tx.commit().await?;
@@ -152,7 +158,7 @@ async fn mark(store: &dyn Store, event_id: EventId, handler: &HandlerName) -> St
 }
 
 async fn handle(
-    store: &dyn Store,
+    store: &dyn InspectedStore,
     event_id: EventId,
     handler: &HandlerName,
     facts: OrderFacts,
@@ -166,7 +172,7 @@ async fn handle(
     Ok(mark)
 }
 
-async fn fail(store: &dyn Store, event_id: EventId, handler: &HandlerName, dead: bool) -> u32 {
+async fn fail(store: &dyn InspectedStore, event_id: EventId, handler: &HandlerName, dead: bool) -> u32 {
     let failure = InboxFailure {
         event_id,
         handler,
@@ -175,7 +181,7 @@ async fn fail(store: &dyn Store, event_id: EventId, handler: &HandlerName, dead:
         failed_at: moment(1),
         dead,
     };
-    store.fail_delivery(&failure).await.expect("record a failed delivery")
+    store.count_failure(&failure).await.expect("record a failed delivery").retry_count
 }
 
 /// A delivery that was given up stays so until an operator decides: a redelivery has no effect and is no new failure.
@@ -191,11 +197,11 @@ pub async fn a_dead_delivery_stays_dead(fixture: &impl StoreFixture) {
         failed_at: moment(1),
         dead,
     };
-    assert_eq!(store.fail_delivery(&failure(true)).await.expect("fail"), 1);
+    assert_eq!(store.count_failure(&failure(true)).await.expect("fail").retry_count, 1);
     let mut tx = store.begin().await.expect("begin");
     assert_eq!(tx.mark(event_id, &handler, moment(2)).await.expect("mark"), InboxMark::Dead);
     tx.rollback().await.expect("rollback");
-    store.fail_delivery(&failure(false)).await.expect("fail again");
+    store.count_failure(&failure(false)).await.expect("fail again");
     let entry = store.inbox_entry(event_id, &handler).await.expect("read").expect("it is there");
     assert_eq!((entry.status, entry.retry_count), (InboxStatus::Dead, 1));
 }
@@ -221,7 +227,7 @@ pub async fn deliveries_handled_long_ago_are_cleaned_up(fixture: &impl StoreFixt
         failed_at: moment(1),
         dead: true,
     };
-    store.fail_delivery(&failure).await.expect("fail");
+    store.count_failure(&failure).await.expect("fail");
 
     let (stale, _) = stale_and_fresh(&*store).await;
     let refused = store.clean_inbox(&stale, moment(15), 100).await;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use towpath_core::ports::probe::Probe;
-use towpath_core::ports::store::Store;
+use towpath_core::ports::store::InspectedStore;
 use uuid::Uuid;
 
 use super::StoreFixture;
@@ -69,7 +69,7 @@ pub async fn a_process_killed_between_any_two_statements_leaves_no_harm(fixture:
 ///
 /// ```no_run
 /// # async fn connect(url: &str, probe: std::sync::Arc<dyn towpath_core::ports::probe::Probe>)
-/// #     -> std::sync::Arc<dyn towpath_core::ports::store::Store> { unimplemented!() }
+/// #     -> std::sync::Arc<dyn towpath_core::ports::store::InspectedStore> { unimplemented!() }
 /// #[test]
 /// #[ignore = "not a test: the process that others start"]
 /// fn kill_child() {
@@ -79,7 +79,7 @@ pub async fn a_process_killed_between_any_two_statements_leaves_no_harm(fixture:
 #[allow(clippy::print_stdout, reason = "standard output is how the child answers")]
 pub fn child_main<F>(connect: impl FnOnce(String, Arc<dyn Probe>) -> F)
 where
-    F: Future<Output = Arc<dyn Store>>,
+    F: Future<Output = Arc<dyn InspectedStore>>,
 {
     let Ok(order) = std::env::var(ENVIRONMENT_VARIABLE) else { return };
     let order: Order = serde_json::from_str(&order).expect("the parent's order is JSON");

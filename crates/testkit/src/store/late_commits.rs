@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use towpath_core::ids::ChannelName;
-use towpath_core::ports::store::{Append, CompletedCommand, LeaseGrant, Store};
+use towpath_core::ports::store::{Append, CompletedCommand, InspectedStore, LeaseGrant};
 
 use super::StoreFixture;
 use super::acts::{claim, drain, drain_for_a_while, hold_new_lease, record_sent, sequence_all, whole_log};
@@ -183,7 +183,7 @@ async fn others_wait(
 }
 
 async fn all_are_there_once(
-    store: &dyn Store,
+    store: &dyn InspectedStore,
     lease: &LeaseGrant,
     channel: &ChannelName,
     late: &Append,
@@ -205,7 +205,7 @@ async fn all_are_there_once(
     assert_eq!(sent, expected);
 }
 
-async fn write_all(store: Arc<dyn Store>, commands: Vec<CompletedCommand>) {
+async fn write_all(store: Arc<dyn InspectedStore>, commands: Vec<CompletedCommand>) {
     for command in &commands {
         taking_turns(|| store.complete_command(command)).await.expect("a writer that waited its turn");
     }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use towpath_core::ids::{ChannelName, LeaseName};
 use towpath_core::ports::probe::Probe;
 use towpath_core::ports::store::{
-    CompletedCommand, Found, LeaseGrant, OutboxOutcome, OutboxResult, Store, StoreError, StoreResult,
-    TimerOutcome,
+    CompletedCommand, Found, InspectedStore, LeaseGrant, OutboxOutcome, OutboxResult, StoreError,
+    StoreResult, TimerOutcome,
 };
 
 use super::StoreFixture;
@@ -168,8 +168,8 @@ pub async fn a_holder_of_the_same_epoch_is_fenced_everywhere(fixture: &impl Stor
 /// Lets a holder do all that can be done, lose its lease and try again; answers the store and its successor.
 async fn fenced_everywhere<F: Future<Output = ()>>(
     fixture: &impl StoreFixture,
-    lose: impl FnOnce(Arc<dyn Store>, LeaseGrant) -> F,
-) -> (Arc<dyn Store>, LeaseGrant) {
+    lose: impl FnOnce(Arc<dyn InspectedStore>, LeaseGrant) -> F,
+) -> (Arc<dyn InspectedStore>, LeaseGrant) {
     let store = fixture.store().await;
     let (lease, channel) = (new_lease(), new_channel());
     let stale = hold(&*store, &lease, &instance("sleeper")).await;
@@ -365,7 +365,7 @@ impl Act {
         }
     }
 
-    async fn run(&self, store: &dyn Store, grant: &LeaseGrant) -> StoreResult<()> {
+    async fn run(&self, store: &dyn InspectedStore, grant: &LeaseGrant) -> StoreResult<()> {
         match self {
             Self::Sequence => store.sequence(grant, 100).await.map(drop),
             Self::Record(channel, result) => {
@@ -400,7 +400,7 @@ pub async fn one_of_eight_contenders_gets_the_lease(fixture: &impl StoreFixture)
 }
 
 fn contend(
-    store: Arc<dyn towpath_core::ports::store::Store>,
+    store: Arc<dyn towpath_core::ports::store::InspectedStore>,
     number: usize,
     lease: &LeaseName,
 ) -> impl Future<Output = Option<LeaseGrant>> + Send + use<> {

@@ -1,16 +1,13 @@
 //! What observers look at: due by the database's time, replaced by what is newer, noted by who has the lease.
-//!
-//! An adapter runs these cases with `observations_conformance!`, besides those of the store.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use chrono::{DateTime, TimeDelta, Utc};
-use towpath_core::ports::observations::{
-    Adopted, DuePage, Listed, Look, LookFailure, Looks, NotedLook, Observations, Watch, Watched,
+use towpath_core::ports::store::{
+    Adopted, DuePage, InspectedStore, LeaseGrant, Listed, Look, LookFailure, Looks, NotedLook, Store, Watch,
+    Watched,
 };
-use towpath_core::ports::store::LeaseGrant;
 
 use super::StoreFixture;
 use super::acts::{hold_new_lease, stale_and_fresh};
@@ -18,48 +15,6 @@ use super::waiting::all_at_once;
 
 const OBSERVER: &str = "shelf";
 const HOUR: Duration = Duration::from_secs(3600);
-
-/// A fixture whose store keeps what is looked at.
-#[async_trait]
-pub trait ObservationsFixture: StoreFixture {
-    /// The same database; it is migrated.
-    async fn observations(&self) -> Arc<dyn Observations>;
-}
-
-/// Expands to one test per case, as [`store_conformance!`](crate::store_conformance) does.
-#[macro_export]
-macro_rules! observations_conformance {
-    ($fixture:expr) => {
-        $crate::observations_conformance! {
-            @cases $fixture;
-            what_is_watched_lives_and_dies_with_its_transaction,
-            what_is_due_is_listed_in_order_and_once,
-            observers_do_not_see_each_others_subjects,
-            what_is_older_replaces_nothing,
-            what_is_held_is_found_by_no_hint,
-            what_was_asked_for_stays_due_until_it_is_seen,
-            a_goal_is_waited_for_from_the_first_look_on,
-            a_look_that_ended_says_when_the_next_is_due,
-            a_look_at_something_older_moves_nothing_newer,
-            a_failure_is_kept_until_a_look_comes_to_its_end,
-            who_has_lost_the_lease_notes_nothing,
-            all_are_due_again_after_what_was_asked_for,
-            what_was_watched_elsewhere_is_adopted_with_what_is_known,
-            texts_of_any_size_are_kept_to_the_letter,
-            writers_of_one_subject_leave_the_newest,
-        }
-    };
-    (@cases $fixture:expr; $($case:ident),+ $(,)?) => {
-        $(
-            #[::tokio::test(flavor = "multi_thread", worker_threads = 4)]
-            async fn $case() {
-                let fixture = $fixture;
-                let case = $crate::store::observations::$case(&fixture);
-                $crate::store::run_case(stringify!($case), case).await;
-            }
-        )+
-    };
-}
 
 fn watch(subject_id: &str, version: u64, look: Look) -> Watch {
     Watch {
@@ -82,47 +37,47 @@ fn failed(subject_id: &str, version: u64, again_after: Duration, code: &str) -> 
 }
 
 /// A store with what is watched in it.
-async fn watching(fixture: &impl ObservationsFixture, watches: &[Watch]) -> Arc<dyn Observations> {
-    let store = fixture.observations().await;
+async fn watching(fixture: &impl StoreFixture, watches: &[Watch]) -> Arc<dyn InspectedStore> {
+    let store = fixture.store().await;
     put(&*store, watches).await;
     store
 }
 
-async fn put(store: &dyn Observations, watches: &[Watch]) {
-    let mut tx = store.begin_watching().await.expect("begin");
+async fn put(store: &dyn Store, watches: &[Watch]) {
+    let mut tx = store.begin().await.expect("begin");
     tx.watch(OBSERVER, watches).await.expect("watch");
     tx.commit().await.expect("commit");
 }
 
-async fn due(store: &dyn Observations) -> Vec<Listed> {
+async fn due(store: &dyn Store) -> Vec<Listed> {
     store.due_subjects(OBSERVER, None, 100).await.expect("what is due").listed
 }
 
-async fn due_ids(store: &dyn Observations) -> Vec<String> {
+async fn due_ids(store: &dyn Store) -> Vec<String> {
     due(store).await.into_iter().map(|listed| listed.subject_id).collect()
 }
 
-async fn begin(store: &dyn Observations, subject_id: &str) -> Watched {
+async fn begin(store: &dyn Store, subject_id: &str) -> Watched {
     store.begin_look(OBSERVER, subject_id).await.expect("begin a look").expect("it is watched")
 }
 
-async fn note(store: &dyn Observations, lease: &LeaseGrant, looks: &[NotedLook]) {
+async fn note(store: &dyn Store, lease: &LeaseGrant, looks: &[NotedLook]) {
     store.note_looks(lease, OBSERVER, looks).await.expect("note");
 }
 
-async fn looks(store: &dyn Observations, subject_id: &str) -> Looks {
+async fn looks(store: &dyn Store, subject_id: &str) -> Looks {
     store.looks_at(OBSERVER, subject_id).await.expect("ask").expect("it is watched")
 }
 
 /// What is said in a transaction that is rolled back was never said.
-pub async fn what_is_watched_lives_and_dies_with_its_transaction(fixture: &impl ObservationsFixture) {
+pub async fn what_is_watched_lives_and_dies_with_its_transaction(fixture: &impl StoreFixture) {
     let store = watching(fixture, &[watch("a", 1, Look::AtOnce)]).await;
-    let mut undone = store.begin_watching().await.expect("begin");
+    let mut undone = store.begin().await.expect("begin");
     undone.watch(OBSERVER, &[watch("b", 1, Look::AtOnce)]).await.expect("watch");
     undone.unwatch(OBSERVER, &["a".to_owned()]).await.expect("unwatch");
     undone.rollback().await.expect("roll back");
     assert_eq!(due_ids(&*store).await, ["a"]);
-    let mut gone = store.begin_watching().await.expect("begin");
+    let mut gone = store.begin().await.expect("begin");
     gone.unwatch(OBSERVER, &["a".to_owned(), "nobody".to_owned()]).await.expect("unwatch");
     gone.commit().await.expect("commit");
     assert_eq!(store.begin_look(OBSERVER, "a").await.expect("begin a look"), None);
@@ -130,7 +85,7 @@ pub async fn what_is_watched_lives_and_dies_with_its_transaction(fixture: &impl 
 }
 
 /// Pages go by the due time and meet each subject once, although what they list is noted meanwhile.
-pub async fn what_is_due_is_listed_in_order_and_once(fixture: &impl ObservationsFixture) {
+pub async fn what_is_due_is_listed_in_order_and_once(fixture: &impl StoreFixture) {
     let long_ago = |days| Look::At(DateTime::UNIX_EPOCH + TimeDelta::days(days));
     let mut watches = vec![
         watch("late", 1, long_ago(2)),
@@ -140,7 +95,7 @@ pub async fn what_is_due_is_listed_in_order_and_once(fixture: &impl Observations
     ];
     watches.extend((0..5).map(|number| watch(&format!("now-{number}"), 1, Look::AtNextScan)));
     let store = watching(fixture, &watches).await;
-    let lease = hold_new_lease(&*fixture.store().await).await;
+    let lease = hold_new_lease(&*store).await;
     let expected = ["now-0", "now-1", "now-2", "now-3", "now-4", "early", "late"];
     for limit in [1, 2, 7, 8] {
         let (mut met, mut place) = (Vec::new(), None);
@@ -159,18 +114,15 @@ pub async fn what_is_due_is_listed_in_order_and_once(fixture: &impl Observations
         assert_eq!(met, expected, "{limit} at a time");
         put(&*store, &watches).await;
     }
-    let all: Vec<String> = store.subjects(OBSERVER, "", 100).await.expect("all subjects");
-    assert_eq!(all.len(), 9, "due or not: {all:?}");
-    assert_eq!(store.subjects(OBSERVER, &all[3], 2).await.expect("some subjects"), all[4..6]);
     let page = store.due_subjects("nobody", None, 10).await.expect("a page");
     assert_eq!(page, DuePage::default());
 }
 
 /// The same subject of two observers is two.
-pub async fn observers_do_not_see_each_others_subjects(fixture: &impl ObservationsFixture) {
+pub async fn observers_do_not_see_each_others_subjects(fixture: &impl StoreFixture) {
     let store = watching(fixture, &[watch("a", 1, Look::AtOnce), watch("b", 1, Look::AtOnce)]).await;
-    let lease = hold_new_lease(&*fixture.store().await).await;
-    let mut tx = store.begin_watching().await.expect("begin");
+    let lease = hold_new_lease(&*store).await;
+    let mut tx = store.begin().await.expect("begin");
     let other = Watch { goal: "READY".to_owned(), ..watch("a", 7, Look::AtOnce) };
     tx.watch("other", &[other]).await.expect("watch");
     tx.commit().await.expect("commit");
@@ -179,7 +131,7 @@ pub async fn observers_do_not_see_each_others_subjects(fixture: &impl Observatio
     assert_eq!(due_ids(&*store).await, ["a", "b"]);
     assert_eq!(looks(&*store, "a").await, Looks::default());
     assert_eq!(store.hinted_subjects("other", &["hint-b".to_owned()]).await.expect("ask"), []);
-    let mut tx = store.begin_watching().await.expect("begin");
+    let mut tx = store.begin().await.expect("begin");
     tx.unwatch(OBSERVER, &["a".to_owned()]).await.expect("unwatch");
     tx.wait_anew(OBSERVER).await.expect("wait anew");
     tx.look_at_all(OBSERVER).await.expect("look at all");
@@ -190,7 +142,7 @@ pub async fn observers_do_not_see_each_others_subjects(fixture: &impl Observatio
 }
 
 /// Facts that are taken in late do not undo newer ones; the same again is taken.
-pub async fn what_is_older_replaces_nothing(fixture: &impl ObservationsFixture) {
+pub async fn what_is_older_replaces_nothing(fixture: &impl StoreFixture) {
     let newer = Watch { goal: "READY".to_owned(), ..watch("a", 5, Look::Held(HOUR)) };
     let store = watching(fixture, std::slice::from_ref(&newer)).await;
     let begun = begin(&*store, "a").await;
@@ -204,14 +156,14 @@ pub async fn what_is_older_replaces_nothing(fixture: &impl ObservationsFixture) 
         put(&*store, &[Watch { wanted: wanted.clone(), ..watch("a", version, Look::AtOnce) }]).await;
         assert_eq!((due_ids(&*store).await, begin(&*store, "a").await.wanted), (vec!["a".into()], wanted));
     }
-    let mut tx = store.begin_watching().await.expect("begin");
+    let mut tx = store.begin().await.expect("begin");
     let locked = tx.watched(OBSERVER, &["a".to_owned(), "nobody".to_owned()]).await.expect("read");
     tx.rollback().await.expect("roll back");
     assert_eq!(locked.iter().map(|it| (it.subject_id.as_str(), it.version)).collect::<Vec<_>>(), [("a", 6)]);
 }
 
 /// While more is on its way, neither a scan nor a hint leads to a look.
-pub async fn what_is_held_is_found_by_no_hint(fixture: &impl ObservationsFixture) {
+pub async fn what_is_held_is_found_by_no_hint(fixture: &impl StoreFixture) {
     let later = Look::At(Utc::now() + TimeDelta::days(400));
     let store = watching(fixture, &[watch("held", 1, Look::Held(HOUR)), watch("later", 1, later)]).await;
     let hints = ["hint-held".to_owned(), "hint-later".to_owned(), "hint-nobody".to_owned()];
@@ -220,7 +172,7 @@ pub async fn what_is_held_is_found_by_no_hint(fixture: &impl ObservationsFixture
     assert_eq!(due(&*store).await, []);
     assert!(begin(&*store, "held").await.is_held);
     // A failed look does not make it due before the rest has come.
-    let lease = hold_new_lease(&*fixture.store().await).await;
+    let lease = hold_new_lease(&*store).await;
     put(&*store, &[watch("held", 2, Look::Held(HOUR))]).await;
     note(&*store, &lease, &[failed("held", 1, Duration::ZERO, "away")]).await;
     assert_eq!(due(&*store).await, []);
@@ -234,10 +186,10 @@ pub async fn what_is_held_is_found_by_no_hint(fixture: &impl ObservationsFixture
 }
 
 /// Somebody has asked: facts that say that all is well do not end that, and a look does.
-pub async fn what_was_asked_for_stays_due_until_it_is_seen(fixture: &impl ObservationsFixture) {
+pub async fn what_was_asked_for_stays_due_until_it_is_seen(fixture: &impl StoreFixture) {
     let later = Look::At(Utc::now() + TimeDelta::days(400));
     let store = watching(fixture, &[watch("asked", 1, Look::UntilSeen), watch("not", 1, Look::AtOnce)]).await;
-    let lease = hold_new_lease(&*fixture.store().await).await;
+    let lease = hold_new_lease(&*store).await;
     put(&*store, &[watch("asked", 2, Look::Held(HOUR)), watch("not", 2, later)]).await;
     assert_eq!(due(&*store).await, [], "more is on its way");
     put(&*store, &[watch("asked", 3, later), watch("not", 3, later)]).await;
@@ -251,11 +203,11 @@ pub async fn what_was_asked_for_stays_due_until_it_is_seen(fixture: &impl Observ
 }
 
 /// The wait begins with the first look, lasts while the goal is the same, and begins anew when that is said.
-pub async fn a_goal_is_waited_for_from_the_first_look_on(fixture: &impl ObservationsFixture) {
+pub async fn a_goal_is_waited_for_from_the_first_look_on(fixture: &impl StoreFixture) {
     let with = |version, goal: &str| Watch { goal: goal.to_owned(), ..watch("a", version, Look::AtOnce) };
     let store = watching(fixture, &[with(1, "READY")]).await;
     let locked = async || {
-        let mut tx = store.begin_watching().await.expect("begin");
+        let mut tx = store.begin().await.expect("begin");
         let watched = tx.watched(OBSERVER, &["a".to_owned()]).await.expect("read").remove(0);
         tx.rollback().await.expect("roll back");
         watched
@@ -270,7 +222,7 @@ pub async fn a_goal_is_waited_for_from_the_first_look_on(fixture: &impl Observat
     put(&*store, &[with(3, "GONE")]).await;
     let other = begin(&*store, "a").await;
     assert_eq!((other.goal.as_str(), other.goal_begun_at), ("GONE", Some(other.now)));
-    let mut tx = store.begin_watching().await.expect("begin");
+    let mut tx = store.begin().await.expect("begin");
     tx.wait_anew(OBSERVER).await.expect("wait anew");
     tx.commit().await.expect("commit");
     assert_eq!(locked().await.goal_begun_at, None);
@@ -281,11 +233,11 @@ pub async fn a_goal_is_waited_for_from_the_first_look_on(fixture: &impl Observat
 }
 
 /// Each look has its own pause; all are noted together.
-pub async fn a_look_that_ended_says_when_the_next_is_due(fixture: &impl ObservationsFixture) {
+pub async fn a_look_that_ended_says_when_the_next_is_due(fixture: &impl StoreFixture) {
     let watches: Vec<Watch> =
         (0..150).map(|number| watch(&format!("{number:03}"), 1, Look::AtOnce)).collect();
     let store = watching(fixture, &watches).await;
-    let lease = hold_new_lease(&*fixture.store().await).await;
+    let lease = hold_new_lease(&*store).await;
     let pause = |number: usize| if number.is_multiple_of(3) { Duration::ZERO } else { HOUR };
     let noted: Vec<NotedLook> = (0..150_usize)
         .map(|number| match number.is_multiple_of(2) {
@@ -293,7 +245,7 @@ pub async fn a_look_that_ended_says_when_the_next_is_due(fixture: &impl Observat
             false => failed(&format!("{number:03}"), 1, pause(number), "away"),
         })
         .collect();
-    let before = fixture.store().await.now().await.expect("the time");
+    let before = store.now().await.expect("the time");
     note(&*store, &lease, &noted).await;
     note(&*store, &lease, &[]).await;
     // As good as never, and no moment that a database cannot write down.
@@ -311,10 +263,10 @@ pub async fn a_look_that_ended_says_when_the_next_is_due(fixture: &impl Observat
 }
 
 /// What is wanted since a look began is due as it says; a look that failed lets nothing wait for longer than its pause.
-pub async fn a_look_at_something_older_moves_nothing_newer(fixture: &impl ObservationsFixture) {
+pub async fn a_look_at_something_older_moves_nothing_newer(fixture: &impl StoreFixture) {
     let later = Look::At(Utc::now() + TimeDelta::days(400));
     let store = watching(fixture, &[watch("now", 2, Look::AtOnce), watch("later", 2, later)]).await;
-    let lease = hold_new_lease(&*fixture.store().await).await;
+    let lease = hold_new_lease(&*store).await;
     note(&*store, &lease, &[seen("now", 1, HOUR), seen("later", 1, Duration::ZERO)]).await;
     assert_eq!(due_ids(&*store).await, ["now"]);
     assert!(looks(&*store, "later").await.looked_at.is_some(), "it was looked at all the same");
@@ -324,9 +276,9 @@ pub async fn a_look_at_something_older_moves_nothing_newer(fixture: &impl Observ
 }
 
 /// What fails since long fails since then, also for another reason; a look that comes to its end ends it.
-pub async fn a_failure_is_kept_until_a_look_comes_to_its_end(fixture: &impl ObservationsFixture) {
+pub async fn a_failure_is_kept_until_a_look_comes_to_its_end(fixture: &impl StoreFixture) {
     let store = watching(fixture, &[watch("a", 1, Look::AtOnce), watch("b", 1, Look::AtOnce)]).await;
-    let lease = hold_new_lease(&*fixture.store().await).await;
+    let lease = hold_new_lease(&*store).await;
     note(&*store, &lease, &[failed("a", 1, HOUR, "away"), failed("b", 1, HOUR, "forbidden")]).await;
     let first = looks(&*store, "a").await.failure.expect("it fails");
     assert_eq!((first.code.as_str(), first.message.as_str(), first.times), ("away", "away of a", 1));
@@ -356,9 +308,9 @@ pub async fn a_failure_is_kept_until_a_look_comes_to_its_end(fixture: &impl Obse
 }
 
 /// A process that was paused beyond its lease says nothing about what others look at.
-pub async fn who_has_lost_the_lease_notes_nothing(fixture: &impl ObservationsFixture) {
+pub async fn who_has_lost_the_lease_notes_nothing(fixture: &impl StoreFixture) {
     let store = watching(fixture, &[watch("a", 1, Look::UntilSeen)]).await;
-    let (stale, fresh) = stale_and_fresh(&*fixture.store().await).await;
+    let (stale, fresh) = stale_and_fresh(&*store).await;
     note(&*store, &stale, &[seen("a", 1, HOUR)]).await;
     note(&*store, &stale, &[failed("a", 1, HOUR, "away")]).await;
     assert_eq!((due_ids(&*store).await, looks(&*store, "a").await), (vec!["a".into()], Looks::default()));
@@ -367,18 +319,18 @@ pub async fn who_has_lost_the_lease_notes_nothing(fixture: &impl ObservationsFix
 }
 
 /// After a rebuild everything is looked at: what was asked for first, and what is half known when the rest has come.
-pub async fn all_are_due_again_after_what_was_asked_for(fixture: &impl ObservationsFixture) {
+pub async fn all_are_due_again_after_what_was_asked_for(fixture: &impl StoreFixture) {
     let later = Look::At(Utc::now() + TimeDelta::days(400));
     let watches = [watch("a", 1, later), watch("b", 1, Look::AtOnce), watch("c", 1, Look::Held(HOUR))];
     let store = watching(fixture, &watches).await;
-    let mut tx = store.begin_watching().await.expect("begin");
+    let mut tx = store.begin().await.expect("begin");
     tx.look_at_all(OBSERVER).await.expect("look at all");
     tx.commit().await.expect("commit");
     assert_eq!(due_ids(&*store).await, ["b", "a"]);
 }
 
 /// What another table has known of a subject is kept; what is known here already is not undone.
-pub async fn what_was_watched_elsewhere_is_adopted_with_what_is_known(fixture: &impl ObservationsFixture) {
+pub async fn what_was_watched_elsewhere_is_adopted_with_what_is_known(fixture: &impl StoreFixture) {
     let at = |days| DateTime::UNIX_EPOCH + TimeDelta::days(days);
     let adopted = |subject_id: &str| Adopted {
         watch: Watch { goal: "READY".to_owned(), ..watch(subject_id, 3, Look::At(at(1))) },
@@ -399,7 +351,7 @@ pub async fn what_was_watched_elsewhere_is_adopted_with_what_is_known(fixture: &
     let begun = begin(&*store, "known").await;
     let all = [adopted("new"), adopted("known")];
     for _ in 0..2 {
-        let mut tx = store.begin_watching().await.expect("begin");
+        let mut tx = store.begin().await.expect("begin");
         tx.adopt(OBSERVER, &all).await.expect("adopt");
         tx.commit().await.expect("commit");
     }
@@ -414,7 +366,7 @@ pub async fn what_was_watched_elsewhere_is_adopted_with_what_is_known(fixture: &
 }
 
 /// More than one statement may carry, and what is not read with a listing.
-pub async fn texts_of_any_size_are_kept_to_the_letter(fixture: &impl ObservationsFixture) {
+pub async fn texts_of_any_size_are_kept_to_the_letter(fixture: &impl StoreFixture) {
     let wanted = |number: usize| format!("{{\"n\": {number}.50, \"text\": \"{}\"}}", "ä".repeat(300_000));
     let mut watches: Vec<Watch> = (0..20)
         .map(|number| Watch {
@@ -429,7 +381,7 @@ pub async fn texts_of_any_size_are_kept_to_the_letter(fixture: &impl Observation
     let page = store.due_subjects(OBSERVER, None, 10_000).await.expect("a page");
     assert_eq!((page.listed.len(), page.next), (3_020, None));
     let subjects: Vec<String> = watches.into_iter().map(|watch| watch.subject_id).collect();
-    let mut tx = store.begin_watching().await.expect("begin");
+    let mut tx = store.begin().await.expect("begin");
     assert_eq!(tx.watched(OBSERVER, &subjects[18..]).await.expect("read").len(), 3_002);
     tx.unwatch(OBSERVER, &subjects).await.expect("unwatch");
     tx.commit().await.expect("commit");
@@ -437,10 +389,10 @@ pub async fn texts_of_any_size_are_kept_to_the_letter(fixture: &impl Observation
 }
 
 /// Eight take facts of one subject in at once, in any order: the newest is what is left.
-pub async fn writers_of_one_subject_leave_the_newest(fixture: &impl ObservationsFixture) {
+pub async fn writers_of_one_subject_leave_the_newest(fixture: &impl StoreFixture) {
     let mut writers = Vec::new();
     for version in 1..=8 {
-        let store = fixture.observations().await;
+        let store = fixture.store().await;
         writers.push(async move {
             for subject in ["a", "b"] {
                 put(&*store, &[watch(subject, version, Look::AtOnce)]).await;
@@ -448,7 +400,7 @@ pub async fn writers_of_one_subject_leave_the_newest(fixture: &impl Observations
         });
     }
     all_at_once(writers).await;
-    let store = fixture.observations().await;
+    let store = fixture.store().await;
     for subject in ["a", "b"] {
         let left = begin(&*store, subject).await;
         assert_eq!((left.version, left.wanted.as_str()), (8, "{\"version\":8}"));

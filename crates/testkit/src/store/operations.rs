@@ -6,7 +6,7 @@ use towpath_core::ids::{ActorId, OperationName, RequestId, TraceId};
 use towpath_core::ports::operations::{
     NewOperation, OperationAnswer, OperationClaim, OperationEnd, OperationKey, OperationStanding,
 };
-use towpath_core::ports::store::{Store, StoreError};
+use towpath_core::ports::store::{InspectedStore, StoreError};
 use uuid::Uuid;
 
 use super::StoreFixture;
@@ -199,13 +199,13 @@ fn answer(status: u16, body: &[u8]) -> OperationAnswer {
     OperationAnswer { status, headers, body: body.to_vec() }
 }
 
-async fn begin(store: &dyn Store, operation: &NewOperation, for_: Duration) -> OperationClaim {
+async fn begin(store: &dyn InspectedStore, operation: &NewOperation, for_: Duration) -> OperationClaim {
     match store.begin_operation(operation, for_).await.expect("begin an operation") {
         OperationStanding::Begun(claim) => claim,
         other => panic!("expected to begin, and it stands {other:?}"),
     }
 }
 
-async fn stand(store: &dyn Store, operation: &NewOperation) -> OperationStanding {
+async fn stand(store: &dyn InspectedStore, operation: &NewOperation) -> OperationStanding {
     store.begin_operation(operation, LONG).await.expect("ask for an operation")
 }

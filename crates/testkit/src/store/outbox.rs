@@ -8,8 +8,8 @@ use towpath_core::ids::{AggregateKey, ChannelName, Lane, Version};
 use towpath_core::lifecycle::OutboxStatus;
 use towpath_core::ports::probe::Probe;
 use towpath_core::ports::store::{
-    ClaimRoom, FailedFilter, LeaseGrant, OutboxClaim, OutboxItem, OutboxOutcome, OutboxResult, OutboxRow,
-    Store, StoreError,
+    ClaimRoom, FailedFilter, InspectedStore, LeaseGrant, OutboxClaim, OutboxItem, OutboxOutcome,
+    OutboxResult, OutboxRow, StoreError,
 };
 
 use super::StoreFixture;
@@ -751,7 +751,7 @@ pub async fn rows_that_come_back_are_found_by_everybody_in_order(fixture: &impl 
     assert_eq!(versions(&claim(&*store, &channel, moment(13)).await), [4]);
 }
 
-async fn open(fixture: &impl StoreFixture) -> (Arc<dyn Store>, LeaseGrant, ChannelName) {
+async fn open(fixture: &impl StoreFixture) -> (Arc<dyn InspectedStore>, LeaseGrant, ChannelName) {
     let store = fixture.store().await;
     let lease = hold_new_lease(&*store).await;
     (store, lease, new_channel())
@@ -759,7 +759,7 @@ async fn open(fixture: &impl StoreFixture) -> (Arc<dyn Store>, LeaseGrant, Chann
 
 /// Appends one event for each of these versions.
 async fn write(
-    store: &dyn Store,
+    store: &dyn InspectedStore,
     order: &AggregateKey,
     versions: std::ops::Range<Version>,
     channel: &ChannelName,
@@ -771,7 +771,7 @@ async fn write(
 }
 
 async fn claim_from(
-    store: &dyn Store,
+    store: &dyn InspectedStore,
     channel: &ChannelName,
     partitions: &[u16],
     limit: u32,
@@ -780,7 +780,7 @@ async fn claim_from(
     store.claim_outbox(&claim).await.expect("claim outbox rows")
 }
 
-async fn row_of(store: &dyn Store, item: &OutboxItem) -> OutboxRow {
+async fn row_of(store: &dyn InspectedStore, item: &OutboxItem) -> OutboxRow {
     let rows = store.outbox_of(item.event.event_id).await.expect("outbox_of");
     rows.into_iter().find(|row| row.outbox_id == item.outbox_id).expect("the row is there")
 }

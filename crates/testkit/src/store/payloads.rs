@@ -2,7 +2,9 @@
 
 use towpath_core::ids::{AggregateId, ChannelName, CommandId, CorrelationId, HandlerName, LeaseName};
 use towpath_core::payload::Payload;
-use towpath_core::ports::store::{Expected, Found, InboxMark, NewCommand, NewTimer, Snapshot, Store};
+use towpath_core::ports::store::{
+    Expected, Found, InboxMark, InspectedStore, NewCommand, NewTimer, Snapshot,
+};
 
 use super::StoreFixture;
 use super::acts::{append, claim, hold, schedule, versions_of};
@@ -145,7 +147,7 @@ const LOOKALIKES: &[&str] = &[
 ];
 
 /// Sends one JSON text through an event, a command, a snapshot and a timer, and reads it from every place.
-async fn survives(store: &dyn Store, text: &str) {
+async fn survives(store: &dyn InspectedStore, text: &str) {
     let channel = new_channel();
     let command = NewCommand { payload: payload(text), ..place(&new_order()) };
     let facts = OrderFacts::about(&command.aggregate, 0).fact("order.noted", text).caused_by(&command);

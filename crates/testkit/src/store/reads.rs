@@ -70,6 +70,33 @@ pub async fn events_of_an_aggregate_are_read_in_pages(fixture: &impl StoreFixtur
     assert_eq!(store.load(&new_order(), Some(&new_command_id())).await.expect("load"), Loaded::default());
 }
 
+/// A page by size has as many of the first events as fit, and one if there is any.
+pub async fn a_page_has_so_many_bytes_and_at_least_one_event(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let (order, lease, long) = (new_order(), hold_new_lease(&*store).await, "long".repeat(100));
+    let facts = OrderFacts::about(&order, 0).noted(&long).noted("b").noted("c").noted(&long);
+    append(&*store, &facts.append()).await;
+    sequence_all(&*store, &lease).await;
+    let events = store.events_of(&order, 0, 10).await.expect("events");
+    let both = events[1..3].iter().map(|event| event.envelope.payload.as_text().len() as u64).sum();
+    for (after, limit, bytes, expected) in [
+        (0, 10, 1, 0..1),
+        (1, 10, both, 1..3),
+        (1, 10, both - 1, 1..2),
+        (1, 1, both, 1..2),
+        (4, 10, both, 4..4),
+    ] {
+        let page = store.events_of_within(&order, after, limit, bytes).await.expect("events");
+        assert_eq!(page, events[expected], "{bytes} bytes behind version {after}");
+    }
+    for (low, high, bytes, expected) in
+        [(1, 4, 1, 0..1), (2, 4, both, 1..3), (2, 2, both, 1..2), (5, 9, both, 4..4)]
+    {
+        let page = store.events_within(low, high, bytes).await.expect("events");
+        assert_eq!(page, events[expected], "{bytes} bytes from position {low}");
+    }
+}
+
 /// A flow is every command and event of its correlation id, in order of time, and nothing of another.
 pub async fn a_flow_is_read_in_order(fixture: &impl StoreFixture) {
     let store = fixture.store().await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use towpath_core::ids::{AggregateKey, EventId, Version};
-use towpath_core::ports::store::{LeaseGrant, Sequenced, Store, StoreError, StoreResult};
+use towpath_core::ports::store::{InspectedStore, LeaseGrant, Sequenced, StoreError, StoreResult};
 
 use super::StoreFixture;
 use super::acts::{append, assert_refused, hold_new_lease, stale_and_fresh, whole_log};
@@ -135,13 +135,13 @@ pub async fn a_fenced_sequencer_gives_no_positions(fixture: &impl StoreFixture) 
     assert_refused!(store.sequence(&unknown, 10).await, StoreError::Fenced { .. }, "an epoch that never was");
 }
 
-async fn sequence(store: &dyn Store, lease: &LeaseGrant, limit: u32) -> (u64, u64) {
+async fn sequence(store: &dyn InspectedStore, lease: &LeaseGrant, limit: u32) -> (u64, u64) {
     let Sequenced { count, head, .. } = store.sequence(lease, limit).await.expect("sequence");
     (count, head)
 }
 
 async fn write(
-    store: &dyn Store,
+    store: &dyn InspectedStore,
     append: &towpath_core::ports::store::Append,
     commits: bool,
 ) -> StoreResult<()> {
@@ -156,7 +156,7 @@ async fn write(
     }
 }
 
-async fn assert_versions_in_order(store: &dyn Store, expected: BTreeMap<AggregateKey, Version>) {
+async fn assert_versions_in_order(store: &dyn InspectedStore, expected: BTreeMap<AggregateKey, Version>) {
     let mut seen: BTreeMap<AggregateKey, Version> = BTreeMap::new();
     for event in whole_log(store).await {
         let version = seen.entry(event.envelope.aggregate.clone()).or_default();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use towpath_core::ports::store::{CommandResult, Store, StoreError};
+use towpath_core::ports::store::{CommandResult, InspectedStore, StoreError};
 
 use super::StoreFixture;
 use super::acts::{append, assert_refused, versions_of};
@@ -68,7 +68,7 @@ pub async fn many_sessions_at_once_all_get_their_turn(fixture: &impl StoreFixtur
     let store = fixture.store().await;
     let order = new_order();
     let sessions = (0..40).map(|_| {
-        let (store, order): (Arc<dyn Store>, _) = (Arc::clone(&store), order.clone());
+        let (store, order): (Arc<dyn InspectedStore>, _) = (Arc::clone(&store), order.clone());
         async move {
             let written = OrderFacts::whatever_version(&order).noted("crowd").command();
             taking_turns(|| async {

@@ -1,7 +1,7 @@
 //! Business statuses come from the tenant's dictionary (S1, S7).
 
 use towpath_core::ids::{AggregateKey, TenantId};
-use towpath_core::ports::store::{Store, StoreError};
+use towpath_core::ports::store::{InspectedStore, StoreError};
 
 use super::StoreFixture;
 use super::acts::{append, assert_refused};
@@ -64,7 +64,7 @@ fn tenant(name: &str) -> TenantId {
     TenantId::new(name).expect("a valid tenant id")
 }
 
-async fn order_of(store: &dyn Store, tenant: &TenantId) -> AggregateKey {
+async fn order_of(store: &dyn InspectedStore, tenant: &TenantId) -> AggregateKey {
     let mut context = context(moment(1));
     context.tenant_id = Some(tenant.clone());
     let facts = OrderFacts::of_new_order().placed().in_context(context).append();
@@ -72,6 +72,6 @@ async fn order_of(store: &dyn Store, tenant: &TenantId) -> AggregateKey {
     facts.aggregate
 }
 
-async fn status(store: &dyn Store, order: &AggregateKey) -> Option<String> {
+async fn status(store: &dyn InspectedStore, order: &AggregateKey) -> Option<String> {
     store.load(order, None).await.expect("load").aggregate.and_then(|row| row.status)
 }

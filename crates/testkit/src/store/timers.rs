@@ -9,7 +9,8 @@ use towpath_core::lifecycle::TaskState;
 use towpath_core::name::CommandName;
 use towpath_core::ports::probe::Probe;
 use towpath_core::ports::store::{
-    Append, CLAIMED_BYTES, Expected, Found, LeaseGrant, NewTimer, Store, StoreError, Timer, TimerOutcome,
+    Append, CLAIMED_BYTES, Expected, Found, InspectedStore, LeaseGrant, NewTimer, StoreError, Timer,
+    TimerOutcome,
 };
 use uuid::Uuid;
 
@@ -522,7 +523,7 @@ fn ids(timers: &[Timer]) -> Vec<Uuid> {
     timers.iter().map(|timer| timer.timer.timer_id).collect()
 }
 
-async fn state(store: &dyn Store, timer_id: Uuid) -> TaskState {
+async fn state(store: &dyn InspectedStore, timer_id: Uuid) -> TaskState {
     store.timer(timer_id).await.expect("timer").expect("it exists").state
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use towpath_core::lifecycle::CommandStatus;
-use towpath_core::ports::store::{Store, StoreResult};
+use towpath_core::ports::store::{InspectedStore, StoreResult};
 use uuid::Uuid;
 
 use super::StoreFixture;
@@ -63,7 +63,7 @@ pub async fn a_command_is_sent_with_its_transaction(fixture: &impl StoreFixture)
     assert_eq!((record.status, &record.command), (CommandStatus::Pending, &command));
 }
 
-async fn note(store: &dyn Store, unit_id: Uuid) -> StoreResult<bool> {
+async fn note(store: &dyn InspectedStore, unit_id: Uuid) -> StoreResult<bool> {
     let mut tx = store.begin().await?;
     let is_new = tx.begin_unit(unit_id).await?;
     tx.commit().await?;

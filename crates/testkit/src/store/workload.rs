@@ -18,8 +18,8 @@ use towpath_core::ports::operations::{
     NewOperation, OperationAnswer, OperationEnd, OperationKey, OperationStanding,
 };
 use towpath_core::ports::store::{
-    Append, ClaimRoom, CommandRecord, CompletedCommand, Found, InboxFailure, InboxMark, LeaseGrant,
-    NewCommand, NewTimer, OutboxClaim, OutboxOutcome, Store, StoreError, StoreResult, TimerOutcome,
+    Append, ClaimRoom, CommandRecord, CompletedCommand, Found, InboxFailure, InboxMark, InspectedStore,
+    LeaseGrant, NewCommand, NewTimer, OutboxClaim, OutboxOutcome, StoreError, StoreResult, TimerOutcome,
     TrackerPlace,
 };
 use uuid::{Builder, Uuid};
@@ -51,7 +51,7 @@ impl Workload {
     }
 
     /// Runs it, or the rest of it.
-    pub async fn run(&self, store: &dyn Store) -> StoreResult<()> {
+    pub async fn run(&self, store: &dyn InspectedStore) -> StoreResult<()> {
         let commands = self.acquire(store, "commands").await?;
         store.recover_commands(now(), 100).await?;
         for number in 0..3 {
@@ -72,12 +72,12 @@ impl Workload {
     }
 
     /// Checks what must hold wherever the workload was cut off.
-    pub async fn check_cut_off(&self, store: &dyn Store) {
+    pub async fn check_cut_off(&self, store: &dyn InspectedStore) {
         check_invariants(store, &self.scope()).await;
     }
 
     /// Checks what must hold once it has run to its end, however often it was begun.
-    pub async fn check_done(&self, store: &dyn Store) {
+    pub async fn check_done(&self, store: &dyn InspectedStore) {
         let picture = check_finished(store, &self.scope()).await;
         for (number, expected) in [(0, 3), (1, 3), (2, 2), (3, 1)] {
             let found = picture.aggregates[&self.order(number)].events.len();
@@ -92,7 +92,7 @@ impl Workload {
     }
 
     /// The commands of the command box: one has an effect, one fails before it has one, one changes nothing.
-    async fn work_off_commands(&self, store: &dyn Store, lease: &LeaseGrant) -> StoreResult<()> {
+    async fn work_off_commands(&self, store: &dyn InspectedStore, lease: &LeaseGrant) -> StoreResult<()> {
         loop {
             let claimed = store.claim_commands(lease, COMMAND_TYPES, now(), 2).await?;
             if claimed.is_empty() {
@@ -109,7 +109,7 @@ impl Workload {
         }
     }
 
-    async fn are_worked_off(&self, store: &dyn Store) -> StoreResult<bool> {
+    async fn are_worked_off(&self, store: &dyn InspectedStore) -> StoreResult<bool> {
         for number in 0..3 {
             let command = self.accepted(number);
             let record = store.load(&command.aggregate, Some(&command.command_id)).await?.command;
@@ -122,7 +122,7 @@ impl Workload {
 
     async fn work_off(
         &self,
-        store: &dyn Store,
+        store: &dyn InspectedStore,
         lease: &LeaseGrant,
         record: &CommandRecord,
     ) -> StoreResult<()> {
@@ -141,12 +141,12 @@ impl Workload {
     }
 
     /// A command that is recorded together with its effect.
-    async fn send_directly(&self, store: &dyn Store) -> StoreResult<()> {
+    async fn send_directly(&self, store: &dyn InspectedStore) -> StoreResult<()> {
         self.send(store, &self.command("direct", 0)).await
     }
 
     /// A command that fails for good and is sent again by its sender.
-    async fn send_again_after_failure(&self, store: &dyn Store) -> StoreResult<()> {
+    async fn send_again_after_failure(&self, store: &dyn InspectedStore) -> StoreResult<()> {
         let command = self.command("sent again", 2);
         if store.load(&command.aggregate, Some(&command.command_id)).await?.command.is_none() {
             store.fail_command(&failed(&command, Found::Nowhere, 0, None)).await?;
@@ -154,7 +154,7 @@ impl Workload {
         self.send(store, &command).await
     }
 
-    async fn send(&self, store: &dyn Store, command: &NewCommand) -> StoreResult<()> {
+    async fn send(&self, store: &dyn InspectedStore, command: &NewCommand) -> StoreResult<()> {
         let loaded = store.load(&command.aggregate, Some(&command.command_id)).await?;
         let version = loaded.aggregate.map_or(0, |row| row.version);
         let found = match loaded.command {
@@ -166,7 +166,7 @@ impl Workload {
     }
 
     /// An operation that whoever goes on takes over at once, and whose fact commits with its answer.
-    async fn operate(&self, store: &dyn Store) -> StoreResult<()> {
+    async fn operate(&self, store: &dyn InspectedStore) -> StoreResult<()> {
         let answer = OperationAnswer { status: 200, headers: Vec::new(), body: b"done".to_vec() };
         match store.begin_operation(&self.operation(), Duration::ZERO).await? {
             OperationStanding::Begun(claim) => {
@@ -205,7 +205,7 @@ impl Workload {
 
     /// A delivery that fails once, and is then handled: the mark, the handler's facts and its timers in one
     /// transaction. One of the timers is called off later.
-    async fn consume(&self, store: &dyn Store) -> StoreResult<()> {
+    async fn consume(&self, store: &dyn InspectedStore) -> StoreResult<()> {
         let (event_id, handler) = self.delivery();
         if store.inbox_entry(event_id, &handler).await?.is_none() {
             let failure = InboxFailure {
@@ -216,7 +216,7 @@ impl Workload {
                 failed_at: now(),
                 dead: false,
             };
-            store.fail_delivery(&failure).await?;
+            store.count_failure(&failure).await?;
         }
         let append = self.handlers_append(self.version(store, &self.order(1)).await?);
         let mut tx = store.begin().await?;
@@ -234,7 +234,7 @@ impl Workload {
         tx.commit().await
     }
 
-    async fn fire_timers(&self, store: &dyn Store) -> StoreResult<()> {
+    async fn fire_timers(&self, store: &dyn InspectedStore) -> StoreResult<()> {
         let lease = self.acquire(store, "timers").await?;
         for due in store.claim_timers(&lease, &["order.cancel"], now(), 10).await? {
             self.send(store, &self.command("by timer", 1)).await?;
@@ -243,14 +243,14 @@ impl Workload {
         Ok(())
     }
 
-    async fn give_positions(&self, store: &dyn Store) -> StoreResult<()> {
+    async fn give_positions(&self, store: &dyn InspectedStore) -> StoreResult<()> {
         let lease = self.acquire(store, "sequencer").await?;
         while store.sequence(&lease, 3).await?.count > 0 {}
         Ok(())
     }
 
     /// Publishes a channel. On `mail` the first fact of every order fails once and parks its lane.
-    async fn relay(&self, store: &dyn Store, channel: &ChannelName) -> StoreResult<()> {
+    async fn relay(&self, store: &dyn InspectedStore, channel: &ChannelName) -> StoreResult<()> {
         let lease = self.acquire(store, "relay").await?;
         let partitions = all_partitions();
         loop {
@@ -282,14 +282,14 @@ impl Workload {
         }
     }
 
-    async fn acquire(&self, store: &dyn Store, what: &str) -> StoreResult<LeaseGrant> {
+    async fn acquire(&self, store: &dyn InspectedStore, what: &str) -> StoreResult<LeaseGrant> {
         let lease = LeaseName::new(what).expect("a valid lease name");
         // The same holder as the one that was cut off: what it held is free at once, without waiting for its end.
         let grant = store.acquire_lease(&lease, &self.worker, LONG).await?;
         grant.ok_or_else(|| StoreError::Missing { what: "free lease", name: what.to_owned() })
     }
 
-    async fn version(&self, store: &dyn Store, order: &AggregateKey) -> StoreResult<Version> {
+    async fn version(&self, store: &dyn InspectedStore, order: &AggregateKey) -> StoreResult<Version> {
         Ok(store.load(order, None).await?.aggregate.map_or(0, |row| row.version))
     }
 
@@ -363,7 +363,7 @@ impl Workload {
     }
 
     /// Follows the log to its head.
-    async fn track(&self, store: &dyn Store) -> StoreResult<()> {
+    async fn track(&self, store: &dyn InspectedStore) -> StoreResult<()> {
         let lease = self.acquire(store, "tracker").await?;
         let name = self.tracker();
         match store.add_channel(self.uuid("tracker"), &name, 0, now()).await {
@@ -371,7 +371,8 @@ impl Workload {
             Err(error) => return Err(error),
         }
         let Some(from) = tracked(store, &name).await? else { return Ok(()) };
-        store.advance_channel(&lease, self.uuid("tracker"), from, store.head().await?).await.map(drop)
+        let head = store.head().await?;
+        store.park_in_channel(&lease, self.uuid("tracker"), from, head, &[], &[]).await.map(drop)
     }
 
     fn tracker(&self) -> ChannelName {
@@ -439,7 +440,7 @@ impl Workload {
     }
 }
 
-async fn tracked(store: &dyn Store, name: &ChannelName) -> StoreResult<Option<TrackerPlace>> {
+async fn tracked(store: &dyn InspectedStore, name: &ChannelName) -> StoreResult<Option<TrackerPlace>> {
     let channels = store.channels().await?;
     Ok(channels.into_iter().find(|row| row.name == *name).map(|row| row.place()))
 }

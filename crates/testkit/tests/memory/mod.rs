@@ -6,6 +6,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "a panic is a test's verdict")]
 
+mod absent;
 mod operations;
 mod store;
 mod tables;
@@ -17,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use async_trait::async_trait;
 use tokio::sync::OwnedMutexGuard;
 use towpath_core::ports::probe::Probe;
-use towpath_core::ports::store::Store;
+use towpath_core::ports::store::InspectedStore;
 use towpath_testkit::store::{KillChild, StoreFixture};
 
 pub(crate) use store::MemoryStore;
@@ -212,7 +213,7 @@ impl MemoryFixture {
 
 #[async_trait]
 impl StoreFixture for MemoryFixture {
-    async fn connect(&self, probe: Arc<dyn Probe>) -> Arc<dyn Store> {
+    async fn connect(&self, probe: Arc<dyn Probe>) -> Arc<dyn InspectedStore> {
         Arc::new(MemoryStore::new(Arc::clone(&self.0), probe))
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use towpath_core::ports::operations::*;
-use towpath_core::ports::store::{Append, LeaseGrant, Store, StoreResult};
+use towpath_core::ports::store::{Append, LeaseGrant, StoreResult, Transactions as _};
 
 use super::{Fault, MemoryStore};
 

@@ -1,6 +1,7 @@
 //! The port, over the tables.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,13 +10,15 @@ use chrono::{DateTime, SubsecRound, Utc};
 use tokio::sync::OwnedMutexGuard;
 use towpath_core::envelope::{EventEnvelope, RecordedEvent};
 use towpath_core::ids::*;
+use towpath_core::letters::{Letter, NewLetter};
 use towpath_core::lifecycle::{CommandStatus, InboxStatus, OutboxStatus, TaskState};
 use towpath_core::payload::Payload;
-use towpath_core::ports::operations::{OperationAnswer, OperationClaim};
 use towpath_core::ports::probe::Probe;
+use towpath_core::ports::queues::QueueDepth;
 use towpath_core::ports::store::*;
 use uuid::Uuid;
 
+use super::absent::absent;
 use super::tables::{Lease, TimerRow};
 use super::{Database, Fault, Tables};
 
@@ -427,6 +430,38 @@ impl StoreTx for MemoryTx {
         Ok(InboxMark::First)
     }
 
+    async fn schedule(&mut self, timer: &NewTimer) -> StoreResult<()> {
+        let staged = &mut self.0;
+        staged.probe.before("schedule_timer");
+        let committed = staged.database.tables().timers.contains_key(&timer.timer_id);
+        if committed || staged.timers.contains_key(&timer.timer_id) {
+            return Err(StoreError::NameTaken { what: "timer", name: timer.timer_id.to_string() });
+        }
+        staged.timers.insert(timer.timer_id, TaskState::Pending);
+        let new = NewTimer { payload: staged.text(&timer.payload), ..timer.clone() };
+        staged.effects.push(Box::new(move |tables| {
+            tables.timers.insert(new.timer_id, TimerRow::new(new));
+        }));
+        Ok(())
+    }
+
+    async fn cancel(&mut self, timer_id: Uuid, _now: DateTime<Utc>) -> StoreResult<bool> {
+        let staged = &mut self.0;
+        staged.probe.before("cancel_timer");
+        let committed = staged.database.tables().timers.get(&timer_id).map(|row| row.timer.state);
+        let state = staged.timers.get(&timer_id).copied().or(committed);
+        if state != Some(TaskState::Pending) {
+            return Ok(false);
+        }
+        staged.timers.insert(timer_id, TaskState::Canceled);
+        staged.effects.push(Box::new(move |tables| {
+            if let Some(row) = tables.timers.get_mut(&timer_id) {
+                row.timer.state = TaskState::Canceled;
+            }
+        }));
+        Ok(true)
+    }
+
     async fn answer(
         &mut self,
         claim: &OperationClaim,
@@ -493,36 +528,83 @@ impl StoreTx for MemoryTx {
         Ok(true)
     }
 
-    async fn schedule(&mut self, timer: &NewTimer) -> StoreResult<()> {
-        let staged = &mut self.0;
-        staged.probe.before("schedule_timer");
-        let committed = staged.database.tables().timers.contains_key(&timer.timer_id);
-        if committed || staged.timers.contains_key(&timer.timer_id) {
-            return Err(StoreError::NameTaken { what: "timer", name: timer.timer_id.to_string() });
-        }
-        staged.timers.insert(timer.timer_id, TaskState::Pending);
-        let new = NewTimer { payload: staged.text(&timer.payload), ..timer.clone() };
-        staged.effects.push(Box::new(move |tables| {
-            tables.timers.insert(new.timer_id, TimerRow::new(new));
-        }));
-        Ok(())
+    async fn append_by(
+        &mut self,
+        _rules: &dyn AppendRules,
+        _append: &Append,
+    ) -> StoreResult<(Appended, Append)> {
+        absent()
     }
 
-    async fn cancel(&mut self, timer_id: Uuid, _now: DateTime<Utc>) -> StoreResult<bool> {
-        let staged = &mut self.0;
-        staged.probe.before("cancel_timer");
-        let committed = staged.database.tables().timers.get(&timer_id).map(|row| row.timer.state);
-        let state = staged.timers.get(&timer_id).copied().or(committed);
-        if state != Some(TaskState::Pending) {
-            return Ok(false);
-        }
-        staged.timers.insert(timer_id, TaskState::Canceled);
-        staged.effects.push(Box::new(move |tables| {
-            if let Some(row) = tables.timers.get_mut(&timer_id) {
-                row.timer.state = TaskState::Canceled;
-            }
-        }));
-        Ok(true)
+    async fn mark_deliveries(
+        &mut self,
+        _event_ids: &[EventId],
+        _handler: &HandlerName,
+        _now: DateTime<Utc>,
+    ) -> StoreResult<Vec<FirstDelivery>> {
+        absent()
+    }
+
+    async fn facts_of_append(&mut self, _event_id: EventId) -> StoreResult<Option<AppendedTogether>> {
+        absent()
+    }
+
+    async fn facts_within(
+        &mut self,
+        _appended: &AppendedTogether,
+        _bytes: u64,
+    ) -> StoreResult<Vec<RecordedEvent>> {
+        absent()
+    }
+
+    async fn waiting_lanes(&mut self, _handler: &HandlerName, _lanes: &[Lane]) -> StoreResult<Vec<Lane>> {
+        absent()
+    }
+
+    async fn set_behind(&mut self, _letter: &NewLetter, _now: DateTime<Utc>) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn holds_letter(&mut self, _letter: &Letter) -> StoreResult<bool> {
+        absent()
+    }
+
+    async fn letter_handled(&mut self, _letter: &Letter, _now: DateTime<Utc>) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn advance_followed_log(
+        &mut self,
+        _follower: &HandlerName,
+        _from: Position,
+        _to: &FollowedLog,
+        _now: DateTime<Utc>,
+    ) -> StoreResult<bool> {
+        absent()
+    }
+
+    async fn watch(&mut self, _observer: &str, _watches: &[Watch]) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn adopt(&mut self, _observer: &str, _adopted: &[Adopted]) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn unwatch(&mut self, _observer: &str, _subjects: &[String]) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn watched(&mut self, _observer: &str, _subjects: &[String]) -> StoreResult<Vec<Watched>> {
+        absent()
+    }
+
+    async fn wait_anew(&mut self, _observer: &str) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn look_at_all(&mut self, _observer: &str) -> StoreResult<()> {
+        absent()
     }
 
     async fn commit(self: Box<Self>) -> StoreResult<()> {
@@ -552,7 +634,7 @@ impl CommandSession for MemorySession {
 }
 
 #[async_trait]
-impl Store for MemoryStore {
+impl towpath_core::ports::store::Database for MemoryStore {
     fn promises(&self) -> StorePromises {
         StorePromises {
             database: "memory",
@@ -579,12 +661,6 @@ impl Store for MemoryStore {
         Ok((found + 1..=2).collect())
     }
 
-    async fn now(&self) -> StoreResult<DateTime<Utc>> {
-        self.probe.before("now");
-        let ahead = if self.has(Fault::EveryStoreHasItsOwnTime) { self.number * 3600 } else { 0 };
-        Ok(Utc::now() + Duration::from_secs(ahead))
-    }
-
     async fn ready(&self) -> StoreResult<()> {
         match self.database.tables().schema {
             2 => Ok(()),
@@ -593,11 +669,27 @@ impl Store for MemoryStore {
         }
     }
 
+    async fn now(&self) -> StoreResult<DateTime<Utc>> {
+        self.probe.before("now");
+        let ahead = if self.has(Fault::EveryStoreHasItsOwnTime) { self.number * 3600 } else { 0 };
+        Ok(Utc::now() + Duration::from_secs(ahead))
+    }
+}
+
+#[async_trait]
+impl Transactions for MemoryStore {
     async fn begin(&self) -> StoreResult<Box<dyn StoreTx>> {
         self.probe.before("begin");
         Ok(Box::new(MemoryTx(self.staged().await)))
     }
 
+    async fn begin_under(&self, _grant: &LeaseGrant) -> StoreResult<Box<dyn StoreTx>> {
+        absent()
+    }
+}
+
+#[async_trait]
+impl Commands for MemoryStore {
     async fn load(&self, aggregate: &AggregateKey, command: Option<&CommandId>) -> StoreResult<Loaded> {
         self.probe.before("load");
         if self.has(Fault::LoadAsksTwice) {
@@ -686,6 +778,26 @@ impl Store for MemoryStore {
         Ok(None)
     }
 
+    async fn requeue_command(
+        &self,
+        command_id: &CommandId,
+        retry_count: u32,
+        now: DateTime<Utc>,
+    ) -> StoreResult<bool> {
+        self.probe.before("requeue_command");
+        let _turn = self.database.turn().await;
+        let mut tables = self.database.tables();
+        match tables.commands.get_mut(command_id) {
+            Some(record) if record.status == CommandStatus::Failed && record.retry_count == retry_count => {
+                record.status = CommandStatus::Pending;
+                record.status_changed_at = now;
+                record.next_retry_at = None;
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+
     async fn claim_commands(
         &self,
         lease: &LeaseGrant,
@@ -718,26 +830,6 @@ impl Store for MemoryStore {
             }
         }
         Ok(claimed)
-    }
-
-    async fn requeue_command(
-        &self,
-        command_id: &CommandId,
-        retry_count: u32,
-        now: DateTime<Utc>,
-    ) -> StoreResult<bool> {
-        self.probe.before("requeue_command");
-        let _turn = self.database.turn().await;
-        let mut tables = self.database.tables();
-        match tables.commands.get_mut(command_id) {
-            Some(record) if record.status == CommandStatus::Failed && record.retry_count == retry_count => {
-                record.status = CommandStatus::Pending;
-                record.status_changed_at = now;
-                record.next_retry_at = None;
-                Ok(true)
-            }
-            _ => Ok(false),
-        }
     }
 
     async fn return_commands(
@@ -804,40 +896,13 @@ impl Store for MemoryStore {
         Ok(gone.len() as u64)
     }
 
-    async fn clean_commands(
-        &self,
-        lease: &LeaseGrant,
-        ended_before: DateTime<Utc>,
-        limit: u32,
-    ) -> StoreResult<u64> {
-        let _turn = self.database.turn().await;
-        let mut tables = self.database.tables();
-        tables.check_lease(lease)?;
-        let any_status = self.has(Fault::CleaningTakesOpenCommands);
-        let is_over = |record: &&CommandRecord| {
-            let ended = matches!(record.status, CommandStatus::Completed | CommandStatus::Failed);
-            (any_status || ended && record.next_retry_at.is_none())
-                && record.command.context.occurred_at < ended_before
-                && record.status_changed_at < ended_before
-        };
-        let over = tables.commands.values().filter(is_over).take(limit as usize);
-        let over: Vec<CommandId> = over.map(|record| record.command.command_id.clone()).collect();
-        over.iter().for_each(|id| drop(tables.commands.remove(id)));
-        Ok(over.len() as u64)
-    }
-
     async fn command(&self, command_id: &CommandId) -> StoreResult<Option<CommandRecord>> {
         Ok(self.database.tables().commands.get(command_id).cloned())
     }
+}
 
-    async fn command_counts(&self) -> StoreResult<Counts<CommandStatus>> {
-        let mut counts = BTreeMap::new();
-        for record in self.database.tables().commands.values() {
-            *counts.entry(record.status).or_default() += 1;
-        }
-        Ok(Counts { by_status: counts.into_iter().collect() })
-    }
-
+#[async_trait]
+impl Aggregates for MemoryStore {
     async fn events_of(
         &self,
         aggregate: &AggregateKey,
@@ -858,6 +923,10 @@ impl Store for MemoryStore {
         bytes: u64,
     ) -> StoreResult<Vec<RecordedEvent>> {
         Ok(that_fit(self.events_of(aggregate, after, limit).await?, bytes))
+    }
+
+    async fn appended_with(&self, _event_id: EventId) -> StoreResult<Option<AppendedTogether>> {
+        absent()
     }
 
     async fn history_of(
@@ -920,6 +989,13 @@ impl Store for MemoryStore {
         self.database.tables().statuses.insert((tenant.clone(), value.to_owned()));
         Ok(())
     }
+}
+
+#[async_trait]
+impl Log for MemoryStore {
+    async fn open_log(&self, _configured: Option<NonZeroU64>) -> StoreResult<NonZeroU64> {
+        absent()
+    }
 
     async fn sequence(&self, lease: &LeaseGrant, limit: u32) -> StoreResult<Sequenced> {
         let too_early = self.has(Fault::SequencerIsFencedTooEarly);
@@ -954,6 +1030,14 @@ impl Store for MemoryStore {
         Ok(Sequenced { count: pending.len() as u64, head: tables.positions.len() as Position })
     }
 
+    async fn last_without_position(&self) -> StoreResult<Option<i64>> {
+        absent()
+    }
+
+    async fn waits_for_position(&self, _up_to: i64) -> StoreResult<bool> {
+        absent()
+    }
+
     async fn head(&self) -> StoreResult<Position> {
         Ok(self.database.tables().positions.len() as Position)
     }
@@ -978,6 +1062,13 @@ impl Store for MemoryStore {
         Ok(that_fit(self.events_between(low, high).await?, bytes))
     }
 
+    async fn sizes_between(&self, _low: Position, _high: Position) -> StoreResult<Vec<(Position, u64)>> {
+        absent()
+    }
+}
+
+#[async_trait]
+impl Outbox for MemoryStore {
     async fn claim_outbox(&self, claim: &OutboxClaim<'_>) -> StoreResult<Vec<OutboxItem>> {
         self.probe.before("claim_outbox");
         let due = self.due(claim.now);
@@ -1187,40 +1278,10 @@ impl Store for MemoryStore {
         let ids: Vec<u64> = fitting.iter().map(|failed| failed.row.outbox_id).collect();
         self.reopen_outbox(&ids, now).await
     }
+}
 
-    async fn clean_outbox(
-        &self,
-        lease: &LeaseGrant,
-        sent_before: DateTime<Utc>,
-        limit: u32,
-    ) -> StoreResult<u64> {
-        let _turn = self.database.turn().await;
-        let mut tables = self.database.tables();
-        tables.check_lease(lease)?;
-        let is_old =
-            |row: &&OutboxRow| row.status == OutboxStatus::Sent && row.status_changed_at < sent_before;
-        let walked = if self.has(Fault::CleaningWalks) { limit as usize } else { usize::MAX };
-        let ends = self.has(Fault::CleaningEndsWithTheYoung);
-        let goes_on = |row: &&OutboxRow| !ends || row.status != OutboxStatus::Sent || is_old(row);
-        let old = tables.outbox.values().take(walked).take_while(goes_on).filter(is_old);
-        let page: Vec<u64> = old.take(limit as usize).map(|row| row.outbox_id).collect();
-        tables.outbox.retain(|id, _| !page.contains(id));
-        Ok(page.len() as u64)
-    }
-
-    async fn outbox_of(&self, event_id: EventId) -> StoreResult<Vec<OutboxRow>> {
-        let tables = self.database.tables();
-        Ok(tables.outbox.values().filter(|row| row.event_id == event_id).cloned().collect())
-    }
-
-    async fn outbox_counts(&self, channel: &ChannelName) -> StoreResult<Counts<OutboxStatus>> {
-        let mut counts = BTreeMap::new();
-        for row in self.database.tables().outbox.values().filter(|row| row.channel == *channel) {
-            *counts.entry(row.status).or_default() += 1;
-        }
-        Ok(Counts { by_status: counts.into_iter().collect() })
-    }
-
+#[async_trait]
+impl Leases for MemoryStore {
     async fn acquire_lease(
         &self,
         lease: &LeaseName,
@@ -1258,6 +1319,17 @@ impl Store for MemoryStore {
         Ok(granted)
     }
 
+    async fn renew_lease(&self, grant: &LeaseGrant, for_: Duration) -> StoreResult<()> {
+        self.probe.before("renew_lease");
+        let _turn = self.database.turn().await;
+        let mut tables = self.database.tables();
+        tables.check_lease(grant)?;
+        if let Some(row) = tables.leases.get_mut(&grant.lease) {
+            row.until = Instant::now() + for_;
+        }
+        Ok(())
+    }
+
     async fn renew_leases(&self, grants: &[LeaseGrant], for_: Duration) -> StoreResult<Vec<LeaseGrant>> {
         self.probe.before("renew_leases");
         let _turn = self.database.turn().await;
@@ -1293,24 +1365,6 @@ impl Store for MemoryStore {
         Ok(standings)
     }
 
-    async fn renew_lease(&self, grant: &LeaseGrant, for_: Duration) -> StoreResult<()> {
-        self.probe.before("renew_lease");
-        let _turn = self.database.turn().await;
-        let mut tables = self.database.tables();
-        tables.check_lease(grant)?;
-        if let Some(row) = tables.leases.get_mut(&grant.lease) {
-            row.until = Instant::now() + for_;
-        }
-        Ok(())
-    }
-
-    async fn release_leases(&self, grants: &[LeaseGrant]) -> StoreResult<()> {
-        for grant in grants {
-            self.release_lease(grant).await?;
-        }
-        Ok(())
-    }
-
     async fn release_lease(&self, grant: &LeaseGrant) -> StoreResult<()> {
         self.probe.before("release_lease");
         let _turn = self.database.turn().await;
@@ -1326,8 +1380,38 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    async fn fail_delivery(&self, failure: &InboxFailure<'_>) -> StoreResult<u32> {
-        self.probe.before("fail_delivery");
+    async fn release_leases(&self, grants: &[LeaseGrant]) -> StoreResult<()> {
+        for grant in grants {
+            self.release_lease(grant).await?;
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Inbox for MemoryStore {
+    async fn begin_attempts(
+        &self,
+        _event_ids: &[EventId],
+        _handler: &HandlerName,
+        _by: &str,
+        _letters_stand: bool,
+        _now: DateTime<Utc>,
+    ) -> StoreResult<CameBefore> {
+        absent()
+    }
+
+    async fn let_go_of_attempts(
+        &self,
+        _event_ids: &[EventId],
+        _handler: &HandlerName,
+        _by: &str,
+    ) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn count_failure(&self, failure: &InboxFailure<'_>) -> StoreResult<InboxEntry> {
+        self.probe.before("count_failure");
         let _turn = self.database.turn().await;
         let mut tables = self.database.tables();
         let entry = tables.inbox.entry((failure.event_id, failure.handler.clone())).or_insert(InboxEntry {
@@ -1339,40 +1423,22 @@ impl Store for MemoryStore {
             status_message: None,
         });
         if entry.status != InboxStatus::Retry && !self.has(Fault::FailureReopensTheHandled) {
-            return Ok(entry.retry_count);
+            return Ok(entry.clone());
         }
         entry.status = if failure.dead { InboxStatus::Dead } else { InboxStatus::Retry };
         entry.retry_count += 1;
         entry.status_reason = Some(failure.reason.to_owned());
         entry.status_message = Some(failure.message.to_owned());
-        Ok(entry.retry_count)
+        Ok(entry.clone())
     }
 
-    async fn clean_inbox(
-        &self,
-        lease: &LeaseGrant,
-        handled_before: DateTime<Utc>,
-        limit: u32,
-    ) -> StoreResult<u64> {
-        let _turn = self.database.turn().await;
-        let mut tables = self.database.tables();
-        tables.check_lease(lease)?;
-        let Tables { inbox, handled_at, .. } = &mut *tables;
-        let is_old = |delivery: &&(EventId, HandlerName)| {
-            let old = handled_at.get(*delivery).is_some_and(|at| *at < handled_before);
-            old && inbox.get(*delivery).is_some_and(|entry| entry.status == InboxStatus::Handled)
-        };
-        let page: Vec<_> = inbox.keys().filter(is_old).take(limit as usize).cloned().collect();
-        for delivery in &page {
-            inbox.remove(delivery);
-        }
-        Ok(page.len() as u64)
+    async fn forget_failures(&self, _event_id: EventId, _handler: &HandlerName) -> StoreResult<()> {
+        absent()
     }
+}
 
-    async fn inbox_entry(&self, event_id: EventId, handler: &HandlerName) -> StoreResult<Option<InboxEntry>> {
-        Ok(self.database.tables().inbox.get(&(event_id, handler.clone())).cloned())
-    }
-
+#[async_trait]
+impl Timers for MemoryStore {
     async fn claim_timers(
         &self,
         lease: &LeaseGrant,
@@ -1494,7 +1560,10 @@ impl Store for MemoryStore {
     async fn timer(&self, timer_id: Uuid) -> StoreResult<Option<Timer>> {
         Ok(self.database.tables().timers.get(&timer_id).map(|row| row.timer.clone()))
     }
+}
 
+#[async_trait]
+impl Channels for MemoryStore {
     async fn add_channel(
         &self,
         channel_id: Uuid,
@@ -1546,22 +1615,6 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    async fn advance_channel(
-        &self,
-        lease: &LeaseGrant,
-        channel_id: Uuid,
-        from: TrackerPlace,
-        to: Position,
-    ) -> StoreResult<bool> {
-        let _turn = self.database.turn().await;
-        let mut tables = self.database.tables();
-        if !self.has(Fault::PositionsAreNotFenced) {
-            tables.check_lease(lease)?;
-        }
-        let row = tables.channels.iter_mut().find(|row| row.channel_id == channel_id && row.place() == from);
-        Ok(row.map(|row| row.position = to).is_some())
-    }
-
     async fn park_in_channel(
         &self,
         lease: &LeaseGrant,
@@ -1571,9 +1624,14 @@ impl Store for MemoryStore {
         parked: &[ParkedAggregate],
         opened: &[AggregateKey],
     ) -> StoreResult<bool> {
-        let moved = self.advance_channel(lease, channel_id, from, to).await?;
+        let _turn = self.database.turn().await;
+        let mut tables = self.database.tables();
+        if !self.has(Fault::PositionsAreNotFenced) {
+            tables.check_lease(lease)?;
+        }
+        let row = tables.channels.iter_mut().find(|row| row.channel_id == channel_id && row.place() == from);
+        let moved = row.map(|row| row.position = to).is_some();
         if moved {
-            let mut tables = self.database.tables();
             let is_changed = |one: &(Uuid, u64, ParkedAggregate)| {
                 let changed = parked.iter().map(|parked| &parked.aggregate).chain(opened);
                 one.0 == channel_id && changed.into_iter().any(|aggregate| *aggregate == one.2.aggregate)
@@ -1635,6 +1693,140 @@ impl Store for MemoryStore {
         let mut rows = self.database.tables().channels.clone();
         rows.sort_by(|left, right| left.name.cmp(&right.name));
         Ok(rows)
+    }
+}
+
+#[async_trait]
+impl Cleaning for MemoryStore {
+    async fn clean_commands(
+        &self,
+        lease: &LeaseGrant,
+        ended_before: DateTime<Utc>,
+        limit: u32,
+    ) -> StoreResult<u64> {
+        let _turn = self.database.turn().await;
+        let mut tables = self.database.tables();
+        tables.check_lease(lease)?;
+        let any_status = self.has(Fault::CleaningTakesOpenCommands);
+        let is_over = |record: &&CommandRecord| {
+            let ended = matches!(record.status, CommandStatus::Completed | CommandStatus::Failed);
+            (any_status || ended && record.next_retry_at.is_none())
+                && record.command.context.occurred_at < ended_before
+                && record.status_changed_at < ended_before
+        };
+        let over = tables.commands.values().filter(is_over).take(limit as usize);
+        let over: Vec<CommandId> = over.map(|record| record.command.command_id.clone()).collect();
+        over.iter().for_each(|id| drop(tables.commands.remove(id)));
+        Ok(over.len() as u64)
+    }
+
+    async fn clean_outbox(
+        &self,
+        lease: &LeaseGrant,
+        sent_before: DateTime<Utc>,
+        limit: u32,
+    ) -> StoreResult<u64> {
+        let _turn = self.database.turn().await;
+        let mut tables = self.database.tables();
+        tables.check_lease(lease)?;
+        let is_old =
+            |row: &&OutboxRow| row.status == OutboxStatus::Sent && row.status_changed_at < sent_before;
+        let walked = if self.has(Fault::CleaningWalks) { limit as usize } else { usize::MAX };
+        let ends = self.has(Fault::CleaningEndsWithTheYoung);
+        let goes_on = |row: &&OutboxRow| !ends || row.status != OutboxStatus::Sent || is_old(row);
+        let old = tables.outbox.values().take(walked).take_while(goes_on).filter(is_old);
+        let page: Vec<u64> = old.take(limit as usize).map(|row| row.outbox_id).collect();
+        tables.outbox.retain(|id, _| !page.contains(id));
+        Ok(page.len() as u64)
+    }
+
+    async fn clean_inbox(
+        &self,
+        lease: &LeaseGrant,
+        handled_before: DateTime<Utc>,
+        limit: u32,
+    ) -> StoreResult<u64> {
+        let _turn = self.database.turn().await;
+        let mut tables = self.database.tables();
+        tables.check_lease(lease)?;
+        let Tables { inbox, handled_at, .. } = &mut *tables;
+        let is_old = |delivery: &&(EventId, HandlerName)| {
+            let old = handled_at.get(*delivery).is_some_and(|at| *at < handled_before);
+            old && inbox.get(*delivery).is_some_and(|entry| entry.status == InboxStatus::Handled)
+        };
+        let page: Vec<_> = inbox.keys().filter(is_old).take(limit as usize).cloned().collect();
+        for delivery in &page {
+            inbox.remove(delivery);
+        }
+        Ok(page.len() as u64)
+    }
+
+    async fn clean_letters(
+        &self,
+        _lease: &LeaseGrant,
+        _before: DateTime<Utc>,
+        _limit: u32,
+    ) -> StoreResult<u64> {
+        absent()
+    }
+
+    async fn clean_timers(
+        &self,
+        _lease: &LeaseGrant,
+        _before: DateTime<Utc>,
+        _limit: u32,
+    ) -> StoreResult<u64> {
+        absent()
+    }
+
+    async fn clean_units(
+        &self,
+        _lease: &LeaseGrant,
+        _before: DateTime<Utc>,
+        _limit: u32,
+    ) -> StoreResult<u64> {
+        absent()
+    }
+
+    async fn clean_leases(
+        &self,
+        _lease: &LeaseGrant,
+        _prefixes: &[&str],
+        _ended_for: Duration,
+    ) -> StoreResult<u64> {
+        absent()
+    }
+}
+
+#[async_trait]
+impl Inspection for MemoryStore {
+    async fn command_counts(&self) -> StoreResult<Counts<CommandStatus>> {
+        let mut counts = BTreeMap::new();
+        for record in self.database.tables().commands.values() {
+            *counts.entry(record.status).or_default() += 1;
+        }
+        Ok(Counts { by_status: counts.into_iter().collect() })
+    }
+
+    async fn outbox_of(&self, event_id: EventId) -> StoreResult<Vec<OutboxRow>> {
+        let tables = self.database.tables();
+        Ok(tables.outbox.values().filter(|row| row.event_id == event_id).cloned().collect())
+    }
+
+    async fn outbox_counts(&self, channel: &ChannelName) -> StoreResult<Counts<OutboxStatus>> {
+        let mut counts = BTreeMap::new();
+        for row in self.database.tables().outbox.values().filter(|row| row.channel == *channel) {
+            *counts.entry(row.status).or_default() += 1;
+        }
+        Ok(Counts { by_status: counts.into_iter().collect() })
+    }
+
+    async fn inbox_entry(&self, event_id: EventId, handler: &HandlerName) -> StoreResult<Option<InboxEntry>> {
+        Ok(self.database.tables().inbox.get(&(event_id, handler.clone())).cloned())
+    }
+
+    async fn queue_depth(&self, _queue: &str) -> StoreResult<QueueDepth> {
+        absent()
     }
 }
 

@@ -9,9 +9,9 @@
 //! begins; one that is found begun and not ended is counted, and such a delivery runs alone from then on, so that those
 //! which only happened to run beside it are not taken for it again.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
@@ -21,22 +21,24 @@ use towpath_core::ids::{AggregateKey, EventId, HandlerName, Lane};
 use towpath_core::incoming::IncomingEvent;
 use towpath_core::letters::Letter;
 use towpath_core::ports::broker::{Broker, BrokerError, DeliveryTag, Received, Settlement};
-use towpath_core::ports::store::StoreError;
+use towpath_core::ports::store::{
+    Aggregates as _, AppendedTogether, CameBefore, FirstDelivery, StoreError, StoreTx as _,
+};
 use towpath_core::retry::ErrorClass;
-use towpath_store::{CameBefore, FirstDelivery, SqlStore, SqlTransaction};
+use towpath_store::{SqlStore, SqlTransaction};
 use tracing::Instrument as _;
 
 use super::failing::Failure;
-use super::reading::{self, Readable};
+use super::reading::{self, Identity, Readable};
 use super::receiving::{Arrived, Gather, Inbound, receive};
 use super::redelivery::redeliver;
-use super::{Batch, Consumer, DeadTo, Delivered, HandlerError, Next, Step};
+use super::{Consumer, DeadTo, Delivered, HandlerError, Next, Step};
 use crate::bus::{Bus, random_unit, with_causes};
 use crate::declaring::Declaration;
 use crate::metrics::ConsumerMeters;
-use crate::service::{Service, Stopping, Wake};
+use crate::service::{Backoff, Service, Stopping, Wake};
 use crate::spans;
-use crate::tx::Tx;
+use crate::tx::{Lender, Open};
 use crate::watch::{Delivering, DeliveringOutcome, Watchers};
 
 /// What a consumer works with.
@@ -85,7 +87,19 @@ pub(crate) struct Job {
     pub(super) set_behind: Mutex<BTreeSet<Lane>>,
     /// Where to look, and when, whatever this process knows: one that is gone may have set something behind.
     pub(super) look_behind: Mutex<LookBehind>,
+    /// The last appends that were looked up: the facts of one come right behind each other.
+    appends: Mutex<VecDeque<KnownAppend>>,
 }
+
+/// An append that was looked up.
+struct KnownAppend {
+    append: AppendedTogether,
+    /// It was handled, here and durably: what comes of it now needs no transaction to find that out.
+    is_handled: bool,
+}
+
+/// How many appends are remembered.
+const APPENDS: usize = 64;
 
 /// Where to look for letters that wait behind nothing.
 pub(super) struct LookBehind {
@@ -115,13 +129,15 @@ pub(crate) fn start(
         in_hand: Mutex::default(),
         set_behind: Mutex::default(),
         look_behind,
+        appends: Mutex::default(),
     });
+    let name = format!("consumer {}", job.handler);
     let redelivery = (0..at_a_time).map(|_| {
         let job = Arc::clone(&job);
-        Service::keep_running("redelivery", move |stopping| redeliver(Arc::clone(&job), stopping))
+        Service::keep_running(name.clone(), move |stopping| redeliver(Arc::clone(&job), stopping))
     });
     let mut services: Vec<Service> = redelivery.collect();
-    services.push(Service::keep_running("consumer", move |stopping| receive(Arc::clone(&job), stopping)));
+    services.push(Service::keep_running(name, move |stopping| receive(Arc::clone(&job), stopping)));
     services
 }
 
@@ -214,7 +230,15 @@ impl Job {
         let mut ready = Vec::with_capacity(arrived.len());
         for arrived in arrived {
             match self.read(&arrived.received) {
-                Ok(Readable { id: event_id, event }) if self.wants(&event) => {
+                Ok(readable) if self.wants(&readable.event) => {
+                    let Some(event_id) = self.key_of(readable.id, spare, stopping).await else { return };
+                    let event = readable.event;
+                    if self.is_handled(event_id) {
+                        self.meters.duplicates.increment(1);
+                        self.tell(&arrived.received, Some(&event), DeliveringOutcome::Duplicate);
+                        self.settle(&arrived, Settlement::Acknowledge).await;
+                        continue;
+                    }
                     let lane = lane_of(&arrived.received, &event);
                     let came_before = arrived.came_before();
                     ready.push(Ready { arrived, event_id, event: Some(event), lane, came_before });
@@ -250,6 +274,62 @@ impl Job {
             }
         }
         self.handle_each(&mut ready, spare, stopping).await;
+    }
+
+    /// The inbox's key of what was read, once the store has told it. Nothing when this is told to stop before: what is
+    /// unsettled comes again.
+    async fn key_of(&self, read: EventId, spare: &mut Spare, stopping: &mut Stopping) -> Option<EventId> {
+        if self.consumer.identity != Identity::Append {
+            return Some(read);
+        }
+        if let Some(key) = self.known_append(read) {
+            return Some(key);
+        }
+        // It would wait idle, and its connection may be the last one.
+        *spare = None;
+        let mut backoff = Backoff::default();
+        loop {
+            match self.append_of(read).await {
+                Ok(key) => return Some(key),
+                Err(error) => self.note_store(&error),
+            }
+            tokio::select! {
+                () = stopping.asked() => return None,
+                () = tokio::time::sleep(backoff.next_within(self.running.patience)) => {}
+            }
+        }
+    }
+
+    /// The last fact of the append that a fact is from. What is not in the log stands for itself.
+    pub(super) async fn append_of(&self, event_id: EventId) -> Result<EventId, StoreError> {
+        if let Some(key) = self.known_append(event_id) {
+            return Ok(key);
+        }
+        let Some(append) = self.running.store.appended_with(event_id).await? else { return Ok(event_id) };
+        let last_event = append.last_event;
+        let mut appends = self.appends();
+        appends.truncate(APPENDS - 1);
+        appends.push_front(KnownAppend { append, is_handled: false });
+        Ok(last_event)
+    }
+
+    fn known_append(&self, event_id: EventId) -> Option<EventId> {
+        let appends = self.appends();
+        appends.iter().find(|known| known.append.contains(event_id)).map(|known| known.append.last_event)
+    }
+
+    fn is_handled(&self, key: EventId) -> bool {
+        self.appends().iter().any(|known| known.is_handled && known.append.last_event == key)
+    }
+
+    fn note_handled(&self, key: EventId) {
+        if let Some(known) = self.appends().iter_mut().find(|known| known.append.last_event == key) {
+            known.is_handled = true;
+        }
+    }
+
+    fn appends(&self) -> MutexGuard<'_, VecDeque<KnownAppend>> {
+        self.appends.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Handles deliveries one after the other; `false` when it was told to stop before the end. The rest is unsettled then,
@@ -344,6 +424,7 @@ impl Job {
                 Attempt::Done { next, handled } => {
                     *spare = next.filter(|_| self.may_keep_a_connection());
                     ready.arrived.new_ones(handled);
+                    self.note_handled(ready.event_id);
                     Ok(Some(Settlement::Acknowledge))
                 }
                 Attempt::SetAside => Ok(Some(Settlement::Acknowledge)),
@@ -398,7 +479,7 @@ impl Job {
                     self.note_store(&error);
                     tokio::select! {
                         () = stopping.asked() => return false,
-                        () = tokio::time::sleep(backoff.next(self.running.patience)) => {}
+                        () = tokio::time::sleep(backoff.next_within(self.running.patience)) => {}
                     }
                 }
             }
@@ -434,8 +515,8 @@ impl Job {
 
     /// One transaction: mark, handle, commit.
     async fn attempt(&self, deliveries: &mut [Ready], spare: &mut Spare) -> Attempt {
-        let tx = match self.open(spare.take()).await {
-            Ok(tx) => tx,
+        let open = match self.open(spare.take()).await {
+            Ok(open) => open,
             Err(error) => return Attempt::NoStore(error),
         };
         let mut arrived = Vec::with_capacity(deliveries.len());
@@ -445,15 +526,15 @@ impl Job {
             let Ready { arrived: Arrived { received, .. }, event_id, lane, came_before, .. } = &*ready;
             arrived.push(Trying { id: *event_id, event, received, lane: *lane, begun: *came_before });
         }
-        self.attempt_events(arrived, None, tx).await
+        self.attempt_events(arrived, None, open).await
     }
 
-    pub(super) async fn open(&self, spare: Spare) -> Result<Tx, StoreError> {
+    pub(super) async fn open(&self, spare: Spare) -> Result<Open, StoreError> {
         let inner = match spare {
             Some(spare) => spare,
             None => self.running.store.open_transaction().await?,
         };
-        Ok(Tx::of_handler(inner, &self.running.bus, &self.handler))
+        Ok(Open::of_handler(inner, &self.running.bus, &self.handler))
     }
 
     /// Mark, handle, commit, in this transaction. With a letter, it is the one that holds it. What is logged meanwhile
@@ -462,25 +543,30 @@ impl Job {
         &self,
         arrived: Vec<Trying<'_>>,
         letter: Option<&Letter>,
-        tx: Tx,
+        open: Open,
     ) -> Attempt {
         let handled: Vec<&IncomingEvent> = arrived.iter().map(|trying| &trying.event).collect();
         let span = spans::consume(&self.queue, self.handler.as_str(), &handled);
-        self.attempt_inside(arrived, letter, tx).instrument(span).await
+        self.attempt_inside(arrived, letter, open).instrument(span).await
     }
 
-    async fn attempt_inside(&self, arrived: Vec<Trying<'_>>, letter: Option<&Letter>, mut tx: Tx) -> Attempt {
+    async fn attempt_inside(
+        &self,
+        arrived: Vec<Trying<'_>>,
+        letter: Option<&Letter>,
+        mut open: Open,
+    ) -> Attempt {
         let now = self.running.bus.clock.now();
         if self.consumer.policy.in_order && letter.is_none() {
             let lanes: Vec<Lane> = arrived.iter().map(|trying| trying.lane).collect();
-            match tx.sql().waiting_lanes(&self.handler, &lanes).await {
+            match open.sql.waiting_lanes(&self.handler, &lanes).await {
                 Ok(waiting) if waiting.is_empty() => {}
                 Ok(waiting) => return Attempt::Waits(waiting),
                 Err(error) => return Attempt::NoStore(error),
             }
         }
         let ids: Vec<_> = arrived.iter().map(|trying| trying.id).collect();
-        let first = match tx.sql().mark_deliveries(&ids, &self.handler, now).await {
+        let first = match open.sql.mark_deliveries(&ids, &self.handler, now).await {
             Ok(first) => first,
             Err(error) => return Attempt::NoStore(error),
         };
@@ -510,12 +596,13 @@ impl Job {
             });
         }
         let (handled, duplicates) = (deliveries.len(), (all - deliveries.len()) as u64);
+        let lost = open.connection_lost();
+        let lender = Lender::new(open);
         let answer = if deliveries.is_empty() {
-            Ok(Next::handled(Some(tx)))
+            Ok(Next::handled())
         } else {
-            let lost = tx.sql().lost();
             // The call itself is inside: a handler may panic before it has made its future.
-            let run = async { (self.consumer.run)(Batch { deliveries, tx }).await };
+            let run = async { (self.consumer.run)(deliveries, lender.clone()).await };
             let begun = Instant::now();
             let ran = tokio::select! {
                 ran = AssertUnwindSafe(run).catch_unwind() => ran,
@@ -529,35 +616,23 @@ impl Job {
             }
         };
         let failure = match answer {
-            // From here on an error counts as a failure, also one of the connection: a handler that outlives its
-            // transaction, or breaks a rule that is checked at the commit, would come again for ever. If the commit
-            // took effect after all, counting the failure finds the delivery handled.
-            Ok(Next(Step::Handled(Some(mut tx)))) => {
-                let ended = match letter {
-                    Some(letter) => tx.sql().letter_handled(letter, now).await,
-                    None => Ok(()),
-                };
-                let marked = first.first().map(|first| first.event_id);
-                match ended {
-                    Ok(()) => match tx.commit_marked(marked, &self.handler).await {
-                        Ok(next) => {
-                            self.meters.handled.increment(handled as u64);
-                            self.meters.duplicates.increment(duplicates);
-                            for (event, received, outcome) in &told {
-                                self.tell(received, Some(event), *outcome);
-                            }
-                            return Attempt::Done { next, handled };
+            Ok(Next(Step::Handled)) => match lender.take_back() {
+                // From here on an error counts as a failure, also one of the connection: a handler that outlives its
+                // transaction, or breaks a rule that is checked at the commit, would come again for ever. If the commit
+                // took effect after all, counting the failure finds the delivery handled.
+                Ok(open) => match self.commit(open, letter, first.first(), now).await {
+                    Ok(next) => {
+                        self.meters.handled.increment(handled as u64);
+                        self.meters.duplicates.increment(duplicates);
+                        for (event, received, outcome) in &told {
+                            self.tell(received, Some(event), *outcome);
                         }
-                        Err(error) => Failure::of_store(&error),
-                    },
+                        return Attempt::Done { next, handled };
+                    }
                     Err(error) => Failure::of_store(&error),
-                }
-            }
-            Ok(Next(Step::Handled(None))) => Failure::new(
-                ErrorClass::Unrecoverable,
-                "transaction-lost",
-                "the handler answered without its transaction",
-            ),
+                },
+                Err(kept) => Failure::new(ErrorClass::Unrecoverable, kept.code(), with_causes(&kept)),
+            },
             Ok(Next(Step::RetryAfter { delay, reason, message })) => {
                 Failure { after: Some(delay), ..Failure::new(ErrorClass::Transient, reason, message) }
             }
@@ -570,6 +645,20 @@ impl Job {
             },
         };
         Attempt::Failed(failure)
+    }
+
+    /// Commits, and the letter with it if there is one.
+    async fn commit(
+        &self,
+        mut open: Open,
+        letter: Option<&Letter>,
+        marked: Option<&FirstDelivery>,
+        now: DateTime<Utc>,
+    ) -> Result<Spare, StoreError> {
+        if let Some(letter) = letter {
+            open.sql.letter_handled(letter, now).await?;
+        }
+        open.commit_marked(marked.map(|first| first.event_id), &self.handler).await
     }
 
     /// What watchers are told once the deliveries are through. Nothing, when nobody watches.
@@ -649,24 +738,8 @@ pub(super) fn lane_of_key(received: &Received) -> Lane {
     AggregateKey::from_stored("message", key).lane()
 }
 
-fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "the handler panicked".to_owned())
-}
-
-/// Waits that grow while nothing answers.
-#[derive(Default)]
-pub(super) struct Backoff(u32);
-
-impl Backoff {
-    pub(super) fn next(&mut self, at_most: Duration) -> Duration {
-        let exponential = Duration::from_millis(50).saturating_mul(1 << self.0.min(10));
-        self.0 += 1;
-        exponential.min(at_most).mul_f64(0.5 + random_unit() / 2.0)
-    }
-
-    pub(super) fn reset(&mut self) {
-        self.0 = 0;
-    }
 }

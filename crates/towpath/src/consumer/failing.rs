@@ -9,15 +9,16 @@ use towpath_core::incoming::IncomingEvent;
 use towpath_core::letters::{AsideOutcome, Letter, NewLetter, SetAside};
 use towpath_core::lifecycle::InboxStatus;
 use towpath_core::ports::broker::{Received, Settlement};
-use towpath_core::ports::store::{InboxFailure, StoreError};
+use towpath_core::ports::store::{InboxFailure, StoreError, StoreTx as _};
 use towpath_core::retry::{ErrorClass, RetryDecision};
+use towpath_core::time::later;
 
-use super::engine::{Backoff, Job, Ready, Trying, lane_of_key};
+use super::engine::{Job, Ready, Trying, lane_of_key};
 use super::receiving::Arrived;
 use super::{Afterwards, DeadTo};
 use crate::bus::{random_unit, with_causes};
 use crate::metrics;
-use crate::service::Stopping;
+use crate::service::{Backoff, Stopping};
 use crate::watch::DeliveringOutcome;
 
 /// Why a delivery was not handled.
@@ -254,7 +255,7 @@ impl Job {
             }
             tokio::select! {
                 () = stopping.asked() => return,
-                () = tokio::time::sleep(backoff.next(self.running.patience)) => {}
+                () = tokio::time::sleep(backoff.next_within(self.running.patience)) => {}
             }
         }
     }
@@ -274,11 +275,4 @@ impl Job {
             received_at: now,
         }
     }
-}
-
-fn later(now: DateTime<Utc>, delay: Duration) -> DateTime<Utc> {
-    // Nobody means longer, and not every database can write it down.
-    const LONGEST: Duration = Duration::from_secs(3600 * 24 * 3650);
-    let delay = chrono::Duration::from_std(delay.min(LONGEST)).unwrap_or_default();
-    now.checked_add_signed(delay).unwrap_or(now)
 }

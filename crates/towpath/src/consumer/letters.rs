@@ -14,6 +14,7 @@ use towpath_core::lifecycle::LetterStatus;
 use towpath_core::ports::broker::{Broker, Destination, Message, Published};
 use towpath_core::ports::clock::Clock;
 use towpath_core::ports::store::StoreError;
+use towpath_core::time::between;
 use towpath_store::SqlStore;
 
 /// How many letters one transaction touches.
@@ -243,7 +244,7 @@ impl Letters<'_> {
 
     fn is_beyond_horizon(&self, letter: &Letter, now: DateTime<Utc>) -> bool {
         let happened = letter.letter.message.occurred_at.unwrap_or(letter.letter.received_at);
-        (now - happened).to_std().is_ok_and(|age| age > self.horizon)
+        between(happened, now) > self.horizon
     }
 
     /// Publishes a letter to the queue that gave it up, with all its properties.

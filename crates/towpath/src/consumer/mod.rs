@@ -1,6 +1,7 @@
 //! Consumers: handlers that take facts, each once.
 //!
-//! Reading order: this file declares a consumer and what its handler gets and answers; `wiring` finds its queue;
+//! Reading order: this file declares a consumer and what its handler gets and answers; `typed` does so for handlers that
+//! take values of the application's; `wiring` finds its queue;
 //! `receiving` hands deliveries to workers; `reading` says what they are; `engine` runs and settles; `failing` decides what
 //! becomes of what does not go through; `redelivery` brings back what was set aside; `letters` is what an operator does
 //! with the dead; `reader` takes in what the broker itself gave up.
@@ -12,6 +13,7 @@ mod reader;
 mod reading;
 mod receiving;
 mod redelivery;
+mod typed;
 mod wiring;
 
 use std::fmt;
@@ -23,6 +25,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use towpath_core::aggregate::Aggregate;
 use towpath_core::incoming::IncomingEvent;
+use towpath_core::messages::Event;
 use towpath_core::payload::InvalidPayload;
 use towpath_core::ports::store::StoreError;
 use towpath_core::retry::{ErrorClass, RetryPolicy};
@@ -30,13 +33,14 @@ use towpath_core::route::Glob;
 use towpath_store::sqlx;
 
 use crate::bus::SendError;
-use crate::tx::{Tx, WrongDatabase};
+use crate::tx::{Lender, Tx, WrongDatabase};
 
-pub(crate) use engine::{Running, start};
+pub(crate) use engine::{Running, panic_message, start};
 pub use letters::{Letters, LettersError, Preview, ReplayReport};
 pub use reader::DeadLetterQueue;
 pub(crate) use reader::start as start_reader;
 pub(crate) use reading::Identity;
+pub use typed::{Change, EventsOf, Fact};
 pub(crate) use wiring::{Wired, wire};
 
 /// Declares who takes which facts.
@@ -86,8 +90,10 @@ pub(crate) enum Source {
     Queue(String),
 }
 
-pub(crate) type Run =
-    Arc<dyn Fn(Batch) -> Pin<Box<dyn Future<Output = Result<Next, HandlerError>> + Send>> + Send + Sync>;
+/// Runs a handler on deliveries, in the transaction that is lent to it.
+pub(crate) type Run = Arc<dyn Fn(Vec<Delivered>, Lender) -> Answering + Send + Sync>;
+
+type Answering = Pin<Box<dyn Future<Output = Result<Next, HandlerError>> + Send>>;
 
 /// How a consumer works.
 #[derive(Debug, Clone, PartialEq)]
@@ -203,30 +209,20 @@ impl ConsumerOf {
         self
     }
 
+    /// Reads each fact into one of these events before the handler has it: see [`EventsOf`].
+    pub fn events<E: Event>(self) -> EventsOf<E> {
+        EventsOf::new(self)
+    }
+
     /// A handler that takes one delivery at a time, each in a transaction of its own.
     pub fn each<F, Answer>(self, handler: impl Into<String>, run: F) -> Consumer
     where
         F: Fn(Delivery) -> Answer + Send + Sync + 'static,
         Answer: Future<Output = Result<Next, HandlerError>> + Send + 'static,
     {
-        let run = Arc::new(run);
-        self.batches(handler, 1, move |batch: Batch| {
-            let run = Arc::clone(&run);
-            async move {
-                let Batch { deliveries, tx } = batch;
-                let mut tx = Some(tx);
-                let Some(delivered) = deliveries.into_iter().next() else {
-                    return Ok(Next::handled(tx.take()));
-                };
-                let Delivered { event, attempt, redelivered, headers } = delivered;
-                match tx {
-                    Some(mut tx) => {
-                        tx.because_of(&event);
-                        run(Delivery { event, attempt, redelivered, headers, tx }).await
-                    }
-                    None => Ok(Next::handled(None)),
-                }
-            }
+        self.one_by_one(handler, move |delivered, tx| {
+            let Delivered { event, attempt, redelivered, headers } = delivered;
+            run(Delivery { event, attempt, redelivered, headers, tx })
         })
     }
 
@@ -237,6 +233,39 @@ impl ConsumerOf {
         F: Fn(Batch) -> Answer + Send + Sync + 'static,
         Answer: Future<Output = Result<Next, HandlerError>> + Send + 'static,
     {
+        let run = Arc::new(run);
+        let run_all = move |deliveries, lender: Lender| -> Answering {
+            let run = Arc::clone(&run);
+            Box::pin(async move { run(Batch { deliveries, tx: lender.lend()? }).await })
+        };
+        self.running(handler, most, Arc::new(run_all))
+    }
+
+    /// A handler that takes deliveries singly. What it does follows from the one it has.
+    fn one_by_one<F, Answer>(self, handler: impl Into<String>, run: F) -> Consumer
+    where
+        F: Fn(Delivered, Tx) -> Answer + Send + Sync + 'static,
+        Answer: Future<Output = Result<Next, HandlerError>> + Send + 'static,
+    {
+        let run = Arc::new(run);
+        let run_each = move |deliveries: Vec<Delivered>, lender: Lender| -> Answering {
+            let run = Arc::clone(&run);
+            Box::pin(async move {
+                for delivered in deliveries {
+                    let mut tx = lender.lend()?;
+                    tx.because_of(&delivered.event);
+                    let next = run(delivered, tx).await?;
+                    if !matches!(next, Next(Step::Handled)) {
+                        return Ok(next);
+                    }
+                }
+                Ok(Next::handled())
+            })
+        };
+        self.running(handler, 1, Arc::new(run_each))
+    }
+
+    fn running(self, handler: impl Into<String>, most: usize, run: Run) -> Consumer {
         Consumer {
             source: self.source,
             handler: handler.into(),
@@ -245,7 +274,7 @@ impl ConsumerOf {
             identity: self.identity,
             format: self.format,
             batch: most.max(1),
-            run: Arc::new(move |batch| Box::pin(run(batch))),
+            run,
         }
     }
 }
@@ -285,13 +314,13 @@ pub struct Batch {
     pub tx: Tx,
 }
 
-/// What a handler answers.
+/// What a handler answers. `()` is [`Next::handled`].
 #[must_use = "a handler returns it"]
 pub struct Next(pub(crate) Step);
 
 pub(crate) enum Step {
     /// Commit, then acknowledge.
-    Handled(Option<Box<Tx>>),
+    Handled,
     /// Roll back and come again then.
     RetryAfter { delay: Duration, reason: String, message: String },
     /// Roll back and never come again by itself.
@@ -299,16 +328,25 @@ pub(crate) enum Step {
 }
 
 impl Next {
-    fn handled(tx: Option<Tx>) -> Self {
-        Self(Step::Handled(tx.map(Box::new)))
+    /// Done: commit, then acknowledge.
+    pub fn handled() -> Self {
+        Self(Step::Handled)
     }
 
-    fn retry_after(delay: Duration, reason: impl Into<String>, message: impl Into<String>) -> Self {
+    /// Not now: roll back, and come again after so long. It does not count as a failure.
+    pub fn retry_after(delay: Duration, reason: impl Into<String>, message: impl Into<String>) -> Self {
         Self(Step::RetryAfter { delay, reason: reason.into(), message: message.into() })
     }
 
-    fn dead(reason: impl Into<String>, message: impl Into<String>) -> Self {
+    /// Never: roll back, and put it among the dead letters.
+    pub fn dead(reason: impl Into<String>, message: impl Into<String>) -> Self {
         Self(Step::Dead { reason: reason.into(), message: message.into() })
+    }
+}
+
+impl From<()> for Next {
+    fn from((): ()) -> Self {
+        Self::handled()
     }
 }
 
@@ -318,15 +356,19 @@ impl Delivery {
     /// # Errors
     /// When the type or the payload is not one of them: unrecoverable, the delivery is dead at once.
     pub fn read<A: Aggregate>(&self) -> Result<A::Event, HandlerError> {
-        read_event::<A>(&self.event)
+        self.event.read().map_err(HandlerError::unrecoverable_source)
     }
 
-    /// The payload as a value.
+    /// The payload as a value: in the form of today, if the event says which form it has and its aggregate is registered
+    /// here.
     ///
     /// # Errors
     /// When it does not fit: unrecoverable, the delivery is dead at once.
     pub fn payload<T: DeserializeOwned>(&self) -> Result<T, HandlerError> {
-        self.event.payload.read(self.event.event_type.as_str()).map_err(HandlerError::unrecoverable_source)
+        let payload = self.tx.in_form_of_today(&self.event);
+        payload
+            .and_then(|payload| payload.read(self.event.event_type.as_str()))
+            .map_err(HandlerError::unrecoverable_source)
     }
 
     /// Records a command that follows from this fact. It commits with the rest and is then run by a worker.
@@ -340,7 +382,7 @@ impl Delivery {
 
     /// Done: commit, then acknowledge.
     pub fn handled(self) -> Next {
-        Next::handled(Some(self.tx))
+        Next::handled()
     }
 
     /// Not now: roll back, and come again after so long. It does not count as a failure.
@@ -357,7 +399,7 @@ impl Delivery {
 impl Batch {
     /// Done: commit, then acknowledge all of them.
     pub fn handled(self) -> Next {
-        Next::handled(Some(self.tx))
+        Next::handled()
     }
 
     /// Not now: roll back. They are taken again one by one, and one that answers this alone comes again after so long.
@@ -369,11 +411,6 @@ impl Batch {
     pub fn dead(self, reason: impl Into<String>, message: impl Into<String>) -> Next {
         Next::dead(reason, message)
     }
-}
-
-/// The event of an incoming fact, as one of an aggregate's.
-pub(crate) fn read_event<A: Aggregate>(event: &IncomingEvent) -> Result<A::Event, HandlerError> {
-    event.read().map_err(HandlerError::unrecoverable_source)
 }
 
 /// Why a handler failed. Any error becomes one by `?`; its class decides whether it is tried again.

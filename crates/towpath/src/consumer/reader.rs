@@ -11,9 +11,9 @@ use towpath_core::ports::broker::{BrokerResult, Deliveries, Received, Settlement
 use towpath_core::ports::store::StoreError;
 use towpath_core::retry::ErrorClass;
 
-use super::engine::{Backoff, Running, lane_of};
+use super::engine::{Running, lane_of};
 use crate::bus::with_causes;
-use crate::service::{Service, Stopping};
+use crate::service::{Backoff, Service, Stopping};
 
 /// How many messages are fetched ahead.
 const PREFETCH: u16 = 50;
@@ -66,7 +66,7 @@ async fn run(running: Running, queue: DeadLetterQueue, mut stopping: Stopping) {
                 "reading dead letters was interrupted"
             );
         }
-        let pause = backoff.next(running.patience.max(Duration::from_millis(100)));
+        let pause = backoff.next_within(running.patience.max(Duration::from_millis(100)));
         tokio::select! {
             () = stopping.asked() => return,
             () = tokio::time::sleep(pause) => {}
@@ -145,7 +145,7 @@ async fn read(
                 break;
             }
             tracing::warn!(queue, code, cause, "a dead letter waits");
-            tokio::time::sleep(backoff.next(letters.patience())).await;
+            tokio::time::sleep(backoff.next_within(letters.patience())).await;
         }
     }
 }

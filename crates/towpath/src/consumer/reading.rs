@@ -16,6 +16,8 @@ pub(crate) enum Identity {
     Event,
     /// The message: where it comes from, and its id there.
     Message,
+    /// The append: all its facts are one, told by the last of them.
+    Append,
 }
 
 /// A message that can be handled.
@@ -33,7 +35,8 @@ pub(super) fn readable(
     event: Result<IncomingEvent, FormatError>,
 ) -> Result<Readable, FormatError> {
     match identity {
-        Identity::Event => {
+        // Which append it is from, the log knows.
+        Identity::Event | Identity::Append => {
             let event = event?;
             Ok(Readable { id: event.event_id, event })
         }

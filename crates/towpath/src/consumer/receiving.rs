@@ -8,9 +8,9 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use towpath_core::ports::broker::{BrokerError, Deliveries, Received, Subscription};
 
-use super::engine::{Backoff, Job, lane_of, lane_of_key, work};
+use super::engine::{Job, lane_of, lane_of_key, work};
 use crate::bus::with_causes;
-use crate::service::Stopping;
+use crate::service::{Backoff, Stopping};
 
 /// A delivery on its way to a worker.
 pub(super) struct Arrived {
@@ -130,7 +130,7 @@ async fn receive_share(job: Arc<Job>, share: Share, mut stopping: Stopping) {
         }
         tokio::select! {
             () = stopping.asked() => break,
-            () = tokio::time::sleep(backoff.next(job.running.patience)) => {}
+            () = tokio::time::sleep(backoff.next_within(job.running.patience)) => {}
         }
     }
     // Workers end with their queues, after what they are at; the rest was never settled and is delivered again.

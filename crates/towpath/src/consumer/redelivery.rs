@@ -11,15 +11,16 @@ use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use towpath_core::letters::{Letter, SetAside};
-use towpath_core::ports::store::StoreError;
+use towpath_core::ports::store::{StoreError, StoreTx as _};
+use towpath_core::time::{between, later};
 
 use super::DeadTo;
-use super::engine::{Attempt, Backoff, GIVES_WAY_AT_MOST, Job, Trying, lane_of, way_clear};
+use super::engine::{Attempt, GIVES_WAY_AT_MOST, Job, Trying, lane_of, way_clear};
 use super::failing::{Failure, NOT_ENDED};
 use super::letters::republish;
-use super::reading::Readable;
+use super::reading::{Identity, Readable};
 use crate::bus::with_causes;
-use crate::service::{Stopping, rest};
+use crate::service::{Backoff, Stopping, rest};
 
 /// How long to rest at most: other instances and operators set letters aside too.
 const LOOK: Duration = Duration::from_secs(1);
@@ -67,7 +68,7 @@ pub(super) async fn redeliver(job: Arc<Job>, mut stopping: Stopping) {
                     cause = with_causes(&error),
                     "could not look for deliveries that were set aside"
                 );
-                backoff.next(job.running.patience)
+                backoff.next_within(job.running.patience)
             }
         };
         rest(&job.aside, pause, &mut stopping).await;
@@ -117,10 +118,10 @@ impl Job {
     /// down. Answers whether it was still held.
     async fn hold_on(&self, letter: &mut Letter) -> Result<bool, StoreError> {
         let (now, lease) = (self.running.bus.clock.now(), self.running.lease);
-        if letter.due_at.is_some_and(|until| now + lease / 2 < until) {
+        if letter.due_at.is_some_and(|until| later(now, lease / 2) < until) {
             return Ok(true);
         }
-        let until = now + lease;
+        let until = later(now, lease);
         let held = self.running.store.release_letter(letter, until).await?;
         letter.due_at = Some(until);
         Ok(held)
@@ -132,12 +133,11 @@ impl Job {
         match self.running.store.next_letter_due(&self.handler).await? {
             None => return Ok(Round::Nothing(LOOK)),
             Some(due_at) if due_at > now => {
-                let wait = (due_at - now).to_std().unwrap_or(LOOK);
-                return Ok(Round::Nothing(wait.min(LOOK)));
+                return Ok(Round::Nothing(between(now, due_at).min(LOOK)));
             }
             Some(_) => {}
         }
-        let (until, in_hand) = (now + self.running.lease, self.in_hand_beyond(now));
+        let (until, in_hand) = (later(now, self.running.lease), self.in_hand_beyond(now));
         // Somebody else may have it: then there is nothing to do here for a moment.
         let Some(mut letter) = self.running.store.take_letter(&self.handler, &in_hand, now, until).await?
         else {
@@ -149,6 +149,9 @@ impl Job {
             return self.hand_back(&letter).await;
         }
         let readable = match self.read(&letter.letter.message) {
+            Ok(readable) if self.consumer.identity == Identity::Append => {
+                Readable { id: self.append_of(readable.id).await?, ..readable }
+            }
             Ok(readable) => readable,
             Err(error) => {
                 // It was edited into something that is no event.
@@ -206,13 +209,13 @@ impl Job {
             if !before.unfinished.is_empty() {
                 break Failure::not_ended();
             }
-            let mut tx = self.open(None).await?;
-            if !tx.sql().holds_letter(letter).await? {
-                drop(tx);
+            let mut open = self.open(None).await?;
+            if !open.sql.holds_letter(letter).await? {
+                drop(open);
                 self.let_go_of(&[*id]).await;
                 return Ok(true);
             }
-            match self.attempt_events(vec![trying()], Some(letter), tx).await {
+            match self.attempt_events(vec![trying()], Some(letter), open).await {
                 // A letter does not wait behind itself.
                 Attempt::Done { .. } | Attempt::SetAside | Attempt::Waits(_) | Attempt::CameBefore(_) => {
                     return Ok(true);

@@ -8,8 +8,8 @@ use towpath_core::ports::broker::{
     Argument, Binding, BrokerPromises, Exchange, ExchangeKind, Queue, Topology,
 };
 
-use super::{Afterwards, Consumer, DeadLetterQueue, DeadTo, Source};
-use crate::towpath::StartError;
+use super::{Afterwards, Consumer, DeadLetterQueue, DeadTo, Identity, Source};
+use crate::start_error::StartError;
 
 const DEAD_LETTER_EXCHANGE: &str = "x-dead-letter-exchange";
 const DEAD_LETTER_ROUTING_KEY: &str = "x-dead-letter-routing-key";
@@ -97,6 +97,12 @@ fn check(
                 "order cannot be kept: what is given up to the broker holds nothing back; use the store",
             );
         }
+    }
+    let goes_back = policy.dead == DeadTo::Broker || matches!(policy.afterwards, Afterwards::Requeue { .. });
+    if consumer.identity == Identity::Append && goes_back {
+        return refuse(
+            "a change cannot be kept whole: the broker would bring its facts back one by one; use the store",
+        );
     }
     if policy.in_order {
         if let Afterwards::Requeue { .. } = policy.afterwards {
@@ -221,6 +227,13 @@ mod tests {
     };
     const LOG: BrokerPromises = BrokerPromises { dead_letters: false, settles_singly: false, ..QUEUES };
 
+    #[derive(serde::Serialize, serde::Deserialize, towpath_core::Event)]
+    #[event(crate = "towpath_core")]
+    enum Nothing {
+        #[serde(rename = "nothing.happened")]
+        Happened,
+    }
+
     fn handler(of: ConsumerOf) -> Consumer {
         of.each("stock", |delivery| async move { Ok(delivery.handled()) })
     }
@@ -293,6 +306,11 @@ mod tests {
         let to_broker = ConsumerPolicy { dead: DeadTo::Broker, ..ConsumerPolicy::default() };
         let consumer = handler(Consumer::of("orders").with(to_broker).in_order());
         assert!(wired(consumer, Topology::default(), QUEUES).unwrap_err().contains("holds nothing back"));
+        let requeue =
+            ConsumerPolicy { afterwards: Afterwards::Requeue { at_most: 3 }, ..ConsumerPolicy::default() };
+        let source = Consumer::of("orders").with(requeue);
+        let changes = source.events::<Nothing>().changes("whole", async |_, _| Ok(()));
+        assert!(wired(changes, Topology::default(), QUEUES).unwrap_err().contains("one by one"));
         let consumer = handler(Consumer::from_queue("q").in_order());
         assert!(wired(consumer, queue("q", &[]), QUEUES).unwrap_err().contains(SINGLE_ACTIVE_CONSUMER));
     }

@@ -8,18 +8,19 @@ use futures_util::FutureExt as _;
 use tokio::sync::watch;
 use towpath_core::envelope::EventEnvelope;
 use towpath_core::ids::{EventId, HandlerName, Position};
-use towpath_core::ports::store::StoreError;
+use towpath_core::ports::store::{FollowedLog, StoreError, StoreTx as _};
 use towpath_core::retry::ErrorClass;
-use towpath_store::{FollowedLog, SqlStore};
+use towpath_core::time::doubled;
+use towpath_store::SqlStore;
 
 use super::page::Page;
 use super::peer::{Fetched, Peer};
 use super::{FollowError, FollowPolicy, Standing, Work, mirror};
-use crate::bus::{Bus, random_unit};
-use crate::consumer::{Batch, Delivered, HandlerError, Next, Step};
+use crate::bus::{Bus, random_unit, with_causes};
+use crate::consumer::{Delivered, HandlerError, Next, Step};
 use crate::metrics::table;
 use crate::service::{Stopping, Wake, rest};
-use crate::tx::Tx;
+use crate::tx::{Lender, Open};
 
 /// How many pages are held while walking back, and how large they may be together. Behind that, the page that is wanted is
 /// asked for by its id, and the rest is walked forward.
@@ -121,8 +122,8 @@ impl Engine {
             FollowError::NotHandled { after, .. } => *after,
             _ => None,
         };
-        let grown = self.policy.first_pause.saturating_mul(1 << failures.saturating_sub(1).min(20));
-        let pause = grown.min(self.policy.longest_pause).mul_f64(1.0 - random_unit() / 3.0);
+        let grown = doubled(self.policy.first_pause, failures.saturating_sub(1), self.policy.longest_pause);
+        let pause = grown.mul_f64(1.0 - random_unit() / 3.0);
         asked.map_or(pause, |asked| asked.max(pause))
     }
 
@@ -266,7 +267,9 @@ impl Engine {
         }
         let ids: Vec<EventId> = facts.iter().map(|(_, fact, _)| fact.event_id).collect();
         let first = inner.mark_deliveries(&ids, &self.handler, now).await?;
-        let mut tx = Tx::of_handler(inner, &self.bus, &self.handler);
+        let open = Open::of_handler(inner, &self.bus, &self.handler);
+        let lost = open.connection_lost();
+        let lender = Lender::new(open);
         let new: Vec<_> = facts
             .iter()
             .filter_map(|(position, fact, _)| {
@@ -275,10 +278,13 @@ impl Engine {
             })
             .collect();
         let marked = new.first().map(|(_, fact, _)| fact.event_id);
-        let tx = match (&self.work, new.first()) {
+        let open = match (&self.work, new.first()) {
             // All of them were handled before, by this handler's name.
-            (_, None) => tx,
-            (Work::Mirror, _) => mirror::keep(&self.bus, &self.store, tx, &new).await?,
+            (_, None) => lender.take_back()?,
+            (Work::Mirror, _) => {
+                mirror::keep(&self.bus, &self.store, lender.lend()?, &new).await?;
+                lender.take_back()?
+            }
             (Work::Handler { run, .. }, Some((position, ..))) => {
                 let position = *position;
                 let deliveries = new.iter().map(|(_, fact, failures)| Delivered {
@@ -287,10 +293,9 @@ impl Engine {
                     redelivered: false,
                     headers: Arc::default(),
                 });
-                let lost = tx.sql().lost();
-                let batch = Batch { deliveries: deliveries.collect(), tx };
+                let deliveries = deliveries.collect();
                 // The call itself is inside: a handler may panic before it has made its future.
-                let running = async { run(batch).await };
+                let running = async { run(deliveries, lender.clone()).await };
                 let answer = tokio::select! {
                     ran = AssertUnwindSafe(running).catch_unwind() => ran.unwrap_or_else(|_| {
                         Err(HandlerError::transient("handler-panicked", "the handler panicked"))
@@ -298,11 +303,11 @@ impl Engine {
                     // It may wait for ever for what it runs on the connection itself.
                     error = lost => Err(error.into()),
                 };
-                handled(answer, position)?
+                handled(answer, lender, position)?
             }
         };
         // If it is not known whether the commit took effect, the next look at the store tells.
-        tx.commit_marked(marked, &self.handler).await?;
+        open.commit_marked(marked, &self.handler).await?;
         Ok(Applied::Moved(to))
     }
 
@@ -326,14 +331,16 @@ impl Engine {
 }
 
 /// The handler's transaction back, or why not.
-fn handled(answer: Result<Next, HandlerError>, position: Position) -> Result<Tx, FollowError> {
+fn handled(
+    answer: Result<Next, HandlerError>,
+    lender: Lender,
+    position: Position,
+) -> Result<Open, FollowError> {
     let gave_up = |reason: String, message: String| FollowError::GaveUp { position, reason, message };
     match answer {
-        Ok(Next(Step::Handled(Some(tx)))) => Ok(*tx),
-        Ok(Next(Step::Handled(None))) => Err(gave_up(
-            "transaction-lost".to_owned(),
-            "the handler answered without its transaction".to_owned(),
-        )),
+        Ok(Next(Step::Handled)) => {
+            lender.take_back().map_err(|kept| gave_up(kept.code().to_owned(), with_causes(&kept)))
+        }
         Ok(Next(Step::RetryAfter { delay, reason, message })) => {
             Err(FollowError::NotHandled { position, reason, message, after: Some(delay) })
         }

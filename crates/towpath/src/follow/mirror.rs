@@ -8,7 +8,6 @@ use towpath_store::SqlStore;
 use super::FollowError;
 use crate::bus::Bus;
 use crate::tx::Tx;
-use towpath_core::ports::store::Store as _;
 
 /// Appends facts with the ids, aggregates and versions they have, and routes them by the channels of this Towpath. One
 /// that is here already, because it was mirrored under another name before, is left as it is. Where what is here is not
@@ -20,7 +19,7 @@ pub(super) async fn keep(
     store: &SqlStore,
     mut tx: Tx,
     facts: &[(Position, &EventEnvelope, u32)],
-) -> Result<Tx, FollowError> {
+) -> Result<(), FollowError> {
     let mut rest = facts;
     while let Some((position, first, _)) = rest.first() {
         // What one command led to is one append.
@@ -50,7 +49,7 @@ pub(super) async fn keep(
             Err(error) => return Err(error.into()),
         }
     }
-    Ok(tx)
+    Ok(())
 }
 
 /// Whether one fact follows the other in the same change.

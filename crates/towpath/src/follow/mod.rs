@@ -186,11 +186,13 @@ pub(crate) struct Standing {
 pub(crate) struct Followers(Arc<Mutex<Vec<Following>>>);
 
 impl Followers {
-    /// Stops all of them. Answers whether they ended by themselves.
-    pub(crate) async fn stop_by(&self, deadline: Instant) -> bool {
+    /// Stops all of them. Answers the names of those that were cut off.
+    pub(crate) async fn stop_by(&self, deadline: Instant) -> Vec<String> {
         let following: Vec<_> = self.0.lock().await.drain(..).collect();
-        let stopped = following.iter().map(|following| following.stop_by(deadline));
-        futures_util::future::join_all(stopped).await.into_iter().all(|in_time| in_time)
+        let stopped = following
+            .iter()
+            .map(async |following| (!following.stop_by(deadline).await).then(|| "follower".to_owned()));
+        futures_util::future::join_all(stopped).await.into_iter().flatten().collect()
     }
 }
 

@@ -11,7 +11,8 @@ use towpath_core::ids::ChannelName;
 use towpath_core::lifecycle::LetterStatus;
 use towpath_core::ports::broker::{Broker, BrokerResult, QueueStanding};
 use towpath_core::ports::clock::Clock;
-use towpath_core::ports::store::{Store, StoreResult};
+use towpath_core::ports::store::StoreResult;
+use towpath_core::time::between;
 use towpath_store::SqlStore;
 
 use super::facade::Counter;
@@ -189,7 +190,7 @@ impl Gauges {
             {
                 table::OUTBOX_ROWS.gauge(&[channel, status]).set(number(count));
             }
-            let age = rows.oldest_at.map(|oldest| (now - oldest).to_std().unwrap_or_default());
+            let age = rows.oldest_at.map(|oldest| between(oldest, now));
             table::OUTBOX_LAG.gauge(&[channel]).set(age.unwrap_or_default().as_secs_f64());
         }
         let whose =

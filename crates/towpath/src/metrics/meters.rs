@@ -37,7 +37,8 @@ impl Meters {
     pub(crate) fn of(registry: &Registry) -> Self {
         table::ALL.iter().for_each(super::Metric::describe);
         let commands = registry.command_types().into_iter();
-        let events = registry.deciders().flat_map(|decider| decider.events());
+        let of_entities = registry.entities().flat_map(|entity| entity.events());
+        let events = registry.deciders().flat_map(|decider| decider.events()).chain(of_entities);
         Self {
             commands: commands.map(|name| (name.to_owned(), CommandMeters::of(name))).collect(),
             events: events

@@ -10,20 +10,20 @@ use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
-use towpath_core::ids::InstanceId;
-use towpath_core::ports::observations::{Listed, NotedLook, Observations as _, ScanPlace, WatchTx as _};
-use towpath_core::ports::store::{LeaseGrant, StoreError, StoreResult};
+use towpath_core::ids::{InstanceId, LeaseName};
+use towpath_core::ports::observations::{Listed, NotedLook, ScanPlace};
+use towpath_core::ports::store::{LeaseGrant, StoreError, StoreResult, StoreTx as _};
 use towpath_core::retry::ErrorClass;
 use towpath_store::SqlStore;
 
 use super::failing::{Consequence, Failing, Turn};
 use super::health::{Change, Health, Question};
-use super::holding::{self, Held, while_held};
 use super::status::{ObserverStatuses, Platform};
 use super::waiting::Waiting;
 use super::watching::{HINTS_AT_ONCE, Heard, Watching};
 use super::{Decision, ExternalResources, Looked, ObserveError, ObserverPolicy, ObserverWake};
 use crate::bus::{Bus, SendError, with_causes};
+use crate::holding::{self, Held, Keeper, while_held};
 use crate::send::Send;
 use crate::service::Stopping;
 
@@ -49,15 +49,20 @@ pub(super) async fn run<R: ExternalResources>(
     stopping: Stopping,
 ) {
     let (publish, held) = watch::channel(None);
-    let publish = Arc::new(publish);
+    let keeper = Keeper {
+        store: context.bus.store.clone(),
+        name: LeaseName::from_stored(format!("observer/{}", context.name)),
+        instance: context.instance.clone(),
+        lease: context.lease,
+    };
     let mut looking = Looking::new(Arc::clone(&context), resources, policy, held);
     tokio::select! {
-        () = holding::keep(Arc::clone(&context), Arc::clone(&publish)) => {}
+        () = holding::keep(&keeper, &publish) => {}
         () = looking.run(wake, stopping) => {}
     }
     // No look goes on without the lease.
     looking.in_flight.shutdown().await;
-    holding::give_back(&context, &publish).await;
+    holding::give_back(&keeper, &publish).await;
 }
 
 pub(super) fn store_failed(context: &ObserverContext, what: &str, error: &StoreError) {

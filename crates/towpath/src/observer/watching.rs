@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::time::Duration;
+use towpath_core::time::doubled;
 
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt as _, StreamExt as _};
@@ -86,7 +87,7 @@ impl<R: ExternalResources> Watching<R> {
 
 /// How long it is waited before the so-manieth beginning in a row.
 fn pause_before(ended: u32, longest: Duration) -> Duration {
-    FIRST_PAUSE.saturating_mul(1 << ended.saturating_sub(1).min(16)).min(longest)
+    doubled(FIRST_PAUSE, ended.saturating_sub(1), longest)
 }
 
 /// Asks for hints, after a pause. `None`: they could not be had; `Some(None)`: there are none.

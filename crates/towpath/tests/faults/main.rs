@@ -25,7 +25,7 @@ use run::{Process, Run, count_effects};
 use support::delivery::{Broker, Stage};
 use towpath::letters::LetterFilter;
 use towpath::lifecycle::{LetterStatus, OutboxStatus};
-use towpath::ports::store::Store as _;
+use towpath::ports::store::Inspection as _;
 use towpath::sqlx;
 
 /// On every pair; the default run leaves Kafka with two of the databases to `cargo xtask torture`.

@@ -13,7 +13,7 @@ use towpath::ports::broker::{
     Argument, Binding, Broker as BrokerPort, Exchange, ExchangeKind, Queue, Settlement, Subscription,
     Topology,
 };
-use towpath::ports::store::Store as _;
+use towpath::ports::store::Inspection as _;
 use towpath::{Towpath, sqlx};
 use towpath_testkit::broker::{OwnKafka, TcpProxy};
 use towpath_testkit::ledger::{

@@ -302,7 +302,6 @@ impl Stage {
 
     /// Publishes every event of the log once more; answers how many.
     pub async fn everything_again(&self, app: &Towpath) -> usize {
-        use towpath::ports::store::Store as _;
         let events = super::eventually("positions", || async {
             let head = app.store().head().await.unwrap();
             let events = app.store().events_between(1, head).await.unwrap();

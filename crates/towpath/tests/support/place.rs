@@ -9,7 +9,7 @@ use towpath::ports::broker::{
     Argument, Binding, Broker, Deliveries, Exchange, ExchangeKind, Queue, Received, Settlement, Subscription,
     Topology,
 };
-use towpath::ports::store::Store;
+use towpath::ports::store::Inspection as _;
 use towpath::retry::RetryPolicy;
 use towpath::{BrokerUrl, Builder, Channel, ChannelPolicy, RabbitMq, Towpath};
 use towpath_testkit::broker::TcpProxy;

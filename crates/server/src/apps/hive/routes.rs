@@ -24,7 +24,7 @@ use utoipa_axum::routes;
 
 use super::Serving;
 use super::kept;
-use super::shown::{Shown, env_asked};
+use super::shown::{ServiceBody, env_asked};
 use crate::http::extract::SoughtText;
 use crate::http::facts::History;
 use crate::http::memory::{Memory, PAGE_BYTES};
@@ -65,7 +65,7 @@ const MOST_ALERTS: u32 = 100;
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[schema(as = HiveServiceAsked)]
 #[allow(dead_code, reason = "it describes the body; the aggregate's own type reads it")]
-struct Asked {
+struct ServiceRequest {
     /// A DNS label of RFC 1035: it begins with a letter.
     #[schema(min_length = 1, max_length = 63, pattern = "^[a-z]([-a-z0-9]*[a-z0-9])?$", example = "cart")]
     name: String,
@@ -126,7 +126,7 @@ struct Changed {
 #[derive(Serialize, ToSchema)]
 #[schema(as = HiveServices)]
 struct Services {
-    services: Vec<Shown>,
+    services: Vec<ServiceBody>,
     /// What to ask for after this page; none at the end.
     next: Option<String>,
 }
@@ -194,10 +194,10 @@ fn service_status() -> utoipa::openapi::schema::Object {
 #[utoipa::path(
     post, path = "/api/hive/services", tag = "hive", operation_id = "createService",
     params(("Idempotency-Key" = Option<String>, Header, description = "The command's id: the same one again gives the same service.")),
-    request_body = Asked,
+    request_body = ServiceRequest,
     responses(
-        (status = 201, description = "It was accepted.", body = Shown),
-        (status = 200, description = "It was accepted before, under the same key.", body = Shown),
+        (status = 201, description = "It was accepted.", body = ServiceBody),
+        (status = 200, description = "It was accepted before, under the same key.", body = ServiceBody),
         (status = 409, description = "There is a service of that name."),
         (status = 422, description = "The specification cannot be."),
     )
@@ -247,7 +247,7 @@ async fn list(
     let (rows, may_go_on) = services.await.map_err(broken)?;
     let next = rows.last().filter(|_| may_go_on).map(|row| row.service_id.clone());
     // A row is let go when it is shown: there is room for a page twice, and it is yet to be written.
-    let services = rows.into_iter().map(|row| Shown::of_row(row, &caller)).collect();
+    let services = rows.into_iter().map(|row| ServiceBody::of(row, &caller)).collect();
     room.json(&Services { services, next })
 }
 
@@ -258,7 +258,7 @@ async fn list(
 #[utoipa::path(
     get, path = "/api/hive/services/{id}", tag = "hive", operation_id = "showService",
     params(("id" = String, Path, description = "The service's id.")),
-    responses((status = 200, description = "As it is now.", body = Shown), (status = 404, description = "There is none."))
+    responses((status = 200, description = "As it is now.", body = ServiceBody), (status = 404, description = "There is none."))
 )]
 async fn show(
     State(app): State<Serving>,
@@ -280,7 +280,7 @@ async fn show(
         ("Idempotency-Key" = Option<String>, Header, description = "The command's id.")),
     request_body = Changed,
     responses(
-        (status = 200, description = "It was accepted.", body = Shown),
+        (status = 200, description = "It was accepted.", body = ServiceBody),
         (status = 404, description = "There is none."),
         (status = 409, description = "Not in this state; the answer says what is possible."),
         (status = 412, description = "It has another specification by now."),
@@ -315,7 +315,7 @@ async fn update(
         Precondition,
         ("Idempotency-Key" = Option<String>, Header, description = "The command's id.")),
     responses(
-        (status = 200, description = "It was accepted.", body = Shown),
+        (status = 200, description = "It was accepted.", body = ServiceBody),
         (status = 404, description = "There is none."),
         (status = 409, description = "Not in this state; the answer says what is possible."),
         (status = 412, description = "It has another specification by now."),
@@ -339,7 +339,7 @@ async fn delete(
     params(("id" = String, Path, description = "The service's id."),
         ("Idempotency-Key" = Option<String>, Header, description = "The command's id.")),
     responses(
-        (status = 200, description = "What is known.", body = Shown),
+        (status = 200, description = "What is known.", body = ServiceBody),
         (status = 404, description = "There is none."),
     )
 )]
@@ -682,7 +682,7 @@ async fn answer(
         Some((_, None)) => looks.after_it_was_done()?,
         _ => looks?,
     };
-    let shown = Shown::of(view, caller).with(looks, command_id);
+    let shown = ServiceBody::of(view, caller).with(looks, command_id);
     let tag = format!("\"{}\"", shown.spec_version);
     Ok((status, [(header::ETAG, tag)], Json(shown)).into_response())
 }

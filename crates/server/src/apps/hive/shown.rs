@@ -10,7 +10,6 @@ use towpath_hive::gateway::{Condition, ConditionStatus};
 use towpath_hive::service::{ServiceStatus, Snapshot};
 use towpath_hive::spec::EnvValue;
 use towpath_hive::targets::DELETION_DEADLINE;
-use towpath_hive::views::ServiceRow;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{AdditionalProperties, Object, ObjectBuilder, OneOfBuilder, Schema, Type};
 
@@ -22,7 +21,7 @@ use crate::{Caller, Role};
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = HiveService)]
-pub(super) struct Shown {
+pub(super) struct ServiceBody {
     id: String,
     name: String,
     namespace: String,
@@ -184,7 +183,7 @@ fn conditions_of(snapshot: &Snapshot) -> Vec<ConditionShown> {
     shown.collect()
 }
 
-impl Shown {
+impl ServiceBody {
     pub(super) fn of(view: ServiceView, caller: &Caller) -> Self {
         let ServiceView { service_id, version, service } = view;
         let snapshot = service.snapshot.as_ref();
@@ -224,11 +223,6 @@ impl Shown {
             last_failure: None,
             command_id: None,
         }
-    }
-
-    pub(super) fn of_row(row: ServiceRow, caller: &Caller) -> Self {
-        let ServiceRow { service_id, version, service, .. } = row;
-        Self::of(ServiceView { service_id, version, service }, caller)
     }
 
     /// With what is known of the looks at it, and the command that was just carried out.

@@ -155,7 +155,7 @@ pub(super) struct ShownOrder {
     pub(super) pay_by: Option<DateTime<Utc>>,
     /// The steps that are possible now.
     #[schema(schema_with = steps)]
-    pub(super) possible: &'static [&'static str],
+    pub(super) possible: Vec<&'static str>,
     /// The flow of all its facts.
     pub(super) correlation_id: Option<String>,
     /// Its way to the buyer, once it has begun.

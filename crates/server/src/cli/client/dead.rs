@@ -18,7 +18,7 @@ pub(crate) enum Dead {
         #[command(flatten)]
         connection: Connection,
         #[command(flatten)]
-        which: Which,
+        which: LetterFlags,
         /// In this status instead: RETRY, BEHIND, DEAD, REPLAYED or DISCARDED
         #[arg(long)]
         status: Option<String>,
@@ -69,7 +69,7 @@ pub(crate) enum Dead {
 
 /// Which letters.
 #[derive(Args)]
-pub(crate) struct Which {
+pub(crate) struct LetterFlags {
     /// Of this handler
     #[arg(long)]
     handler: Option<String>,
@@ -92,7 +92,7 @@ pub(crate) struct Many {
     /// The numbers of letters; without, all dead ones that fit what else is said
     ids: Vec<u64>,
     #[command(flatten)]
-    which: Which,
+    which: LetterFlags,
     /// All dead ones
     #[arg(long)]
     all: bool,
@@ -101,7 +101,7 @@ pub(crate) struct Many {
     yes: bool,
 }
 
-impl Which {
+impl LetterFlags {
     fn parts(&self) -> [(&'static str, Option<String>); 4] {
         [
             ("handler", self.handler.clone()),

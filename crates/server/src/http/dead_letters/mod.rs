@@ -23,7 +23,7 @@ use super::access::{Caller, Role};
 use super::extract::{JsonBody, OptionalJsonBody, Path, Query, SoughtText};
 use super::problem::{AfterDone as _, Problem};
 use super::range::{Number, limit, number, usually};
-use shown::{Cause, Causes, Encoding, InFull, Listed, Shown, encoding, letter_status};
+use shown::{Cause, Causes, Encoding, InFull, LetterBody, LetterPage, encoding, letter_status};
 
 /// The paths of this part.
 pub(super) fn routes() -> OpenApiRouter<App> {
@@ -40,7 +40,7 @@ pub(super) fn routes() -> OpenApiRouter<App> {
 #[derive(Deserialize, IntoParams)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Which {
+struct LetterQuery {
     /// Only those in this status; the dead ones if nothing is said.
     #[param(schema_with = letter_status)]
     status: Option<LetterStatus>,
@@ -70,7 +70,7 @@ struct Which {
     limit: u32,
 }
 
-impl Which {
+impl LetterQuery {
     fn filter(self) -> LetterFilter {
         LetterFilter {
             status: Some(self.status.unwrap_or(LetterStatus::Dead)),
@@ -93,14 +93,14 @@ impl Which {
     path = "/api/dead-letters",
     tag = "dead letters",
     operation_id = "listDeadLetters",
-    params(Which),
-    responses((status = 200, description = "The letters.", body = Listed))
+    params(LetterQuery),
+    responses((status = 200, description = "The letters.", body = LetterPage))
 )]
-async fn list(State(app): State<Towpath>, Query(which): Query<Which>) -> Result<Response, Problem> {
+async fn list(State(app): State<Towpath>, Query(which): Query<LetterQuery>) -> Result<Response, Problem> {
     let (after, limit) = (which.after, which.limit);
     let letters = app.store().letters_in_short(&which.filter(), after, limit).await?;
     let next = letters.last().map_or(after, |letter| letter.letter_id);
-    Ok(Json(Listed { letters: letters.iter().map(Shown::from).collect(), next }).into_response())
+    Ok(Json(LetterPage { letters: letters.iter().map(LetterBody::from).collect(), next }).into_response())
 }
 
 /// Letters by cause, the largest groups first
@@ -111,10 +111,10 @@ async fn list(State(app): State<Towpath>, Query(which): Query<Which>) -> Result<
     path = "/api/dead-letters/causes",
     tag = "dead letters",
     operation_id = "listCausesOfDeath",
-    params(Which),
+    params(LetterQuery),
     responses((status = 200, description = "The groups.", body = Causes))
 )]
-async fn causes(State(app): State<Towpath>, Query(which): Query<Which>) -> Result<Response, Problem> {
+async fn causes(State(app): State<Towpath>, Query(which): Query<LetterQuery>) -> Result<Response, Problem> {
     let groups = app.dead_letters().groups(&which.filter()).await?;
     Ok(Json(Causes { causes: groups.iter().map(Cause::from).collect() }).into_response())
 }

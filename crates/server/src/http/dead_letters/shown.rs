@@ -16,8 +16,8 @@ use crate::http::wire::one_of;
 /// Letters, by number.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Letters)]
-pub(super) struct Listed<'a> {
-    pub(super) letters: Vec<Shown<'a>>,
+pub(super) struct LetterPage<'a> {
+    pub(super) letters: Vec<LetterBody<'a>>,
     /// What to give as `after` to read on.
     pub(super) next: u64,
 }
@@ -26,7 +26,7 @@ pub(super) struct Listed<'a> {
 #[derive(Serialize, ToSchema)]
 #[schema(as = Letter)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Shown<'a> {
+pub(super) struct LetterBody<'a> {
     letter_id: u64,
     /// Whose delivery it was; nothing for what the broker gave up.
     #[schema(value_type = Option<String>)]
@@ -57,7 +57,7 @@ pub(super) struct Shown<'a> {
     changed_by_id: Option<&'a ActorId>,
 }
 
-impl<'a> From<&'a Letter> for Shown<'a> {
+impl<'a> From<&'a Letter> for LetterBody<'a> {
     fn from(letter: &'a Letter) -> Self {
         let message = &letter.letter.message;
         Self {
@@ -88,7 +88,7 @@ impl<'a> From<&'a Letter> for Shown<'a> {
 #[serde(rename_all = "camelCase")]
 pub(super) struct InFull<'a> {
     #[serde(flatten)]
-    letter: Shown<'a>,
+    letter: LetterBody<'a>,
     exchange: &'a str,
     routing_key: &'a str,
     message_key: Option<&'a str>,

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use towpath::ids::{AggregateKey, Position};
 use towpath::name::EventName;
-use towpath::ports::store::{Store as _, StoreError, StoreResult};
+use towpath::ports::store::{StoreError, StoreResult};
 use towpath::{RecordedEvent, Towpath};
 
 use crate::http::access::Role;

@@ -3,6 +3,7 @@
 //! Reading order: this file is the path; `feed` is the one task that follows the log and keeps its newest part, written
 //! as it is sent; `reader` is what one client gets.
 
+#[cfg(any(test, feature = "bench"))]
 pub(crate) mod client;
 mod feed;
 mod reader;
@@ -63,7 +64,7 @@ async fn stream(
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
     let Query(parameters) = asked.map_err(|error| Problem::malformed(error.body_text(), HOW_TO_ASK))?;
-    let Asked { after, filter } = Asked::read(parameters, &headers)?;
+    let StreamRequest { after, filter } = StreamRequest::read(parameters, &headers)?;
     let place = feed.place(caller.name.as_str()).map_err(|full| match full {
         Full::OfTheCaller => Problem::share_used_up(
             "this caller follows the stream as often as one caller may",
@@ -104,13 +105,13 @@ const HOW_TO_ASK: &str =
     "Write ?after=POSITION, ?type=GLOB and ?aggregate=KIND/ID; the last two may come several times.";
 
 /// What a client wants.
-struct Asked {
+struct StreamRequest {
     /// Behind which position; `None` is from now on.
     after: Option<Position>,
     filter: Filter,
 }
 
-impl Asked {
+impl StreamRequest {
     /// How many filters one reader may have: each event is held against all of them.
     const MOST_FILTERS: usize = 100;
 

@@ -1,0 +1,99 @@
+//! The store: one contract for every database, a file per topic.
+//!
+//! A topic is a small trait with the types it speaks of. [`Store`] is their sum, and the conformance suite in the test kit is
+//! its meaning. Method names are unique over all topics, so that a `dyn Store` has them all without an import.
+//!
+//! Reading order: the database and its errors; appends and transactions; the topics.
+
+mod aggregates;
+mod appends;
+mod backlog;
+mod channels;
+mod cleaning;
+mod commands;
+mod database;
+mod error;
+mod following;
+mod inbox;
+mod inspection;
+mod leases;
+mod letters;
+mod listings;
+mod log;
+mod notices;
+pub mod observations;
+pub mod operations;
+mod outbox;
+pub mod queues;
+mod timers;
+mod transactions;
+
+pub use aggregates::{AggregateRow, Aggregates, AppendedTogether, Flow, StateEvent};
+pub use appends::{
+    Append, AppendRules, Appended, DeadlineChange, Expected, NewEvent, Routing, Snapshot, StateChange,
+};
+pub use backlog::{Backlog, Backlogs, CommandBacklog, LetterCount, LogBacklog, OutboxBacklog, TimerBacklog};
+pub use channels::{ChannelRow, Channels, Disabled, Parked, ParkedAggregate, TrackerPlace};
+pub use cleaning::Cleaning;
+pub use commands::{
+    CLAIMED_BYTES, CommandRecord, CommandResult, CommandSession, Commands, CompletedCommand, FailedCommand,
+    Found, Loaded, NewCommand,
+};
+pub use database::{Database, StorePromises};
+pub use error::{BoxError, StoreError, StoreResult};
+pub use following::{FollowedLog, Following};
+pub use inbox::{CameBefore, FirstDelivery, Inbox, InboxEntry, InboxFailure, InboxMark};
+pub use inspection::{Counts, InspectedStore, Inspection};
+pub use leases::{Claim, LeaseGrant, LeaseStanding, Leases};
+pub use letters::Letters;
+pub use listings::{COMMANDS_BYTES, FoundAs, Listings, OutboxFilter};
+pub use log::{Log, Sequenced};
+pub use notices::{Heard, NoticeListener, Notices};
+pub use observations::{
+    Adopted, DuePage, Listed, Look, LookFailure, Looks, NotedLook, Observations, ScanPlace, Watch, Watched,
+};
+pub use operations::{
+    LostOperation, NewOperation, OperationAnswer, OperationClaim, OperationEnd, OperationKey,
+    OperationStanding, Operations,
+};
+pub use outbox::{
+    ClaimRoom, FailedFilter, FailedRow, Outbox, OutboxClaim, OutboxItem, OutboxOutcome, OutboxResult,
+    OutboxRow,
+};
+pub use queues::{
+    Ending, Fate, Layout, Parcel, Placement, PutError, QueueDepth, Queues, Receiver, TakenMessage,
+};
+pub use timers::{NewTimer, Timer, TimerOutcome, Timers};
+pub use transactions::{StoreTx, Transactions};
+
+/// Writes the list of topics once.
+macro_rules! sum_of {
+    ($($topic:ident),+ $(,)?) => {
+        /// The store contract: the sum of its topics.
+        pub trait Store: $($topic +)+ {}
+
+        impl<S: $($topic +)+> Store for S {}
+    };
+}
+
+sum_of!(
+    Database,
+    Transactions,
+    Commands,
+    Aggregates,
+    Log,
+    Outbox,
+    Leases,
+    Inbox,
+    Letters,
+    Timers,
+    Channels,
+    Queues,
+    Operations,
+    Observations,
+    Listings,
+    Following,
+    Cleaning,
+    Backlogs,
+    Notices,
+);

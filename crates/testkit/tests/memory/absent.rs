@@ -1,0 +1,298 @@
+//! The topics that are not kept in memory. Their cases are shown to fail on a database, by statements with a condition taken out.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use chrono::{DateTime, Utc};
+use towpath_core::ids::*;
+use towpath_core::letters::*;
+use towpath_core::lifecycle::*;
+use towpath_core::ports::broker::Topology;
+use towpath_core::ports::store::*;
+
+use super::MemoryStore;
+
+/// What a store in memory says of them.
+pub(super) fn absent<T>() -> StoreResult<T> {
+    Err(StoreError::Refused { statement: "a topic of databases", source: "it is not kept in memory".into() })
+}
+
+#[async_trait]
+impl Letters for MemoryStore {
+    async fn set_aside(&self, _aside: &SetAside) -> StoreResult<AsideOutcome> {
+        absent()
+    }
+
+    async fn next_letter_due(&self, _handler: &HandlerName) -> StoreResult<Option<DateTime<Utc>>> {
+        absent()
+    }
+
+    async fn take_letter(
+        &self,
+        _handler: &HandlerName,
+        _in_hand: &[u64],
+        _now: DateTime<Utc>,
+        _until: DateTime<Utc>,
+    ) -> StoreResult<Option<Letter>> {
+        absent()
+    }
+
+    async fn release_letter(&self, _letter: &Letter, _due_at: DateTime<Utc>) -> StoreResult<bool> {
+        absent()
+    }
+
+    async fn count_failure_of(
+        &self,
+        _letter: &Letter,
+        _failure: &InboxFailure<'_>,
+    ) -> StoreResult<Option<InboxEntry>> {
+        absent()
+    }
+
+    async fn advance_letters(
+        &self,
+        _handler: &HandlerName,
+        _after: Option<Lane>,
+        _now: DateTime<Utc>,
+    ) -> StoreResult<Option<Lane>> {
+        absent()
+    }
+
+    async fn advance_lanes(
+        &self,
+        _handler: &HandlerName,
+        _lanes: &[Lane],
+        _now: DateTime<Utc>,
+    ) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn letter_given_back(&self, _letter: &Letter, _now: DateTime<Utc>) -> StoreResult<bool> {
+        absent()
+    }
+
+    async fn read_in_letter(
+        &self,
+        _letter: &NewLetter,
+        _death_key: &str,
+        _reason: &str,
+        _now: DateTime<Utc>,
+    ) -> StoreResult<bool> {
+        absent()
+    }
+
+    async fn letter(&self, _letter_id: u64) -> StoreResult<Option<Letter>> {
+        absent()
+    }
+
+    async fn letters(&self, _filter: &LetterFilter, _after: u64, _limit: u32) -> StoreResult<Vec<Letter>> {
+        absent()
+    }
+
+    async fn letters_in_short(
+        &self,
+        _filter: &LetterFilter,
+        _after: u64,
+        _limit: u32,
+    ) -> StoreResult<Vec<Letter>> {
+        absent()
+    }
+
+    async fn letter_groups(&self, _filter: &LetterFilter) -> StoreResult<Vec<LetterGroup>> {
+        absent()
+    }
+
+    async fn replay_letters(
+        &self,
+        _letter_ids: &[u64],
+        _by: Option<&ActorId>,
+        _now: DateTime<Utc>,
+    ) -> StoreResult<u64> {
+        absent()
+    }
+
+    async fn forget_death(&self, _letter_id: u64) -> StoreResult<bool> {
+        absent()
+    }
+
+    async fn letter_republished(
+        &self,
+        _letter_id: u64,
+        _by: Option<&ActorId>,
+        _now: DateTime<Utc>,
+    ) -> StoreResult<bool> {
+        absent()
+    }
+
+    async fn edit_letter(
+        &self,
+        _letter: &Letter,
+        _body: &[u8],
+        _by: Option<&ActorId>,
+        _now: DateTime<Utc>,
+    ) -> StoreResult<bool> {
+        absent()
+    }
+
+    async fn discard_letter(
+        &self,
+        _letter: &Letter,
+        _by: Option<&ActorId>,
+        _message: Option<&str>,
+        _now: DateTime<Utc>,
+    ) -> StoreResult<bool> {
+        absent()
+    }
+}
+
+#[async_trait]
+impl Queues for MemoryStore {
+    async fn layout(&self) -> StoreResult<Layout> {
+        absent()
+    }
+
+    async fn extend_layout(&self, _revision: u64, _additions: &Topology) -> StoreResult<bool> {
+        absent()
+    }
+
+    async fn put_messages(&self, _revision: u64, _parcels: &[Parcel<'_>]) -> Result<bool, PutError> {
+        absent().map_err(PutError::NotWritten)
+    }
+
+    async fn begin_receiving(&self, _lease: &LeaseName, _for_: Duration) -> StoreResult<LeaseGrant> {
+        absent()
+    }
+
+    async fn keep_receiving(&self, _grant: &LeaseGrant, _for_: Duration) -> StoreResult<bool> {
+        absent()
+    }
+
+    async fn end_receiving(&self, _receiver: &Receiver) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn take_messages(
+        &self,
+        _receiver: &Receiver,
+        _limit: u32,
+        _bytes: u64,
+    ) -> StoreResult<Vec<TakenMessage>> {
+        absent()
+    }
+
+    async fn end_messages(&self, _grant: &LeaseGrant, _endings: &[Ending]) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn recover_messages(&self) -> StoreResult<u64> {
+        absent()
+    }
+
+    async fn queue_depths(&self, _queues: &[&str]) -> StoreResult<Vec<Option<QueueDepth>>> {
+        absent()
+    }
+}
+
+#[async_trait]
+impl Observations for MemoryStore {
+    async fn due_subjects(
+        &self,
+        _observer: &str,
+        _place: Option<&ScanPlace>,
+        _limit: u32,
+    ) -> StoreResult<DuePage> {
+        absent()
+    }
+
+    async fn hinted_subjects(&self, _observer: &str, _hints: &[String]) -> StoreResult<Vec<Listed>> {
+        absent()
+    }
+
+    async fn begin_look(&self, _observer: &str, _subject_id: &str) -> StoreResult<Option<Watched>> {
+        absent()
+    }
+
+    async fn note_looks(&self, _: &LeaseGrant, _observer: &str, _looks: &[NotedLook]) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn looks_at(&self, _observer: &str, _subject_id: &str) -> StoreResult<Option<Looks>> {
+        absent()
+    }
+}
+
+#[async_trait]
+impl Listings for MemoryStore {
+    async fn commands(
+        &self,
+        _status: Option<CommandStatus>,
+        _behind: Option<&CommandId>,
+        _limit: u32,
+    ) -> StoreResult<Vec<CommandRecord>> {
+        absent()
+    }
+
+    async fn outbox_rows(
+        &self,
+        _filter: &OutboxFilter,
+        _after: u64,
+        _limit: u32,
+    ) -> StoreResult<Vec<FailedRow>> {
+        absent()
+    }
+
+    async fn outbox_row(&self, _outbox_id: u64) -> StoreResult<Option<FailedRow>> {
+        absent()
+    }
+
+    async fn aggregates(
+        &self,
+        _kind: &AggregateKind,
+        _after: Option<&AggregateId>,
+        _limit: u32,
+    ) -> StoreResult<Vec<AggregateRow>> {
+        absent()
+    }
+
+    async fn trace(
+        &self,
+        _id: &str,
+        _aggregates: &[AggregateKey],
+    ) -> StoreResult<Vec<(FoundAs, CorrelationId)>> {
+        absent()
+    }
+}
+
+#[async_trait]
+impl Following for MemoryStore {
+    async fn open_followed_log(
+        &self,
+        _follower: &HandlerName,
+        _peer_url: &str,
+        _now: DateTime<Utc>,
+    ) -> StoreResult<FollowedLog> {
+        absent()
+    }
+
+    async fn followed_log(&self, _follower: &HandlerName) -> StoreResult<Option<FollowedLog>> {
+        absent()
+    }
+}
+
+#[async_trait]
+impl Backlogs for MemoryStore {
+    async fn backlog(&self, _channels: &[ChannelName], _now: DateTime<Utc>) -> StoreResult<Backlog> {
+        absent()
+    }
+}
+
+#[async_trait]
+impl Notices for MemoryStore {
+    async fn notify(&self, _sender: &str) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn hear(&self) -> StoreResult<Option<Box<dyn NoticeListener>>> {
+        absent()
+    }
+}

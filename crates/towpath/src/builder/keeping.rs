@@ -1,0 +1,27 @@
+//! What is kept for how long.
+
+use std::time::Duration;
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// What is kept for how long.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Keeping {
+    /// Outbox rows that were sent.
+    pub(crate) sent: Duration,
+    /// Deliveries that were handled: the de-duplication horizon.
+    pub(crate) handled: Duration,
+    /// Commands that ended: for so long their ids are known.
+    pub(crate) commands: Duration,
+    /// Answers to operations.
+    pub(crate) operations: Duration,
+    /// How often it is looked for what is older.
+    pub(crate) every: Duration,
+}
+
+impl Default for Keeping {
+    fn default() -> Self {
+        let every = Duration::from_secs(600);
+        Self { sent: 7 * DAY, handled: 7 * DAY, commands: 90 * DAY, operations: DAY, every }
+    }
+}

@@ -1,0 +1,93 @@
+//! Jobs of an application: they live and end with Towpath.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a test's verdict")]
+
+#[macro_use]
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use support::Fresh;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use towpath::{HandlerError, Job, Turn};
+
+on_every_database!(
+    a_job_goes_on_after_failures_and_ends_with_towpath,
+    a_job_that_is_alone_is_done_by_one_instance_and_then_by_another,
+    a_job_that_does_not_end_is_cut_off_and_named,
+);
+
+const SOON: Duration = Duration::from_millis(5);
+
+async fn next<T>(told: &mut UnboundedReceiver<T>) -> T {
+    tokio::time::timeout(Duration::from_secs(20), told.recv()).await.expect("another turn").unwrap()
+}
+
+async fn a_job_goes_on_after_failures_and_ends_with_towpath(fresh: &Fresh) {
+    let (tell, mut told) = unbounded_channel();
+    let turns = AtomicU32::new(0);
+    let job = Job::named("count", SOON, move |turn: Turn| {
+        let number = turns.fetch_add(1, Ordering::SeqCst);
+        tell.send(number).unwrap();
+        assert_ne!(number, 1, "a panic on purpose");
+        async move {
+            turn.app.ready().await?;
+            if number == 0 { Err(HandlerError::transient("not-now", "fails once")) } else { Ok(()) }
+        }
+    });
+    let app = fresh.builder().job(job).start().await.unwrap();
+    for number in 0..4 {
+        assert_eq!(next(&mut told).await, number);
+    }
+    assert!(app.stop_within(Duration::from_secs(20)).await.is_empty());
+    while told.recv().await.is_some() {}
+}
+
+async fn a_job_that_is_alone_is_done_by_one_instance_and_then_by_another(fresh: &Fresh) {
+    let (tell, mut told) = unbounded_channel();
+    let instance = |name: &'static str| {
+        let tell = tell.clone();
+        let job = Job::named("alone", SOON, move |turn: Turn| {
+            tell.send(turn.app.instance().to_string()).unwrap();
+            async { Ok(()) }
+        });
+        fresh.builder().instance(name).lease(Duration::from_secs(3)).job(job.alone()).start()
+    };
+    let one = instance("one").await.unwrap();
+    assert_eq!(next(&mut told).await, "one");
+    let other = instance("other").await.unwrap();
+    for _ in 0..20 {
+        assert_eq!(next(&mut told).await, "one");
+    }
+    one.stop().await;
+    while next(&mut told).await == "one" {}
+    for _ in 0..3 {
+        assert_eq!(next(&mut told).await, "other");
+    }
+    other.stop().await;
+}
+
+async fn a_job_that_does_not_end_is_cut_off_and_named(fresh: &Fresh) {
+    let (tell, mut told) = unbounded_channel();
+    let held = Arc::new(());
+    let job = Job::named("endless", SOON, {
+        let held = Arc::clone(&held);
+        move |turn: Turn| {
+            tell.send(()).unwrap();
+            let held = Arc::clone(&held);
+            async move {
+                std::future::pending::<()>().await;
+                drop((turn, held));
+                Ok(())
+            }
+        }
+    });
+    let app = fresh.builder().job(job).start().await.unwrap();
+    next(&mut told).await;
+    let cut_off = app.stop_within(Duration::from_millis(50)).await;
+    assert!(cut_off.iter().any(|name| name == "job endless"), "{cut_off:?}");
+    drop(app);
+    assert_eq!(Arc::strong_count(&held), 1, "nothing of it is left");
+}
