@@ -7,7 +7,6 @@ use towpath_core::ports::store::StoreResult;
 
 use crate::own_tables::OwnTables;
 use crate::projections::{Owned, Projected, ProjectedAggregate, ProjectionFailure, ProjectionProgress};
-use crate::schema::OBSERVATIONS;
 use crate::sql::{Row, Session, Value, code, readable, values};
 
 /// The row that stands for all aggregates.
@@ -172,15 +171,26 @@ pub(crate) async fn owners(
     after: &str,
     limit: u32,
 ) -> StoreResult<Vec<(String, bool)>> {
-    let (table, column, only, mut keys) = match owned {
-        Owned::Rows(table, column) => (table.name, column, "", values![]),
-        Owned::Watched(observer) => (OBSERVATIONS.name, "subject_id", "observer = ? AND ", values![observer]),
+    let mut keys = values![];
+    let owners = match owned {
+        Owned::Rows(table, column) => {
+            format!(
+                "SELECT DISTINCT {column} AS owner FROM {} WHERE {column} > ? ORDER BY {column}",
+                table.name
+            )
+        }
+        Owned::Watched(observer) => {
+            let (pinned, first) = session.dialect().pinned_for_a_walk("observer");
+            keys.extend(pinned.matches('?').map(|_| Value::from(observer)));
+            format!(
+                "SELECT subject_id AS owner FROM observations WHERE {pinned} AND subject_id > ? \
+                 ORDER BY {first}subject_id"
+            )
+        }
     };
     keys.extend(values![after, projection, kind]);
     let sql = format!(
-        "SELECT o.owner, p.aggregate_id AS known FROM \
-         (SELECT DISTINCT {column} AS owner FROM {table} WHERE {only}{column} > ? \
-         ORDER BY {column} LIMIT {limit}) AS o \
+        "SELECT o.owner, p.aggregate_id AS known FROM ({owners} LIMIT {limit}) AS o \
          LEFT JOIN projections p ON p.projection = ? AND p.aggregate_kind = ? AND p.aggregate_id = o.owner \
          ORDER BY o.owner"
     );
