@@ -6,8 +6,8 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use sha2::{Digest as _, Sha256};
 use towpath::ids::{AggregateKey, Version};
-use towpath::observer::{Observer, ObserverPolicy, ObserverWake};
-use towpath::ports::store::{StateEvent, StoreError};
+use towpath::observer::{Looks, Observer, ObserverPolicy, ObserverWake};
+use towpath::ports::store::{StateEvent, StoreError, StoreResult, StoreTx as _};
 use towpath::retry::RetryPolicy;
 use towpath::tables::{Record, Value};
 use towpath::{
@@ -16,7 +16,6 @@ use towpath::{
 
 use crate::alerts::{self, Alert};
 use crate::consumers;
-use crate::failures::{self, Looks};
 use crate::gateway::ServingGateway;
 use crate::knative::{KnativeService, KnativeServiceEvent};
 use crate::namespace::{Namespace, NamespaceEvent};
@@ -24,8 +23,9 @@ use crate::record::ServiceRecord;
 use crate::service::{Service, ServiceEvent, ServiceStatus};
 use crate::spec::ServiceSpec;
 use crate::tables::TABLES;
+use crate::take_over::take_over;
 use crate::targets::Targets;
-use crate::views::{self, AT_ONCE, Services, json};
+use crate::views::{self, Services, json};
 
 /// The name of hive's observer: of its lease, and among [`Towpath::observers`].
 pub const OBSERVER: &str = "hive";
@@ -179,6 +179,7 @@ impl Hive {
             .aggregate::<ServiceRecord>()
             .aggregate::<Namespace>()
             .tables(&TABLES)
+            .prepare(|store| async move { take_over(&store).await })
             .channel(channel(
                 &facts,
                 &[
@@ -201,7 +202,7 @@ impl Hive {
                     ServiceEvent::SPEC_ACCEPTED,
                 ],
             ))
-            .projections(views::projections(&facts, stale, self.wake.clone()))
+            .projections(views::projections(&facts, stale))
             .consumer(consumers::observations(&observed))
             .consumer(consumers::records(&requested))
             .observer(Observer::named(OBSERVER, targets, policy, self.wake.clone()))
@@ -234,7 +235,7 @@ impl Hive {
 
     /// When a service was last looked at, and why it could not be since.
     pub async fn looks(&self, store: &SqlStore, service_id: &str) -> Result<Looks, StoreError> {
-        failures::looks(store, service_id).await
+        Ok(store.looks_at(OBSERVER, service_id).await?.unwrap_or_default())
     }
 
     /// The alerts about the platform, the last raised first.
@@ -442,14 +443,11 @@ pub struct Rebuilt {
 /// A fact that cannot be read, when all other services are through; or the store's.
 pub async fn rebuild(store: &SqlStore, ready_stale: Duration) -> Result<Rebuilt, HandlerError> {
     store.ready().await?;
-    let projections = views::projections(Hive::NAME, ready_stale, ObserverWake::default());
-    let rebuilt = projections.rebuild(store).await?;
+    let rebuilt = views::projections(Hive::NAME, ready_stale).rebuild(store).await?;
     // All of them are looked at again, so that what was missed is found; after what somebody has asked for.
-    let soon = AT_ONCE + chrono::TimeDelta::seconds(1);
-    let sql = "UPDATE hive_targets SET due_at = ? WHERE due_at > ? AND (wanted IS NULL OR wanted <> 'facts')";
     for gave_way in 0.. {
-        match store.own_execute("hive.rebuild.look", sql, vec![soon.into(), soon.into()]).await {
-            Ok(_) => break,
+        match look_at_all(store).await {
+            Ok(()) => break,
             // The consumers write the same rows, and one of two has to give way.
             Err(StoreError::Contention(_)) if gave_way < GIVES_WAY_AT_MOST => {}
             Err(error) => return Err(error.into()),
@@ -462,6 +460,12 @@ pub async fn rebuild(store: &SqlStore, ready_stale: Duration) -> Result<Rebuilt,
             Ok(Rebuilt { facts: rebuilt.facts, services })
         }
     }
+}
+
+async fn look_at_all(store: &SqlStore) -> StoreResult<()> {
+    let mut transaction = store.open_transaction().await?;
+    transaction.look_at_all(OBSERVER).await?;
+    transaction.finish().await
 }
 
 #[cfg(test)]

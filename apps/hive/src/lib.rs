@@ -1,13 +1,11 @@
 //! Hive: a control plane for Knative services, on Towpath's public API.
 //!
 //! Reading order: [`spec`] (what is asked for), [`service`] (the aggregate and its machine), [`gateway`] (the platform),
-//! [`knative`] (what was seen of it), `targets` (looking), [`failures`] (what could not be looked at) and [`alerts`] (the
-//! platform as a whole), `consumers` (what facts lead to), `views` (the read models), and [`Hive`], which puts them together. `docs/hive.md` says what each event means.
+//! [`knative`] (what was seen of it), `targets` (looking) and [`alerts`] (what an operator should know of), `consumers` (what
+//! facts lead to), `views` (the read models), and [`Hive`], which puts them together. `docs/hive.md` says what each event means.
 
 pub mod alerts;
 mod consumers;
-mod database_time;
-pub mod failures;
 pub mod gateway;
 mod hive;
 pub mod knative;
@@ -17,8 +15,10 @@ pub mod schemas;
 pub mod service;
 pub mod spec;
 pub mod tables;
+mod take_over;
 pub mod targets;
 mod texts;
 mod views;
 
 pub use hive::{Hive, HiveSettings, OBSERVER, Rebuilt, ServiceView, SpecRow, rebuild};
+pub use take_over::take_over;

@@ -1,4 +1,4 @@
-//! Hive's own tables: the read models, and what is to be looked at.
+//! Hive's own tables: the read models, and alerts.
 
 use towpath::tables::{Column, ColumnKind, Index, Table};
 
@@ -121,50 +121,5 @@ pub const ALERTS: Table = Table::new(
     &[],
 );
 
-/// What could not be looked at, or not be done there, the last time: a row per service for as long as that is so. The observer
-/// writes here.
-pub const FAILURES: Table = Table::new(
-    "hive_failures",
-    &[
-        column("service_id", Name(128)),
-        column("code", Name(128)),
-        column("message", Text),
-        column("since", Time),
-        column("failed_at", Time),
-    ],
-    &["service_id"],
-    &[],
-);
-
-/// What is to be looked at, and when: a row per service that is not DELETED. The observer writes here when it has looked.
-pub const TARGETS: Table = Table::new(
-    "hive_targets",
-    &[
-        column("service_id", Name(128)),
-        column("version", Long),
-        column("resource", Name(128)),
-        column("status", Name(16)),
-        column("spec", Json),
-        column("spec_hash", Name(64)),
-        column("spec_version", Long),
-        column("force_replace", Long),
-        column("applied", Long),
-        nullable("wanted", Name(16)),
-        nullable("cause_id", Name(64)),
-        nullable("flow_id", Name(128)),
-        nullable("snapshot", Json),
-        column("missing", Long),
-        nullable("observed_at", Time),
-        nullable("waited_since", Time),
-        column("due_at", Time),
-    ],
-    &["service_id"],
-    &[
-        Index::new("hive_targets_due", &["due_at", "service_id"]),
-        Index::new("hive_targets_resource", &["resource"]),
-    ],
-);
-
 /// All of them.
-pub const TABLES: [Table; 9] =
-    [SERVICES, REVISIONS, ROUTES, SPECS, AUDIT, NAMESPACES, TARGETS, FAILURES, ALERTS];
+pub const TABLES: [Table; 7] = [SERVICES, REVISIONS, ROUTES, SPECS, AUDIT, NAMESPACES, ALERTS];

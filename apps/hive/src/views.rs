@@ -4,18 +4,21 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use towpath::observer::ObserverWake;
+use serde::{Deserialize, Serialize};
+use towpath::observer::{Look, Watch};
 use towpath::projection::{Fact, OwnedTable, RowKey, Rows};
 use towpath::tables::{Table, Value};
 use towpath::{Aggregate, HandlerError, Payload, Projection, Projections};
 
 use crate::alerts;
+use crate::hive::OBSERVER;
 use crate::knative::{KnativeService, KnativeServiceEvent};
 use crate::namespace::{Namespace, NamespaceEvent};
 use crate::record::{RecordEvent, ServiceRecord};
 use crate::service::{Service, ServiceEvent, ServiceStatus};
 use crate::spec::ResourceName;
-use crate::tables::{AUDIT, NAMESPACES, REVISIONS, ROUTES, SERVICES, SPECS, TARGETS};
+use crate::tables::{AUDIT, NAMESPACES, REVISIONS, ROUTES, SERVICES, SPECS};
+use crate::targets::Kept;
 use crate::texts;
 
 /// The consumer that keeps them.
@@ -24,26 +27,17 @@ const HANDLER: &str = "hive-views";
 /// The longest that a look is put off: nobody means longer, and not every database can write a far moment down.
 const LONGEST: Duration = Duration::from_secs(3600 * 24 * 365);
 
-/// When something is due that is to be looked at now. Not the moment at which that was found: an instance whose clock is
-/// behind would wait until it has come.
-pub(crate) const AT_ONCE: DateTime<Utc> = DateTime::UNIX_EPOCH;
-
 /// For how long a service is left alone of which more facts are on their way.
-const UNFINISHED: Duration = Duration::from_secs(3600);
+pub(crate) const UNFINISHED: Duration = Duration::from_secs(3600);
 
 /// All of them.
-pub(crate) fn projections(channel: &str, stale: Duration, wake: ObserverWake) -> Projections {
-    Projections::of(channel, HANDLER)
-        .with(Services { stale, wake })
-        .with(Platform)
-        .with(Records)
-        .with(Namespaces)
+pub(crate) fn projections(channel: &str, stale: Duration) -> Projections {
+    Projections::of(channel, HANDLER).with(Services { stale }).with(Platform).with(Records).with(Namespaces)
 }
 
 /// The status view, and what is to be looked at.
 pub(crate) struct Services {
     stale: Duration,
-    wake: ObserverWake,
 }
 
 /// What the platform has made of services.
@@ -61,16 +55,21 @@ const fn of_service(table: &'static Table) -> OwnedTable {
 
 impl Projection for Services {
     const NAME: &'static str = "hive-services";
-    const VERSION: u32 = 1;
+    // The first kept by itself what is looked at.
+    const VERSION: u32 = 2;
     const KIND: &'static str = Service::KIND;
     type Event = ServiceEvent;
 
     fn tables() -> &'static [OwnedTable] {
-        const { &[of_service(&SERVICES), of_service(&TARGETS)] }
+        const { &[of_service(&SERVICES)] }
+    }
+
+    fn watches() -> &'static [&'static str] {
+        &[OBSERVER]
     }
 
     fn keys(&self, fact: &Fact<ServiceEvent>) -> Vec<RowKey> {
-        [&SERVICES, &TARGETS].map(|table| RowKey::of(table, [fact.aggregate_id.as_str().into()])).into()
+        vec![RowKey::of(&SERVICES, [fact.aggregate_id.as_str().into()])]
     }
 
     fn project(&self, fact: &Fact<ServiceEvent>, rows: &mut Rows) -> Result<(), HandlerError> {
@@ -84,22 +83,20 @@ impl Projection for Services {
         row.take(fact);
         rows.put(&SERVICES, row.values()?)?;
         if row.service.status == Some(ServiceStatus::Deleted) {
-            rows.delete(RowKey::of(&TARGETS, [id.into()]));
-            let forget = "DELETE FROM hive_failures WHERE service_id = ?";
-            rows.then("hive.forget.failures", forget, vec![id.to_owned().into()]);
+            rows.unwatch(OBSERVER, id)?;
             alerts::is_gone(rows, id, row.updated_at);
             return Ok(());
         }
-        rows.put(&TARGETS, row.target(self.stale)?)
+        rows.watch(OBSERVER, row.watch(is_urgent(&fact.event), self.stale)?)
     }
+}
 
-    fn wakes(&self, fact: &Fact<ServiceEvent>) -> Option<&ObserverWake> {
-        let asks = match &fact.event {
-            ServiceEvent::SpecApplyStarted(_) | ServiceEvent::DeletionMarked(_) => true,
-            ServiceEvent::SnapshotUpdated(updated) => updated.refresh_requested,
-            _ => false,
-        };
-        asks.then_some(&self.wake)
+/// Whether somebody waits for what the fact asks for.
+fn is_urgent(event: &ServiceEvent) -> bool {
+    match event {
+        ServiceEvent::SpecApplyStarted(_) | ServiceEvent::DeletionMarked(_) => true,
+        ServiceEvent::SnapshotUpdated(updated) => updated.refresh_requested,
+        _ => false,
     }
 }
 
@@ -199,7 +196,8 @@ impl Projection for Namespaces {
 }
 
 /// What is to be done on the platform.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Wanted {
     /// Nothing yet: more facts of the same change are on their way, and a look would see half of it.
     Facts,
@@ -211,26 +209,21 @@ pub(crate) enum Wanted {
     Look,
 }
 
-impl Wanted {
-    /// As it is stored.
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Facts => "facts",
-            Self::Apply => "apply",
-            Self::Delete => "delete",
-            Self::Look => "look",
-        }
-    }
+/// The fact that started something, and its flow.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Cause {
+    pub(crate) event_id: String,
+    pub(crate) flow_id: Option<String>,
+}
 
-    /// From what is stored.
+impl Wanted {
+    /// From what an earlier version has stored.
     pub(crate) fn from_stored(text: &str) -> Option<Self> {
-        [Self::Facts, Self::Apply, Self::Delete, Self::Look]
-            .into_iter()
-            .find(|wanted| wanted.as_str() == text)
+        serde_json::from_value(text.into()).ok()
     }
 }
 
-/// A service in the status view, with what is kept of it as a target.
+/// A service in the status view, with what is kept of it by who looks.
 #[derive(Debug, Clone, PartialEq)]
 struct ServiceRow {
     service_id: String,
@@ -243,13 +236,8 @@ struct ServiceRow {
     status_changed_at: DateTime<Utc>,
     /// What is to be done on the platform.
     wanted: Option<Wanted>,
-    /// The fact because of which something is to be done, or was, and its flow.
-    cause_id: Option<String>,
-    flow_id: Option<String>,
-    /// When it was last looked at, as far as its target says.
-    looked_at: Option<DateTime<Utc>>,
-    /// Since when what was asked for is waited for, by the database's time; none before the first look.
-    waited_since: Option<DateTime<Utc>>,
+    /// The fact because of which something is to be done, or was.
+    cause: Option<Cause>,
 }
 
 impl ServiceRow {
@@ -262,10 +250,7 @@ impl ServiceRow {
             updated_at: at,
             status_changed_at: at,
             wanted: None,
-            cause_id: None,
-            flow_id: None,
-            looked_at: None,
-            waited_since: None,
+            cause: None,
         }
     }
 
@@ -279,12 +264,9 @@ impl ServiceRow {
             status_changed_at: row.time("status_changed_at")?,
             ..Self::new(service_id, row.time("created_at")?)
         };
-        if let Some(target) = rows.get(&RowKey::of(&TARGETS, [service_id.into()]))? {
-            known.wanted = target.text_or_null("wanted")?.and_then(Wanted::from_stored);
-            known.cause_id = target.text_or_null("cause_id")?.map(str::to_owned);
-            known.flow_id = target.text_or_null("flow_id")?.map(str::to_owned);
-            known.looked_at = target.time_or_null("observed_at")?;
-            known.waited_since = target.time_or_null("waited_since")?;
+        if let Some(wanted) = rows.watched(OBSERVER, service_id)? {
+            let kept = Kept::read(wanted)?;
+            (known.wanted, known.cause) = (kept.wanted, kept.cause);
         }
         Ok(Some(known))
     }
@@ -311,14 +293,15 @@ impl ServiceRow {
         (self.version, self.updated_at) = (fact.version, fact.occurred_at);
         if self.service.status != before {
             self.status_changed_at = fact.occurred_at;
-            self.waited_since = None;
         }
     }
 
     fn wants(&mut self, wanted: Wanted, cause: &Fact<ServiceEvent>) {
         self.wanted = Some(wanted);
-        self.cause_id = Some(cause.event_id.to_string());
-        self.flow_id = cause.correlation_id.as_ref().map(ToString::to_string);
+        self.cause = Some(Cause {
+            event_id: cause.event_id.to_string(),
+            flow_id: cause.correlation_id.as_ref().map(ToString::to_string),
+        });
     }
 
     /// Whether it is ready.
@@ -351,29 +334,23 @@ impl ServiceRow {
         ])
     }
 
-    fn target(&self, stale: Duration) -> Result<Vec<Value<'static>>, HandlerError> {
+    fn watch(&self, urgent: bool, stale: Duration) -> Result<Watch, HandlerError> {
         let service = &self.service;
-        let snapshot = service.snapshot.as_ref();
-        let missing = snapshot.is_some_and(|snapshot| !snapshot.present);
-        Ok(vec![
-            self.service_id.clone().into(),
-            self.version.into(),
-            resource_key(&service.resource).into(),
-            self.status().to_owned().into(),
-            serde_json::to_string(&service.spec)?.into(),
-            service.desired_spec_hash.to_string().into(),
-            service.spec_version.into(),
-            u32::from(service.force_replace).into(),
-            u32::from(self.is_applied()).into(),
-            self.wanted.map(Wanted::as_str).into(),
-            self.cause_id.clone().into(),
-            self.flow_id.clone().into(),
-            snapshot.map(serde_json::to_string).transpose()?.into(),
-            u32::from(missing).into(),
-            self.looked_at.max(snapshot.map(|snapshot| snapshot.observed_at)).into(),
-            self.waited_since.into(),
-            self.due_at(missing, stale).into(),
-        ])
+        let kept = Kept {
+            resource: service.resource.clone(),
+            status: service.status.unwrap_or(ServiceStatus::Creating),
+            spec: service.spec.clone(),
+            spec_hash: service.desired_spec_hash.clone(),
+            spec_version: service.spec_version,
+            force_replace: service.force_replace,
+            applied: self.is_applied(),
+            // That somebody has asked is over when it was looked at: who looks keeps that.
+            wanted: self.wanted.filter(|wanted| *wanted != Wanted::Look),
+            cause: self.cause.clone(),
+            snapshot: service.snapshot.clone(),
+        };
+        let look = self.look(urgent, kept.is_missing(), stale);
+        Ok(kept.watch(self.service_id.clone(), self.version, look)?)
     }
 
     fn is_applied(&self) -> bool {
@@ -382,15 +359,17 @@ impl ServiceRow {
 
     /// When it is to be looked at (H14): a READY service from which nothing is missing when what is known is stale, all
     /// others at the next scan.
-    fn due_at(&self, missing: bool, stale: Duration) -> DateTime<Utc> {
+    fn look(&self, urgent: bool, missing: bool, stale: Duration) -> Look {
         let now = self.updated_at;
         match self.service.status {
-            _ if self.wanted == Some(Wanted::Facts) => later(now, UNFINISHED),
+            _ if self.wanted == Some(Wanted::Facts) => Look::Held(UNFINISHED),
+            _ if self.wanted == Some(Wanted::Look) => Look::UntilSeen,
+            _ if urgent => Look::AtOnce,
             Some(ServiceStatus::Ready) if !missing && self.wanted.is_none() => {
                 let seen_at = self.service.snapshot.as_ref().map_or(now, |snapshot| snapshot.observed_at);
-                later(seen_at, stale)
+                Look::At(later(seen_at, stale))
             }
-            _ => AT_ONCE,
+            _ => Look::AtNextScan,
         }
     }
 }
@@ -427,19 +406,19 @@ mod tests {
             updated_at: ahead,
             status_changed_at: ahead,
             wanted: None,
-            cause_id: None,
-            flow_id: None,
-            looked_at: None,
-            waited_since: None,
+            cause: None,
         };
         let stale = Duration::from_secs(900);
         for status in ServiceStatus::ALL.into_iter().filter(|status| *status != ServiceStatus::Ready) {
-            assert_eq!(row(status).due_at(false, stale), AT_ONCE, "{status:?}");
+            assert_eq!(row(status).look(false, false, stale), Look::AtNextScan, "{status:?}");
         }
         let ready = row(ServiceStatus::Ready);
+        assert_eq!(ready.look(true, false, stale), Look::AtOnce, "somebody has just asked");
         let asked = ServiceRow { wanted: Some(Wanted::Look), ..ready.clone() };
-        assert_eq!(asked.due_at(false, stale), AT_ONCE, "somebody has asked, and nobody has looked");
-        assert_eq!(ready.due_at(true, stale), AT_ONCE, "something is missing");
-        assert_eq!(ready.due_at(false, stale), ahead + chrono::TimeDelta::minutes(15));
+        assert_eq!(asked.look(true, false, stale), Look::UntilSeen, "whatever becomes known before");
+        let half = ServiceRow { wanted: Some(Wanted::Facts), ..ready.clone() };
+        assert_eq!(half.look(true, false, stale), Look::Held(UNFINISHED));
+        assert_eq!(ready.look(false, true, stale), Look::AtNextScan, "something is missing");
+        assert_eq!(ready.look(false, false, stale), Look::At(ahead + chrono::TimeDelta::minutes(15)));
     }
 }

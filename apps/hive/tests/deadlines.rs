@@ -33,12 +33,12 @@ fn hurried() -> HiveSettings {
 async fn wait_longer(running: &Running, by: Duration) {
     let by = TimeDelta::from_std(by).unwrap();
     let store = running.app.store();
-    let sql = "SELECT service_id, waited_since FROM hive_targets";
+    let sql = "SELECT subject_id, goal_begun_at FROM observations";
     for row in store.own_rows("test.waits", sql, Vec::new()).await.unwrap() {
-        let since: DateTime<Utc> = row.time("waited_since").unwrap();
-        let sql = "UPDATE hive_targets SET waited_since = ?, due_at = ? WHERE service_id = ?";
+        let since: DateTime<Utc> = row.time("goal_begun_at").unwrap();
+        let sql = "UPDATE observations SET goal_begun_at = ?, due_at = ? WHERE subject_id = ?";
         let values =
-            vec![(since - by).into(), DateTime::UNIX_EPOCH.into(), row.text("service_id").unwrap().into()];
+            vec![(since - by).into(), DateTime::UNIX_EPOCH.into(), row.text("subject_id").unwrap().into()];
         store.own_execute("test.longer", sql, values).await.unwrap();
     }
     running.hive.look_now();
@@ -46,9 +46,9 @@ async fn wait_longer(running: &Running, by: Duration) {
 
 async fn is_waited_for(running: &Running) -> DateTime<Utc> {
     eventually("it is waited for", || async {
-        let sql = "SELECT waited_since FROM hive_targets";
+        let sql = "SELECT goal_begun_at FROM observations";
         let rows = running.app.store().own_rows("test.waits", sql, Vec::new()).await.unwrap();
-        rows.first()?.time_or_null("waited_since").unwrap()
+        rows.first()?.time_or_null("goal_begun_at").unwrap()
     })
     .await
 }
@@ -211,11 +211,11 @@ async fn what_is_due_is_due_by_the_databases_time() {
     running.quiet().await;
     let behind = Utc::now() - TimeDelta::days(9);
     let moment = async |column: &str| {
-        let sql = format!("SELECT {column} FROM hive_targets WHERE {column} IS NOT NULL");
+        let sql = format!("SELECT {column} FROM observations WHERE {column} IS NOT NULL");
         let rows = running.app.store().own_rows("test.moment", &sql, Vec::new()).await.unwrap();
         rows.first().map(|row| row.time(column).unwrap())
     };
-    for column in ["due_at", "observed_at"] {
+    for column in ["due_at", "looked_at"] {
         let moment = moment(column).await.unwrap();
         assert!(moment < behind, "{column} is {moment}");
     }

@@ -16,7 +16,6 @@ use towpath_hive::gateway::simulated::{Fates, SimulatedCluster, SimulatedSetting
 use towpath_hive::gateway::{Applied, Apply, Deletion, GatewayError, Observed, ServingGateway};
 use towpath_hive::service::{DeleteAsked, Service, ServiceCommand, ServiceStatus, TakeObservation};
 use towpath_hive::spec::ResourceName;
-use towpath_hive::tables::{SERVICES, TARGETS};
 use towpath_hive::{Hive, HiveSettings, OBSERVER};
 use towpath_testkit::CountingProbe;
 
@@ -28,25 +27,37 @@ async fn copies(store: &SqlStore, database: &str, of: &str, count: usize) {
         "mysql" => "CONCAT('copy-', numbers.n)",
         _ => "'copy-' || numbers.n",
     };
-    for table in [&SERVICES, &TARGETS] {
-        let name = table.name();
-        let columns = if name == "hive_targets" {
-            "version, resource, status, spec, spec_hash, spec_version, force_replace, applied, wanted, cause_id, \
-             flow_id, snapshot, missing, observed_at, due_at"
-        } else {
+    for (table, key, columns) in [
+        (
+            "hive_services",
+            "service_id",
             "version, namespace, name, status, status_changed_at, status_reason, status_message, ready, \
-             desired_spec_hash, observed_spec_hash, service, created_at, updated_at"
-        };
+             desired_spec_hash, observed_spec_hash, service, created_at, updated_at",
+        ),
+        (
+            "observations",
+            "subject_id",
+            "observer, hint, version, wanted, goal, held, asked, due_at, looked_at, failure_count",
+        ),
+    ] {
         for numbers in (0..count).collect::<Vec<_>>().chunks(500) {
             let list: Vec<String> = numbers.iter().map(|number| format!("SELECT '{number}' AS n")).collect();
             let sql = format!(
-                "INSERT INTO {name} (service_id, {columns}) SELECT {id}, {columns} FROM {name}, \
-                 ({}) numbers WHERE service_id = ?",
+                "INSERT INTO {table} ({key}, {columns}) SELECT {id}, {columns} FROM {table}, \
+                 ({}) numbers WHERE {key} = ?",
                 list.join(" UNION ALL ")
             );
             store.own_execute("test.copy", &sql, vec![of.into()]).await.unwrap();
         }
     }
+}
+
+/// What is kept of a service that is looked at.
+async fn kept(store: &SqlStore, id: &str) -> (u64, serde_json::Value) {
+    let sql = "SELECT version, wanted FROM observations WHERE subject_id = ?";
+    let rows = store.own_rows("test.kept", sql, vec![Value::from(id)]).await.unwrap();
+    let wanted = rows[0].text("wanted").unwrap();
+    (rows[0].count("version").unwrap(), serde_json::from_str(&wanted).unwrap())
 }
 
 async fn a_pass_over_ready_services_that_need_none_costs_one_query(database: &str) {
@@ -62,9 +73,10 @@ async fn a_pass_over_ready_services_that_need_none_costs_one_query(database: &st
     running.reaches(&id, ServiceStatus::Ready).await;
     let store = running.app.store();
     eventually("the target is up to date", || async {
-        let sql = "SELECT status FROM hive_targets WHERE service_id = ?";
-        let rows = store.own_rows("test.look", sql, vec![Value::from(id.as_str())]).await.unwrap();
-        (rows[0].text("status").unwrap() == "READY").then_some(())
+        let (_, kept) = kept(store, &id).await;
+        let sql = "SELECT due_at FROM observations WHERE due_at > ?";
+        let later = store.own_rows("test.due", sql, vec![chrono::Utc::now().into()]).await.unwrap();
+        (kept["status"] == "READY" && !later.is_empty()).then_some(())
     })
     .await;
     copies(store, database, &id, 10_000).await;
@@ -74,18 +86,19 @@ async fn a_pass_over_ready_services_that_need_none_costs_one_query(database: &st
     running.hive.look_now();
     eventually("a scan", || async { (standing().scanned_at != scanned_at).then_some(()) }).await;
     let names = eventually("the query", || async {
-        let names: Vec<_> = probe.take().into_iter().filter(|name| name.starts_with("hive.")).collect();
+        let names: Vec<_> =
+            probe.take().into_iter().filter(|name| name.starts_with("observations.")).collect();
         (!names.is_empty()).then_some(names)
     })
     .await;
-    assert_eq!(names, ["hive.due"]);
+    assert_eq!(names, ["observations.due"]);
     // A look that follows later would be counted here: one asked for now comes after it.
     let scanned_at = standing().scanned_at;
     running.hive.look_now();
     eventually("another scan", || async { (standing().scanned_at != scanned_at).then_some(()) }).await;
     assert_eq!((standing().looks, running.cluster.calls()), (looks, calls), "no call of the gateway");
     // It can fail: one of them is made due.
-    let sql = "UPDATE hive_targets SET missing = 1, due_at = observed_at WHERE service_id = 'copy-7'";
+    let sql = "UPDATE observations SET due_at = looked_at WHERE subject_id = 'copy-7'";
     store.own_execute("test.due", sql, Vec::new()).await.unwrap();
     running.hive.look_now();
     eventually("a look", || async { (running.cluster.calls() == calls + 1).then_some(()) }).await;
@@ -117,13 +130,13 @@ async fn what_is_deleted_by_hand_just_after_ready_is_not_made_again() {
     running.reaches(&id, ServiceStatus::Ready).await;
     running.quiet().await;
     // The row as it was a moment before: applied, and waited for. Once it is still to be applied, once it was.
-    for wanted in ["'apply'", "NULL"] {
-        let sql = format!(
-            "UPDATE hive_targets SET status = 'CREATING', applied = 1, wanted = {wanted}, version = 4 \
-             WHERE service_id = ?"
-        );
+    for wanted in [serde_json::json!("apply"), serde_json::Value::Null] {
         let store = running.app.store();
-        assert_eq!(store.own_execute("test.behind", &sql, vec![id.as_str().into()]).await.unwrap(), 1);
+        let (_, mut kept) = kept(store, &id).await;
+        (kept["status"], kept["applied"], kept["wanted"]) = ("CREATING".into(), true.into(), wanted);
+        let sql = "UPDATE observations SET wanted = ?, version = 4 WHERE subject_id = ?";
+        let values = vec![kept.to_string().into(), id.as_str().into()];
+        assert_eq!(store.own_execute("test.behind", sql, values).await.unwrap(), 1);
         running.cluster.delete_by_hand(&resource("cart")).unwrap();
         let looks = || running.app.observers().into_iter().find(|one| one.name == OBSERVER).unwrap().looks;
         let before = looks();
@@ -338,7 +351,8 @@ async fn why_a_service_does_not_get_on_is_shown() {
     half.keeps.store(false, Ordering::SeqCst);
     running.reaches(&cart, ServiceStatus::Deleted).await;
     eventually("it is forgotten", || async {
-        let sql = "SELECT service_id FROM hive_failures";
+        let sql =
+            "SELECT subject_id FROM observations WHERE failed_at IS NOT NULL OR subject_id = 'shop.cart'";
         let rows = running.app.store().own_rows("test.failures", sql, Vec::new()).await.unwrap();
         rows.is_empty().then_some(())
     })
@@ -462,12 +476,7 @@ async fn a_refresh_is_not_lost_when_other_facts_follow() {
     running.send(&id, ServiceCommand::TakeObservation(taken)).await.unwrap();
     let version = running.app.load::<Service>(&id).await.unwrap().unwrap().version;
     let store = running.app.store();
-    eventually("both are taken in", || async {
-        let sql = "SELECT version FROM hive_targets WHERE service_id = ?";
-        let rows = store.own_rows("test.version", sql, vec![Value::from(id.as_str())]).await.unwrap();
-        (rows[0].count("version").unwrap() == version).then_some(())
-    })
-    .await;
+    eventually("both are taken in", || async { (kept(store, &id).await.0 == version).then_some(()) }).await;
     let looks = || running.app.observers().into_iter().find(|one| one.name == OBSERVER).unwrap().looks;
     let before = looks();
     running.cluster.set_down(false);

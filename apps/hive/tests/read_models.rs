@@ -26,7 +26,7 @@ use towpath_hive::{Hive, rebuild};
 
 use support::{Fresh, Running, at_once, resource, settings, update};
 
-/// The read models. The observer writes to `hive_targets` as well, and an outage is no fact.
+/// The read models. An outage is no fact.
 const VIEWS: [&Table; 6] = [&SERVICES, &REVISIONS, &ROUTES, &SPECS, &AUDIT, &NAMESPACES];
 
 /// All rows of all read models with all their columns, as texts.
@@ -106,7 +106,8 @@ async fn the_same_after_a_rebuild(database: &str) {
         "DELETE FROM hive_specs",
         "DELETE FROM hive_audit",
         "DELETE FROM hive_namespaces",
-        "DELETE FROM hive_targets",
+        "DELETE FROM observations WHERE subject_id <> 'shop.cart-2'",
+        "UPDATE observations SET subject_id = 'nobody'",
     ];
     for sql in spoil {
         store.own_execute("test.spoil", sql, Vec::new()).await.unwrap();
@@ -120,7 +121,7 @@ async fn the_same_after_a_rebuild(database: &str) {
     assert_eq!(rebuilt.services, 6);
     assert_eq!(everything(&store).await, before);
     let targets =
-        store.own_rows("test.targets", "SELECT service_id FROM hive_targets", Vec::new()).await.unwrap();
+        store.own_rows("test.targets", "SELECT subject_id FROM observations", Vec::new()).await.unwrap();
     assert_eq!(targets.len(), 4, "those that are not DELETED");
     store.close().await;
 }
@@ -153,8 +154,8 @@ async fn a_rebuild_beside_a_running_hive_loses_nothing(database: &str) {
     let rebuilding = async {
         let mut times = 0;
         while !over.load(Ordering::SeqCst) {
-            for table in ["hive_services", "hive_targets"] {
-                let sql = format!("DELETE FROM {table} WHERE service_id = ?");
+            for table in ["hive_services WHERE service_id", "observations WHERE subject_id"] {
+                let sql = format!("DELETE FROM {table} = ?");
                 let id = format!("shop.cart-{}", times % 8);
                 store.own_execute("test.lose", &sql, vec![Value::from(id.as_str())]).await.unwrap();
             }
@@ -183,7 +184,7 @@ async fn a_rebuild_beside_a_running_hive_loses_nothing(database: &str) {
             (row.count("version").unwrap(), row.text("status").unwrap()),
             (is.version, status.as_str().into())
         );
-        let sql = "SELECT version, status FROM hive_targets WHERE service_id = ?";
+        let sql = "SELECT version FROM observations WHERE subject_id = ?";
         let targets = store.own_rows("test.target", sql, vec![id.as_str().into()]).await.unwrap();
         let targets: Vec<u64> = targets.iter().map(|row| row.count("version").unwrap()).collect();
         let expected = if status == ServiceStatus::Deleted { vec![] } else { vec![is.version] };
@@ -323,7 +324,7 @@ async fn a_fact_is_never_folded_onto_nothing() {
     let id = running.create("cart").await;
     running.reaches(&id, ServiceStatus::Ready).await;
     running.quiet().await;
-    for table in ["hive_services", "hive_targets"] {
+    for table in ["hive_services", "observations"] {
         store.own_execute("test.lose", &format!("DELETE FROM {table}"), Vec::new()).await.unwrap();
     }
     running.send(&id, ServiceCommand::Refresh {}).await.unwrap();
@@ -367,9 +368,9 @@ async fn rows_of_an_older_hive_are_made_anew_in_the_background() {
         })
         .await;
         assert_eq!(everything(app.store()).await, before, "{database}");
-        let targets = "SELECT service_id FROM hive_targets";
+        let targets = "SELECT subject_id FROM observations WHERE looked_at IS NOT NULL";
         let targets = app.store().own_rows("test.targets", targets, Vec::new()).await.unwrap();
-        assert_eq!(targets.len(), 2, "{database}");
+        assert_eq!(targets.len(), 2, "what is known of the looks at them stays, on {database}");
         app.stop().await;
     }
 }

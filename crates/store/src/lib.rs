@@ -51,7 +51,7 @@ pub use lent::Ended;
 pub use ops::inbox::message_key;
 pub use own_tables::{ColumnValue, OwnConnection, OwnTables, Record, Row, Run, Step, Version, Versions};
 pub use pools::StoreOptions;
-pub use projections::{Owner, Projected, ProjectedAggregate, ProjectionFailure, ProjectionProgress};
+pub use projections::{Owned, Owner, Projected, ProjectedAggregate, ProjectionFailure, ProjectionProgress};
 pub use schema::{Column, ColumnKind, Index, Table};
 pub use scratch::Scratch;
 pub use sql::{Value, fault, gives_way, is_unique_violation};

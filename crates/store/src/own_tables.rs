@@ -118,17 +118,7 @@ impl OwnTables<'_> {
             let what = format!("a row of {} has {width} values, and {} were given", table.name, row.len());
             return Err(StoreError::Refused { statement: name, source: what.into() });
         }
-        let per_statement = (MAX_VALUES / width.max(1)).max(1);
-        let mut rows = rows.into_iter().peekable();
-        while let Some(first) = rows.next() {
-            let mut bytes = size(&first);
-            let mut page = vec![first];
-            while let Some(row) =
-                rows.next_if(|row| page.len() < per_statement && bytes + size(row) <= MAX_BYTES)
-            {
-                bytes += size(&row);
-                page.push(row);
-            }
+        for page in pages(rows, width) {
             let sql = put_sql(self.0.dialect(), table, version, page.len());
             self.0.execute(name, &sql, page.into_iter().flatten().collect()).await?;
         }
@@ -155,6 +145,26 @@ impl OwnTables<'_> {
         values.extend(texts.iter().map(|text| Value::from(text.as_str())));
         format!("{column} IN ({})", vec!["?"; texts.len()].join(", "))
     }
+}
+
+/// Rows of so many values, as many together as one statement may write.
+pub(crate) fn pages<'v>(rows: Vec<Vec<Value<'v>>>, width: usize) -> Vec<Vec<Vec<Value<'v>>>> {
+    let per_statement = (MAX_VALUES / width.max(1)).max(1);
+    let (mut pages, mut bytes) = (Vec::<Vec<_>>::new(), 0);
+    for row in rows {
+        let more = size(&row);
+        match pages.last_mut() {
+            Some(page) if page.len() < per_statement && bytes + more <= MAX_BYTES => {
+                bytes += more;
+                page.push(row);
+            }
+            _ => {
+                bytes = more;
+                pages.push(vec![row]);
+            }
+        }
+    }
+    pages
 }
 
 fn size(row: &[Value<'_>]) -> usize {
@@ -248,6 +258,11 @@ impl SqlStore {
             }
         }
         transaction.commit().await
+    }
+
+    /// Whether there is a table of this name.
+    pub async fn has_table(&self, name: &str) -> StoreResult<bool> {
+        exists(&mut self.connection(Purpose::Read).await?.session(), name).await
     }
 
     /// Reads from the application's own tables: one statement, by itself. For what people look through, see

@@ -78,6 +78,15 @@ pub struct ProjectionProgress {
     pub failures: Vec<ProjectionFailure>,
 }
 
+/// What belongs to aggregates.
+#[derive(Debug, Clone, Copy)]
+pub enum Owned<'o> {
+    /// The rows of a table, in which a column names the aggregate.
+    Rows(&'o Table, &'o str),
+    /// What this observer looks at: a subject belongs to the aggregate of its id.
+    Watched(&'o str),
+}
+
 impl SqlTransaction {
     /// How far these aggregates are: locked until the transaction ends, also those that nobody knew of.
     pub async fn lock_projected(
@@ -211,15 +220,15 @@ impl SqlStore {
         reading!(self, ops::projections::walk, projection, kind, after, limit)
     }
 
-    /// Whose rows are in a table, behind one.
+    /// To whom something belongs, behind one.
     pub async fn owners_behind(
         &self,
         projection: (&str, &str),
-        table: (&Table, &str),
+        owned: Owned<'_>,
         after: &str,
         limit: u32,
     ) -> StoreResult<Vec<Owner>> {
-        reading!(self, ops::projections::owners, projection, table, after, limit)
+        reading!(self, ops::projections::owners, projection, owned, after, limit)
     }
 
     /// How far a projection is. It counts: for people, not for programs that ask all the time.

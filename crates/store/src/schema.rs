@@ -772,6 +772,41 @@ pub(crate) const UNITS_OF_WORK: Table = Table {
     hot: false,
 };
 
+/// What observers look at: what is wanted of each subject, when the next look is due, and what came of the last one.
+pub(crate) const OBSERVATIONS: Table = Table {
+    name: "observations",
+    columns: &[
+        column("observer", Name(128)),
+        column("subject_id", Name(128)),
+        // What hints of the platform call it.
+        column("hint", Name(255)),
+        column("version", Long),
+        column("wanted", Json),
+        // What is waited for; empty when nothing is.
+        column("goal", Name(64)),
+        // More is on its way: no hint leads to a look.
+        column("held", Long),
+        // Due until a look has come to its end.
+        column("asked", Long),
+        column("due_at", Time),
+        // The first look at the goal.
+        nullable("goal_begun_at", Time),
+        nullable("looked_at", Time),
+        nullable("failing_since_at", Time),
+        nullable("failed_at", Time),
+        nullable("failure_code", Name(128)),
+        nullable("failure_message", Text),
+        column("failure_count", Count),
+    ],
+    primary_key: &["observer", "subject_id"],
+    indexes: &[
+        index("observations_due", &["observer", "due_at", "subject_id"]),
+        index("observations_hint", &["observer", "hint"]),
+    ],
+    foreign_key: None,
+    hot: true,
+};
+
 /// Up to which fact the rows of each aggregate are made, a row per projection and aggregate; locked while they are written. The
 /// one without an aggregate's id says by which version of the projection all were made that were there.
 pub(crate) const PROJECTIONS: Table = Table {

@@ -12,8 +12,9 @@ use towpath_core::lifecycle::InboxStatus;
 use towpath_core::ports::operations::{OperationAnswer, OperationClaim};
 use towpath_core::ports::probe::Probe;
 use towpath_core::ports::store::{
-    Append, AppendRules, Appended, AppendedTogether, Expected, FirstDelivery, FollowedLog, InboxMark,
-    LeaseGrant, NewCommand, NewTimer, StoreError, StoreResult, StoreTx, Transactions,
+    Adopted, Append, AppendRules, Appended, AppendedTogether, Expected, FirstDelivery, FollowedLog,
+    InboxMark, LeaseGrant, NewCommand, NewTimer, StoreError, StoreResult, StoreTx, Transactions, Watch,
+    Watched,
 };
 use uuid::Uuid;
 
@@ -425,6 +426,30 @@ impl StoreTx for SqlTransaction {
         now: DateTime<Utc>,
     ) -> StoreResult<bool> {
         ops::following::advance(&mut self.session(), follower, from, to, now).await
+    }
+
+    async fn watch(&mut self, observer: &str, watches: &[Watch]) -> StoreResult<()> {
+        ops::observations::watch(&mut self.session(), observer, watches).await
+    }
+
+    async fn adopt(&mut self, observer: &str, adopted: &[Adopted]) -> StoreResult<()> {
+        ops::observations::adopt(&mut self.session(), observer, adopted).await
+    }
+
+    async fn unwatch(&mut self, observer: &str, subjects: &[String]) -> StoreResult<()> {
+        ops::observations::unwatch(&mut self.session(), observer, subjects).await
+    }
+
+    async fn watched(&mut self, observer: &str, subjects: &[String]) -> StoreResult<Vec<Watched>> {
+        ops::observations::watched(&mut self.session(), observer, subjects).await
+    }
+
+    async fn wait_anew(&mut self, observer: &str) -> StoreResult<()> {
+        ops::observations::wait_anew(&mut self.session(), observer).await
+    }
+
+    async fn look_at_all(&mut self, observer: &str) -> StoreResult<()> {
+        ops::observations::look_at_all(&mut self.session(), observer).await
     }
 
     async fn commit(self: Box<Self>) -> StoreResult<()> {

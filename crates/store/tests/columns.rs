@@ -195,8 +195,9 @@ async fn an_index_of_a_later_version_is_added_where_it_is_missing(fresh: &Fresh)
         if !is_there {
             store.own_execute("test.drop", index, Vec::new()).await.unwrap();
         }
-        for later in ["DROP TABLE units_of_work", "DROP TABLE projections"] {
-            store.own_execute("test.later", later, Vec::new()).await.unwrap();
+        for table in ["units_of_work", "projections", "observations"] {
+            let later = format!("DROP TABLE {table}");
+            store.own_execute("test.later", &later, Vec::new()).await.unwrap();
         }
         let forget = "DELETE FROM towpath_migrations WHERE version >= 2";
         store.own_execute("test.forget", forget, Vec::new()).await.unwrap();

@@ -89,6 +89,21 @@ mutants! {
     all_followers_move: "followed.advance" without "follower = ?" => following::a_follower_moves_from_where_it_was_found;
     followers_are_one: "followed.find" without "follower = ?" => following::a_follower_moves_from_where_it_was_found;
 
+    subjects_of_others_are_due: "observations.due" without "observer = ?" => observations::observers_do_not_see_each_others_subjects;
+    everything_is_due: "observations.due" without "due_at <= CAST(unixepoch('subsec') * 1000000 AS INTEGER)" => observations::what_is_due_is_listed_in_order_and_once;
+    what_is_held_is_hinted_at: "observations.hinted" without "held = 0" => observations::what_is_held_is_found_by_no_hint;
+    any_subject_is_looked_at: "observations.begin" without "subject_id = ?" => observations::what_was_watched_elsewhere_is_adopted_with_what_is_known;
+    older_versions_replace_newer_ones: "observations.watch" without "excluded.version >= observations.version" => observations::what_is_older_replaces_nothing;
+    looks_at_older_versions_move_newer_ones: "observations.seen" without "version = ?" => observations::a_look_at_something_older_moves_nothing_newer;
+    anybody_notes_what_was_seen: "observations.seen" without "EXISTS (SELECT 1 FROM leases WHERE lease_name = ? AND holder_id = ? AND epoch = ?)" => observations::who_has_lost_the_lease_notes_nothing;
+    anybody_notes_what_has_failed: "observations.failed" without "EXISTS (SELECT 1 FROM leases WHERE lease_name = ? AND holder_id = ? AND epoch = ?)" => observations::who_has_lost_the_lease_notes_nothing;
+    any_look_is_told_of: "observations.looks" without "subject_id = ?" => observations::a_failure_is_kept_until_a_look_comes_to_its_end;
+    all_observers_wait_anew: "observations.wait_anew" without "observer = ?" => observations::observers_do_not_see_each_others_subjects;
+    all_observers_look_at_all: "observations.look_at_all" without "observer = ?" => observations::observers_do_not_see_each_others_subjects;
+    what_is_held_is_looked_at: "observations.look_at_all" without "held = 0" => observations::all_are_due_again_after_what_was_asked_for;
+    what_was_asked_for_comes_last: "observations.look_at_all" without "due_at > ?" => observations::all_are_due_again_after_what_was_asked_for;
+    subjects_of_others_are_unwatched: "observations.unwatch" without "observer = ?" => observations::observers_do_not_see_each_others_subjects;
+
     pages_of_events_are_measured_from_the_beginning: "events.sizes" without "e.aggregate_version > ?" => reads::a_page_has_so_many_bytes_and_at_least_one_event;
     pages_of_the_log_are_measured_from_the_beginning: "log.sizes" without "p.position BETWEEN ? AND ?" => reads::a_page_has_so_many_bytes_and_at_least_one_event;
     later_events_keep_a_mark_waiting: "log.first_pending" without "pending_id <= ?" => positions::what_waits_for_a_position_is_known_by_a_mark;

@@ -2,6 +2,9 @@
 //!
 //! Nothing here is needed for what is committed to arrive: whoever is not woken looks by itself a little later.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{ChannelName, Lane};
 use towpath_core::ports::store::Append;
@@ -24,6 +27,8 @@ pub(crate) struct Committed {
     timer_due_at: Option<DateTime<Utc>>,
     commands: bool,
     observers: Vec<ObserverWake>,
+    /// Names of observers that have something to look at.
+    watched_by: Vec<String>,
 }
 
 impl Committed {
@@ -55,6 +60,11 @@ impl Committed {
         Self { observers: vec![observer], ..Self::default() }
     }
 
+    /// Something that the observer of this name is to look at now.
+    pub(crate) fn watched(observer: &str) -> Self {
+        Self { watched_by: vec![observer.to_owned()], ..Self::default() }
+    }
+
     /// This, and what the same transaction wrote besides.
     pub(crate) fn and(&mut self, more: Self) {
         self.event_types.extend(more.event_types);
@@ -62,6 +72,7 @@ impl Committed {
         self.timer_due_at = [self.timer_due_at, more.timer_due_at].into_iter().flatten().min();
         self.commands |= more.commands;
         self.observers.extend(more.observers);
+        self.watched_by.extend(more.watched_by);
     }
 }
 
@@ -77,6 +88,8 @@ pub(crate) struct Wakes {
     pub(crate) trackers: TrackerWakes,
     /// Who runs commands that were accepted for later.
     pub(crate) runner: Wake,
+    /// Observers, by their names.
+    pub(crate) observers: Arc<HashMap<String, ObserverWake>>,
 }
 
 impl Wakes {
@@ -100,6 +113,7 @@ impl Wakes {
         if let Some(due_at) = committed.timer_due_at {
             self.timers.scheduled(due_at);
         }
-        committed.observers.iter().for_each(ObserverWake::wake);
+        let named = committed.watched_by.iter().filter_map(|name| self.observers.get(name));
+        committed.observers.iter().chain(named).for_each(ObserverWake::wake);
     }
 }

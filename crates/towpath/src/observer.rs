@@ -7,7 +7,9 @@
 //! that fails is left alone for longer each time, and is then looked at beside the others: it holds up nobody. Whether the
 //! platform as a whole is away is asked of the platform itself; it is told once, and decides nothing about any resource.
 //!
-//! What is due is asked of the application page by page, so a scan that finds nothing costs one statement.
+//! What is wanted of each subject, when the next look is due and what came of the last one is the library's to keep
+//! (`observations` in the store). An application says what to watch in the transaction of the facts that say so
+//! ([`Tx::watch`](crate::Tx::watch)), how to look, and what follows. A scan that finds nothing costs one statement.
 
 mod failing;
 mod health;
@@ -35,14 +37,17 @@ pub(crate) use looking::ObserverContext;
 pub(crate) use status::ObserverStatuses;
 pub use status::{ObserverStatus, Platform};
 
+pub use towpath_core::ports::observations::{Adopted, Look, LookFailure, Looks, Watch, Watched};
+
 /// Names of resources that may have changed, as they change.
 pub type Hints = Pin<Box<dyn Stream<Item = String> + Send>>;
 
-/// Resources outside of Towpath: what is to be looked at, how, and what follows from what was seen.
+/// Resources outside of Towpath: how they are looked at, and what follows from what was seen.
 ///
 /// ```
+/// # use std::time::Duration;
 /// # use chrono::{DateTime, Utc};
-/// # use towpath::observer::{Decision, ExternalResources, Looked, ObserveError};
+/// # use towpath::observer::{Decision, ExternalResources, ObserveError, Watched};
 /// # use towpath::ports::store::StoreResult;
 /// # use towpath::SqlStore;
 /// struct Bridges;
@@ -51,12 +56,8 @@ pub type Hints = Pin<Box<dyn Stream<Item = String> + Send>>;
 ///     type Resource = String;
 ///     type Evidence = bool;
 ///
-///     fn key(&self, bridge: &String) -> String {
-///         bridge.clone()
-///     }
-///
-///     async fn due(&self, _: &SqlStore, _: DateTime<Utc>, after: Option<&String>, _: u32) -> StoreResult<Vec<String>> {
-///         Ok(if after.is_none() { vec!["rialto".to_owned()] } else { Vec::new() })
+///     async fn resource(&self, _: &SqlStore, watched: Watched) -> StoreResult<Option<String>> {
+///         Ok(Some(watched.subject_id))
 ///     }
 ///
 ///     async fn observe(&self, _: &String) -> Result<bool, ObserveError> {
@@ -70,46 +71,26 @@ pub type Hints = Pin<Box<dyn Stream<Item = String> + Send>>;
 ///     fn decide(&self, _: &String, _stands: bool, _: DateTime<Utc>) -> Vec<Decision> {
 ///         Vec::new()
 ///     }
+///
+///     fn look_again_after(&self, _: &String) -> Duration {
+///         Duration::from_secs(3600)
+///     }
 /// }
 /// ```
 pub trait ExternalResources: Send + Sync + 'static {
     /// One thing to look at, with what is known of it.
-    type Resource: Clone + Send + Sync + 'static;
+    type Resource: Send + Sync + 'static;
 
     /// What was seen of it.
     type Evidence: Send + 'static;
 
-    /// What tells resources apart, and what hints name. Two looks at one key never run at once.
-    fn key(&self, resource: &Self::Resource) -> String;
-
-    /// The resources that were due when a scan began, in an order of their own, behind one of them; at most so many. It
-    /// should be one statement that goes by an index: it is asked in every scan.
-    fn due(
+    /// What is looked at, made from what is wanted of it when its look begins. `None` when it is not to be looked at now: it
+    /// stays due. Two looks at what one hint names never run at once.
+    fn resource(
         &self,
         store: &SqlStore,
-        now: DateTime<Utc>,
-        after: Option<&Self::Resource>,
-        limit: u32,
-    ) -> impl Future<Output = StoreResult<Vec<Self::Resource>>> + Send;
-
-    /// The resources behind hints of the platform, due or not.
-    fn named(
-        &self,
-        _store: &SqlStore,
-        _hints: &[String],
-    ) -> impl Future<Output = StoreResult<Vec<Self::Resource>>> + Send {
-        async { Ok(Vec::new()) }
-    }
-
-    /// A resource as it is now, asked for when its look begins: since it was listed, something else may be wanted of it.
-    /// `None` when it is not to be looked at any more.
-    fn current(
-        &self,
-        _store: &SqlStore,
-        listed: &Self::Resource,
-    ) -> impl Future<Output = StoreResult<Option<Self::Resource>>> + Send {
-        async { Ok(Some(listed.clone())) }
-    }
+        watched: Watched,
+    ) -> impl Future<Output = StoreResult<Option<Self::Resource>>> + Send;
 
     /// Looks at one. What the platform says about the resource, also that it is gone, is evidence; an error says that
     /// nothing is known.
@@ -117,12 +98,6 @@ pub trait ExternalResources: Send + Sync + 'static {
         &self,
         resource: &Self::Resource,
     ) -> impl Future<Output = Result<Self::Evidence, ObserveError>> + Send;
-
-    /// Whether something new is wanted of a resource since the look at it that failed, or is under way. It is then not left
-    /// alone for as long as one that fails again and again, and is looked at once more after the look under way.
-    fn is_wanted_anew(&self, _earlier: &Self::Resource, _listed: &Self::Resource) -> bool {
-        false
-    }
 
     /// Whether the platform is there at all, about no resource in particular. Asked at the start, when hints
     /// end or cannot be had, and when a look goes without an answer: a resource that does not answer is its own affair, a platform that does not is everybody's.
@@ -144,20 +119,25 @@ pub trait ExternalResources: Send + Sync + 'static {
         began_at: DateTime<Utc>,
     ) -> Vec<Decision>;
 
+    /// After how long it is looked at again when a look has come to its end, unless something new is wanted of it. After one
+    /// that failed that is decided here.
+    fn look_again_after(&self, resource: &Self::Resource) -> Duration;
+
     /// The platform was found to be there or away, and that is not known to have been told before. It is told again when
     /// this fails, and by another instance that begins to look: it should have the effect of once. What is written comes
-    /// true only if this instance is still the one that looks.
+    /// true only if this instance is still the one that looks. Answers whether an outage has just ended: what is waited for
+    /// is then waited for anew.
     fn platform_is(
         &self,
         _tables: &mut OwnTables<'_>,
         _platform: &Platform,
-    ) -> impl Future<Output = StoreResult<()>> + Send {
-        async { Ok(()) }
+        _now: DateTime<Utc>,
+    ) -> impl Future<Output = StoreResult<bool>> + Send {
+        async { Ok(false) }
     }
 
-    /// Notes which resources were looked at, and with which result: where the application keeps when the next look is
-    /// due. That is a moment of this instance's clock; what is to be looked at whatever the clock says is due since long ago.
-    fn note(
+    /// Looks have ended and are noted: for what an application keeps of them besides.
+    fn noted(
         &self,
         _store: &SqlStore,
         _looked: &[Looked<Self::Resource>],
@@ -165,7 +145,7 @@ pub trait ExternalResources: Send + Sync + 'static {
         async { Ok(()) }
     }
 
-    /// Hints of the platform, if it gives any. When they end they are asked for again.
+    /// Hints of the platform, if it gives any, by the names that [`Watch::hint`] has. When they end they are asked for again.
     fn watch(&self) -> impl Future<Output = Result<Option<Hints>, ObserveError>> + Send {
         async { Ok(None) }
     }
@@ -252,12 +232,14 @@ impl Decision {
 pub struct Looked<R> {
     /// At what.
     pub resource: R,
+    /// Of what was wanted.
+    pub version: u64,
     /// When it ended.
     pub at: DateTime<Utc>,
     /// `None` when it was seen and what followed was done; otherwise why not.
     pub failure: Option<ObserveError>,
-    /// After a failure: for how long it is left alone, unless something new is wanted of it.
-    pub pause: Duration,
+    /// After how long it is looked at next, unless something new is wanted of it.
+    pub again_after: Duration,
 }
 
 /// Why nothing is known about a resource.
@@ -313,6 +295,7 @@ impl ObserverWake {
 /// An observer that is declared and not started.
 pub struct Observer {
     pub(crate) name: String,
+    pub(crate) wake: ObserverWake,
     pub(crate) start: Start,
 }
 
@@ -326,7 +309,7 @@ impl Observer {
         policy: ObserverPolicy,
         wake: ObserverWake,
     ) -> Self {
-        let resources = Arc::new(resources);
+        let (resources, woken) = (Arc::new(resources), wake.clone());
         let start = move |context: ObserverContext| {
             let context = Arc::new(context);
             Service::keep_running("observer", move |stopping| {
@@ -334,11 +317,11 @@ impl Observer {
                     Arc::clone(&context),
                     Arc::clone(&resources),
                     policy.clone(),
-                    wake.clone(),
+                    woken.clone(),
                     stopping,
                 )
             })
         };
-        Self { name: name.into(), start: Box::new(start) }
+        Self { name: name.into(), wake, start: Box::new(start) }
     }
 }

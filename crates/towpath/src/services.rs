@@ -203,18 +203,18 @@ fn reading_dead_letters(parts: &mut Parts) -> Vec<Service> {
 }
 
 fn projecting(parts: &mut Parts) -> Vec<Service> {
-    let Towpath { store, instance, projections, .. } = &parts.app;
+    let Towpath { bus, store, instance, projections, .. } = &parts.app;
     if projections.is_empty() {
         return Vec::new();
     }
     let pace = (parts.pace.lease, parts.pace.scan);
-    vec![projection::start(store.clone(), instance.clone(), pace, projections)]
+    vec![projection::start(bus.clone(), store.clone(), instance.clone(), pace, projections)]
 }
 
 fn observing(parts: &mut Parts) -> Vec<Service> {
     let Towpath { bus, store, instance, observers, .. } = &parts.app;
     let started =
-        std::mem::take(&mut parts.declared.observers).into_iter().map(|Observer { name, start }| {
+        std::mem::take(&mut parts.declared.observers).into_iter().map(|Observer { name, start, .. }| {
             start(ObserverContext {
                 name,
                 bus: bus.clone(),

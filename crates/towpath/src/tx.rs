@@ -34,7 +34,7 @@ use crate::bus::Bus;
 use crate::circumstances::Circumstances;
 use crate::committed::Committed;
 use crate::consumer::HandlerError;
-use crate::observer::ObserverWake;
+use crate::observer::{Look, ObserverWake, Watch, Watched};
 use crate::operations::claim_to_answer;
 use crate::towpath::Towpath;
 
@@ -296,6 +296,37 @@ impl Tx {
     /// Statements on the application's own tables, on any of the databases.
     pub fn own_tables(&mut self) -> OwnTables<'_> {
         self.sql().own_tables()
+    }
+
+    /// Says what is wanted of subjects that an observer looks at, or replaces it where that is older; see [`Watch`]. An
+    /// observer of this process that is to look now is woken by the commit, one elsewhere finds it at its next scan.
+    pub async fn watch(&mut self, observer: &str, watches: &[Watch]) -> Result<(), StoreError> {
+        let open = self.open_mut();
+        let outcome = open.sql.watch(observer, watches).await;
+        open.noted("a watch", outcome)?;
+        if watches.iter().any(|watch| matches!(watch.look, Look::AtOnce | Look::UntilSeen)) {
+            open.committed.and(Committed::watched(observer));
+        }
+        Ok(())
+    }
+
+    /// Lets an observer look at subjects no more.
+    pub async fn unwatch(&mut self, observer: &str, subjects: &[String]) -> Result<(), StoreError> {
+        let open = self.open_mut();
+        let outcome = open.sql.unwatch(observer, subjects).await;
+        open.noted("a watch", outcome)
+    }
+
+    /// What is wanted of subjects that are watched; nobody else changes it before this ends.
+    pub async fn watched(&mut self, observer: &str, subjects: &[String]) -> Result<Vec<Watched>, StoreError> {
+        let open = self.open_mut();
+        let outcome = open.sql.watched(observer, subjects).await;
+        open.noted("a watch", outcome)
+    }
+
+    /// Tells of this, too, once it has committed.
+    pub(crate) fn committing(&mut self, more: Committed) {
+        self.open_mut().committed.and(more);
     }
 
     /// Wakes an observer of this process once this has committed.

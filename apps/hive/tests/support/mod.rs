@@ -191,7 +191,7 @@ impl Running {
             ),
             (
                 "targets",
-                "SELECT CONCAT(service_id, ' ', status, ' ', COALESCE(wanted, 'nothing'), ' ', due_at) AS text, version AS many FROM hive_targets",
+                "SELECT CONCAT(subject_id, ' ', goal, ' ', wanted, ' ', due_at) AS text, version AS many FROM observations",
             ),
             (
                 "leases",
@@ -291,12 +291,12 @@ impl Running {
     /// Has every service looked at, and waits until that was done.
     async fn look_at_all(&self) {
         let store = self.app.store();
-        let count = "SELECT COUNT(*) AS targets FROM hive_targets";
+        let count = "SELECT COUNT(*) AS targets FROM observations";
         let rows = store.own_rows("test.targets", count, Vec::new()).await.unwrap();
         let targets = rows[0].count("targets").unwrap();
         let looks = || self.app.observers().first().map_or(0, |standing| standing.looks - standing.failures);
         let before = looks();
-        let sql = "UPDATE hive_targets SET due_at = ?";
+        let sql = "UPDATE observations SET due_at = ?";
         store.own_execute("test.due", sql, vec![chrono::DateTime::UNIX_EPOCH.into()]).await.unwrap();
         self.hive.look_now();
         eventually("all are looked at", || async { (looks() >= before + targets).then_some(()) }).await;

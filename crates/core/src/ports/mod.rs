@@ -5,4 +5,4 @@ pub mod clock;
 pub mod probe;
 pub mod store;
 
-pub use store::{operations, queues};
+pub use store::{observations, operations, queues};

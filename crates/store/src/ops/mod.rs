@@ -22,6 +22,7 @@ pub(crate) mod letters;
 pub(crate) mod listings;
 pub(crate) mod log;
 pub(crate) mod notices;
+pub(crate) mod observations;
 pub(crate) mod operations;
 pub(crate) mod outbox;
 pub(crate) mod projections;

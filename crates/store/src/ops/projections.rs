@@ -6,8 +6,9 @@ use towpath_core::ids::Version;
 use towpath_core::ports::store::StoreResult;
 
 use crate::own_tables::OwnTables;
-use crate::projections::{Owner, Projected, ProjectedAggregate, ProjectionFailure, ProjectionProgress};
-use crate::schema::Table;
+use crate::projections::{
+    Owned, Owner, Projected, ProjectedAggregate, ProjectionFailure, ProjectionProgress,
+};
 use crate::sql::{Row, Session, Value, code, readable, values};
 
 /// The row that stands for all aggregates.
@@ -157,23 +158,39 @@ pub(crate) async fn walk(
     rows.iter().map(read).collect()
 }
 
-/// Whose rows are in a table, behind one.
+/// To whom something belongs, behind one.
 pub(crate) async fn owners(
     session: &mut Session<'_>,
     (projection, kind): (&str, &str),
-    (table, column): (&Table, &str),
+    owned: Owned<'_>,
     after: &str,
     limit: u32,
 ) -> StoreResult<Vec<Owner>> {
+    let mut keys = values![];
+    let owners = match owned {
+        Owned::Rows(table, column) => {
+            format!(
+                "SELECT DISTINCT {column} AS owner FROM {} WHERE {column} > ? ORDER BY {column}",
+                table.name
+            )
+        }
+        Owned::Watched(observer) => {
+            let (pinned, first) = session.dialect().pinned_for_a_walk("observer");
+            keys.extend(pinned.matches('?').map(|_| Value::from(observer)));
+            format!(
+                "SELECT subject_id AS owner FROM observations WHERE {pinned} AND subject_id > ? \
+                 ORDER BY {first}subject_id"
+            )
+        }
+    };
+    keys.extend(values![after, projection, kind, kind]);
     let sql = format!(
-        "SELECT o.owner, p.aggregate_id AS known, a.aggregate_id AS in_log FROM \
-         (SELECT DISTINCT {column} AS owner FROM {} WHERE {column} > ? ORDER BY {column} LIMIT {limit}) AS o \
+        "SELECT o.owner, p.aggregate_id AS known, a.aggregate_id AS in_log FROM ({owners} LIMIT {limit}) AS o \
          LEFT JOIN projections p ON p.projection = ? AND p.aggregate_kind = ? AND p.aggregate_id = o.owner \
          LEFT JOIN aggregates a ON a.aggregate_kind = ? AND a.aggregate_id = o.owner \
-         ORDER BY o.owner",
-        table.name
+         ORDER BY o.owner"
     );
-    let rows = session.rows("projection.owners", &sql, values![after, projection, kind, kind]).await?;
+    let rows = session.rows("projection.owners", &sql, keys).await?;
     let is_there = |row: &Row, column: &str| row.text_or_null(column).map(|id| id.is_some());
     let read = |row: &Row| {
         let (is_known, has_facts) = (is_there(row, "known")?, is_there(row, "in_log")?);

@@ -35,6 +35,7 @@ pub mod letters;
 pub mod listings;
 pub mod migrations;
 pub mod notices;
+pub mod observations;
 pub mod operations;
 pub mod outbox;
 pub mod payloads;
@@ -336,6 +337,22 @@ macro_rules! store_conformance {
                 an_id_is_traced_to_its_flows;
             notices:
                 a_notice_is_heard_where_the_database_carries_it;
+            observations:
+                what_is_watched_lives_and_dies_with_its_transaction,
+                what_is_due_is_listed_in_order_and_once,
+                observers_do_not_see_each_others_subjects,
+                what_is_older_replaces_nothing,
+                what_is_held_is_found_by_no_hint,
+                what_was_asked_for_stays_due_until_it_is_seen,
+                a_goal_is_waited_for_from_the_first_look_on,
+                a_look_that_ended_says_when_the_next_is_due,
+                a_look_at_something_older_moves_nothing_newer,
+                a_failure_is_kept_until_a_look_comes_to_its_end,
+                who_has_lost_the_lease_notes_nothing,
+                all_are_due_again_after_what_was_asked_for,
+                what_was_watched_elsewhere_is_adopted_with_what_is_known,
+                texts_of_any_size_are_kept_to_the_letter,
+                writers_of_one_subject_leave_the_newest;
             positions:
                 the_page_size_is_for_the_life_of_the_log,
                 what_waits_for_a_position_is_known_by_a_mark,

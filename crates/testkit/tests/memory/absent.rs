@@ -194,6 +194,34 @@ impl Queues for MemoryStore {
 }
 
 #[async_trait]
+impl Observations for MemoryStore {
+    async fn due_subjects(
+        &self,
+        _observer: &str,
+        _place: Option<&ScanPlace>,
+        _limit: u32,
+    ) -> StoreResult<DuePage> {
+        absent()
+    }
+
+    async fn hinted_subjects(&self, _observer: &str, _hints: &[String]) -> StoreResult<Vec<Listed>> {
+        absent()
+    }
+
+    async fn begin_look(&self, _observer: &str, _subject_id: &str) -> StoreResult<Option<Watched>> {
+        absent()
+    }
+
+    async fn note_looks(&self, _: &LeaseGrant, _observer: &str, _looks: &[NotedLook]) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn looks_at(&self, _observer: &str, _subject_id: &str) -> StoreResult<Option<Looks>> {
+        absent()
+    }
+}
+
+#[async_trait]
 impl Listings for MemoryStore {
     async fn commands(
         &self,

@@ -583,6 +583,30 @@ impl StoreTx for MemoryTx {
         absent()
     }
 
+    async fn watch(&mut self, _observer: &str, _watches: &[Watch]) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn adopt(&mut self, _observer: &str, _adopted: &[Adopted]) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn unwatch(&mut self, _observer: &str, _subjects: &[String]) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn watched(&mut self, _observer: &str, _subjects: &[String]) -> StoreResult<Vec<Watched>> {
+        absent()
+    }
+
+    async fn wait_anew(&mut self, _observer: &str) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn look_at_all(&mut self, _observer: &str) -> StoreResult<()> {
+        absent()
+    }
+
     async fn commit(self: Box<Self>) -> StoreResult<()> {
         self.0.probe.before("commit");
         self.0.apply()

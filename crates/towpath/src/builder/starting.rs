@@ -22,7 +22,7 @@ use crate::declaring::Declaration;
 use crate::leases::{Held, InFlight};
 use crate::listings::ConsumerView;
 use crate::metrics::{Gauges, Meters};
-use crate::observer::ObserverStatuses;
+use crate::observer::{Observer, ObserverStatuses};
 use crate::relay::RelayWakes;
 use crate::runner::Pace;
 use crate::services::{Parts, Services};
@@ -43,7 +43,7 @@ impl Builder {
         let url = opened.url.clone();
         let network = self.declared.network(opened.broker.promises())?;
         let declaration = Declaration::begin(opened.broker.clone(), network.topology.clone()).await?;
-        let bus = opened.bus(&network, self.timing.retries.clone());
+        let bus = opened.bus(&network, &self.declared.observers, self.timing.retries.clone());
         let (hold, held) = watch::channel(Held::default());
         let holding = self.workers.then(|| held.clone());
         let app = self.towpath(opened, bus, declaration, &network, holding);
@@ -153,8 +153,10 @@ struct Opened {
 }
 
 impl Opened {
-    fn bus(&self, network: &Network, retries: RetryPolicy) -> Bus {
+    fn bus(&self, network: &Network, observers: &[Observer], retries: RetryPolicy) -> Bus {
         let relays = RelayWakes::new(network.publishing.iter().map(|(channel, _)| channel));
+        let observers = observers.iter().map(|observer| (observer.name.clone(), observer.wake.clone()));
+        let observers = Arc::new(observers.collect());
         Bus {
             store: Arc::new(self.store.clone()),
             meters: Arc::new(Meters::of(&network.registry)),
@@ -162,7 +164,7 @@ impl Opened {
             clock: self.clock.clone(),
             database_clock: self.database_clock.clone(),
             retries,
-            wakes: Wakes { relays, ..Wakes::default() },
+            wakes: Wakes { relays, observers, ..Wakes::default() },
             sequenced: watch::Sender::default(),
             stopped: Arc::default(),
         }

@@ -5,14 +5,14 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use chrono::{DateTime, Utc};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use towpath_core::ids::{InstanceId, LeaseName};
-use towpath_core::ports::store::{LeaseGrant, StoreError, StoreResult};
+use towpath_core::ports::observations::{Listed, NotedLook, ScanPlace};
+use towpath_core::ports::store::{LeaseGrant, StoreError, StoreResult, StoreTx as _};
 use towpath_core::retry::ErrorClass;
 use towpath_store::SqlStore;
 
@@ -70,25 +70,24 @@ pub(super) fn store_failed(context: &ObserverContext, what: &str, error: &StoreE
     tracing::warn!(observer, code, cause, "an observer could not {what}");
 }
 
-/// A look that has ended: the key, and what came of it.
-type Look<R> = (String, Ended<R>);
+/// A look that has ended: at what, and what came of it.
+type EndedLook<R> = (Listed, Ended<R>);
 
 enum Ended<R> {
+    /// It came to its end, or says why not.
     Looked(Looked<R>),
-    /// It did not come to that: our own store failed, which says nothing about the platform.
-    NotBegun(Looked<R>),
-    /// It is not to be looked at any more.
+    /// It did not come to an answer of the platform's, because of ourselves: our store failed, or the look panicked.
+    Broken(ObserveError),
+    /// It is not to be looked at any more, or not now.
     Gone,
     /// The lease may be somebody else's by now.
     Lost,
 }
 
-/// A scan that may have more pages.
-struct Scan<R> {
-    /// When it began. What is noted meanwhile lies behind that, so no scan meets a resource twice.
-    began_at: DateTime<Utc>,
-    /// The last resource of the last page.
-    after: Option<R>,
+/// How far a scan is that may have more pages.
+enum Scan {
+    Begins,
+    GoesOn(ScanPlace),
 }
 
 struct Looking<R: ExternalResources> {
@@ -102,21 +101,21 @@ struct Looking<R: ExternalResources> {
     scan_at: Instant,
     /// Somebody has just asked for something: it does not wait behind what a scan has found.
     woken: bool,
-    scanning: Option<Scan<R::Resource>>,
-    waiting: Waiting<R::Resource>,
+    scanning: Option<Scan>,
+    waiting: Waiting<Listed>,
     /// Those that failed the last time: they have a row of their own, so that nobody waits behind them.
-    waiting_again: Waiting<R::Resource>,
+    waiting_again: Waiting<Listed>,
     /// Those that are looked at, as they were listed.
-    in_hand: HashMap<String, R::Resource>,
+    in_hand: HashMap<String, Listed>,
     /// Those in hand that failed the last time.
     again_in_hand: HashSet<String>,
     /// Keys that were hinted at while they were in hand: looked at once more.
     hinted: HashSet<String>,
     /// Hints that the store had no answer to.
     missed: HashSet<String>,
-    failing: Failing<R::Resource>,
+    failing: Failing<Listed>,
     /// Tasks of their own: a look may hold a connection that this loop waits for.
-    in_flight: JoinSet<Look<R::Resource>>,
+    in_flight: JoinSet<EndedLook<R::Resource>>,
     hints: Watching<R>,
     health: Health,
     /// The question whether the platform is there, while it is open.
@@ -239,8 +238,7 @@ impl<R: ExternalResources> Looking<R> {
         let overdue = self.scanning.is_some() && self.scan_at <= Instant::now();
         let woken = std::mem::take(&mut self.woken) || overdue;
         if woken || (self.scan_at <= Instant::now() && self.scanning.is_none()) {
-            let began_at = self.context.bus.clock.now();
-            self.scanning = Some(Scan { began_at, after: None });
+            self.scanning = Some(Scan::Begins);
             self.scan_at = Instant::now() + self.policy.poll;
             // What has not been listed for so long is not looked at any more.
             let (now, longest) = (Instant::now(), self.policy.longest_pause + self.policy.poll);
@@ -249,7 +247,8 @@ impl<R: ExternalResources> Looking<R> {
             if !missed.is_empty() {
                 self.look_at_named(missed).await;
             }
-            self.context.statuses.change(&self.context.name, |status| status.scanned_at = Some(began_at));
+            let began_at = Some(self.context.bus.clock.now());
+            self.context.statuses.change(&self.context.name, |status| status.scanned_at = began_at);
         }
         let most = self.policy.concurrency.max(1);
         let page = self.policy.page.max(1);
@@ -260,14 +259,14 @@ impl<R: ExternalResources> Looking<R> {
         }
         while self.in_flight.len().saturating_sub(self.again_in_hand.len()) < most {
             match self.waiting.pop() {
-                Some((key, resource)) => drop(self.look(key, resource)),
+                Some((key, listed)) => drop(self.look(key, listed)),
                 None if self.next_page(page, false).await => {}
                 None => break,
             }
         }
         while self.again_in_hand.len() < most.div_ceil(4) {
-            let Some((key, resource)) = self.waiting_again.pop() else { break };
-            if self.look(key.clone(), resource) {
+            let Some((key, listed)) = self.waiting_again.pop() else { break };
+            if self.look(key.clone(), listed) {
                 self.again_in_hand.insert(key);
             }
         }
@@ -276,30 +275,19 @@ impl<R: ExternalResources> Looking<R> {
     /// Asks for the next page of the scan, and puts what is not known yet where it belongs; answers whether there may be
     /// something to look at.
     async fn next_page(&mut self, limit: u32, first: bool) -> bool {
-        let Some(Scan { began_at, after }) = self.scanning.take() else { return false };
-        match self.resources.due(&self.context.store, began_at, after.as_ref(), limit).await {
+        let place = match self.scanning.take() {
+            None => return false,
+            Some(Scan::Begins) => None,
+            Some(Scan::GoesOn(place)) => Some(place),
+        };
+        match self.context.store.due_subjects(&self.context.name, place.as_ref(), limit).await {
             Ok(page) => {
-                let full = page.len() >= usize::try_from(limit).unwrap_or(usize::MAX);
-                if full {
-                    self.scanning = Some(Scan { began_at, after: page.last().cloned() });
+                let is_full = page.next.is_some();
+                self.scanning = page.next.map(Scan::GoesOn);
+                for listed in page.listed {
+                    self.put_in_its_place(listed, first);
                 }
-                for resource in page {
-                    let key = self.resources.key(&resource);
-                    let anew = |known: &R::Resource| self.resources.is_wanted_anew(known, &resource);
-                    // It was due when the look at it began, and is until that has ended; or it waits already.
-                    let known = self.in_hand.get(&key).or_else(|| self.waiting.get(&key));
-                    if known.is_some_and(|known| !anew(known)) {
-                        continue;
-                    }
-                    match self.failing.turn(&key, Instant::now(), anew) {
-                        Turn::Sound if first => self.waiting.push_first(key, resource),
-                        Turn::Sound => self.waiting.push_back(key, resource),
-                        Turn::Anew => self.waiting_again.push_first(key, resource),
-                        Turn::Again => self.waiting_again.push_back(key, resource),
-                        Turn::LeftAlone => {}
-                    }
-                }
-                full || !self.waiting.is_empty()
+                is_full || !self.waiting.is_empty()
             }
             Err(error) => {
                 store_failed(&self.context, "ask what is due", &error);
@@ -309,77 +297,106 @@ impl<R: ExternalResources> Looking<R> {
         }
     }
 
+    fn put_in_its_place(&mut self, listed: Listed, first: bool) {
+        let key = listed.hint.clone();
+        let anew = |known: &Listed| known.subject_id == listed.subject_id && known.version < listed.version;
+        // It was due when the look at it began, and is until that has ended; or it waits already.
+        let known = self.in_hand.get(&key).or_else(|| self.waiting.get(&key));
+        if known.is_some_and(|known| !anew(known)) {
+            return;
+        }
+        match self.failing.turn(&key, Instant::now(), anew) {
+            Turn::Sound if first => self.waiting.push_first(key, listed),
+            Turn::Sound => self.waiting.push_back(key, listed),
+            Turn::Anew => self.waiting_again.push_first(key, listed),
+            Turn::Again => self.waiting_again.push_back(key, listed),
+            Turn::LeftAlone => {}
+        }
+    }
+
     /// Begins a look, unless one at the same is under way: then there is another afterwards. Answers whether it began.
-    fn look(&mut self, key: String, resource: R::Resource) -> bool {
+    fn look(&mut self, key: String, listed: Listed) -> bool {
         let Some(grant) = self.grant.clone() else { return false };
         if self.in_hand.contains_key(&key) {
             self.hinted.insert(key);
             return false;
         }
-        self.in_hand.insert(key.clone(), resource.clone());
+        self.in_hand.insert(key, listed.clone());
         let (context, resources, timeout) =
             (Arc::clone(&self.context), Arc::clone(&self.resources), self.policy.timeout);
         let held = self.held.clone();
         self.in_flight.spawn(async move {
-            let looking = look_once(&context, resources.as_ref(), &resource, timeout, &grant);
+            let looking = look_once(&context, resources.as_ref(), &listed, timeout, &grant);
             let looking = while_held(held, &grant, AssertUnwindSafe(looking).catch_unwind());
             let ended = match looking.await {
                 None => Ended::Lost,
                 Some(Ok(ended)) => ended,
                 Some(Err(_)) => {
-                    let failure = ObserveError::of_resource("observer-panicked", "the look panicked");
-                    ended(&context, resource, Some(failure))
+                    Ended::Broken(ObserveError::of_resource("observer-panicked", "the look panicked"))
                 }
             };
-            (key, ended)
+            (listed, ended)
         });
         true
     }
 
     /// Notes what has ended, all of it together.
-    async fn end_looks(&mut self, first: Result<Look<R::Resource>, JoinError>) {
-        let mut ended = Vec::new();
+    async fn end_looks(&mut self, first: Result<EndedLook<R::Resource>, JoinError>) {
+        let (mut noted, mut looked, mut failed, mut hinted) = (vec![], vec![], vec![], vec![]);
         let mut next = Some(first);
         while let Some(look) = next {
-            // Panics are caught inside, and nobody aborts a look but the end of this loop.
-            ended.extend(look.ok());
             next = self.in_flight.try_join_next();
-        }
-        let mut looked = Vec::with_capacity(ended.len());
-        let mut hinted = Vec::new();
-        for (key, look) in ended {
+            // Panics are caught inside, and nobody aborts a look but the end of this loop.
+            let Ok((listed, ended)) = look else { continue };
+            let key = listed.hint.clone();
             self.in_hand.remove(&key);
             self.again_in_hand.remove(&key);
-            match look {
+            if self.hinted.remove(&key) {
+                hinted.push(key.clone());
+            }
+            match ended {
                 Ended::Looked(mut look) => {
                     self.heard(look.failure.as_ref());
-                    look.pause = self.pause_after(&key, &look);
+                    let listed = Listed { version: look.version, ..listed };
+                    look.again_after = self.pause_after(&listed, look.failure.as_ref(), look.again_after);
+                    failed.extend(look.failure.is_some().then_some(key));
+                    noted.push(note_of(listed, look.again_after, look.failure.as_ref()));
                     looked.push(look);
                 }
-                Ended::NotBegun(mut look) => {
-                    look.pause = self.pause_after(&key, &look);
-                    looked.push(look);
+                Ended::Broken(error) => {
+                    let pause = self.pause_after(&listed, Some(&error), Duration::ZERO);
+                    failed.push(key);
+                    noted.push(note_of(listed, pause, Some(&error)));
                 }
                 Ended::Gone => drop(self.failing.ended(&key)),
-                Ended::Lost => drop(self.missed.insert(key.clone())),
-            }
-            if self.hinted.remove(&key) {
-                hinted.push(key);
+                Ended::Lost => drop(self.missed.insert(key)),
             }
         }
         let failing = self.failing.len();
         self.context.statuses.change(&self.context.name, |status| status.failing = failing);
-        if !looked.is_empty()
-            && let Err(error) = self.resources.note(&self.context.store, &looked).await
-        {
+        if !noted.is_empty() && !self.note(&noted, &looked).await {
             // What was due is due as before, and looked at again. What was hinted at may not have been.
-            store_failed(&self.context, "note what it has looked at", &error);
-            let failed = looked.iter().filter(|look| look.failure.is_some());
-            self.missed.extend(failed.map(|look| self.resources.key(&look.resource)));
+            self.missed.extend(failed);
+        }
+        // Not later than a pause says, which has begun when it was noted; what has come due meanwhile is found as well.
+        let pauses = noted.iter().filter(|note| note.failure.is_some()).map(|note| note.again_after);
+        if let Some(soonest) = pauses.min() {
+            self.scan_at = self.scan_at.min(Instant::now() + soonest);
         }
         if !hinted.is_empty() {
             self.look_at_named(hinted).await;
         }
+    }
+
+    /// Answers whether it could be noted.
+    async fn note(&mut self, noted: &[NotedLook], looked: &[Looked<R::Resource>]) -> bool {
+        let Some(grant) = &self.grant else { return false };
+        let ObserverContext { store, name, .. } = self.context.as_ref();
+        let outcome = match store.note_looks(grant, name, noted).await {
+            Ok(()) => self.resources.noted(store, looked).await,
+            Err(error) => Err(error),
+        };
+        outcome.inspect_err(|error| store_failed(&self.context, "note what it has looked at", error)).is_ok()
     }
 
     /// What a look says about the platform.
@@ -391,19 +408,18 @@ impl<R: ExternalResources> Looking<R> {
         self.platform_has_changed(change);
     }
 
-    /// For how long a resource is left alone after a look.
-    fn pause_after(&mut self, key: &str, look: &Looked<R::Resource>) -> Duration {
-        let observer = &self.context.name;
-        self.context.statuses.looked(observer, look.failure.is_none());
-        let Some(failure) = &look.failure else {
+    /// After how long it is looked at next, if a look that came to its end says so much.
+    fn pause_after(&mut self, listed: &Listed, failure: Option<&ObserveError>, next: Duration) -> Duration {
+        let (observer, key) = (&self.context.name, &listed.hint);
+        self.context.statuses.looked(observer, failure.is_none());
+        let Some(failure) = failure else {
             if self.failing.ended(key) {
                 tracing::info!(observer, key, "a resource can be looked at again");
             }
-            return Duration::ZERO;
+            return next;
         };
         let now = Instant::now();
-        let Consequence { pause, times, is_news } =
-            self.failing.failed(key, look.resource.clone(), failure, now);
+        let Consequence { pause, times, is_news } = self.failing.failed(key, listed.clone(), failure, now);
         let (code, cause) = (&failure.code, &failure.message);
         match is_news {
             true => tracing::warn!(
@@ -415,8 +431,6 @@ impl<R: ExternalResources> Looking<R> {
             ),
             false => tracing::debug!(observer, key, code, cause, times, "a look failed"),
         }
-        // Not later than the pause says; and what has come due meanwhile is found as well.
-        self.scan_at = self.scan_at.min(now + pause);
         pause
     }
 
@@ -485,8 +499,8 @@ impl<R: ExternalResources> Looking<R> {
         }
         // What was missed while the platform was away may be more than a statement can name.
         for names in names.chunks(HINTS_AT_ONCE) {
-            match self.resources.named(&self.context.store, names).await {
-                Ok(resources) => self.put_first(resources),
+            match self.context.store.hinted_subjects(&self.context.name, names).await {
+                Ok(listed) => self.put_first(listed),
                 Err(error) => {
                     store_failed(&self.context, "find what it was hinted at", &error);
                     // What was hinted at may not be due for long: it is not forgotten.
@@ -496,18 +510,23 @@ impl<R: ExternalResources> Looking<R> {
         }
     }
 
-    fn put_first(&mut self, resources: Vec<R::Resource>) {
-        for resource in resources {
-            let key = self.resources.key(&resource);
+    fn put_first(&mut self, all: Vec<Listed>) {
+        for listed in all {
+            let key = listed.hint.clone();
             if self.in_hand.contains_key(&key) {
                 self.hinted.insert(key);
             } else if self.failing.contains(&key) {
-                self.waiting_again.push_first(key, resource);
+                self.waiting_again.push_first(key, listed);
             } else {
-                self.waiting.push_first(key, resource);
+                self.waiting.push_first(key, listed);
             }
         }
     }
+}
+
+fn note_of(listed: Listed, again_after: Duration, failure: Option<&ObserveError>) -> NotedLook {
+    let failure = failure.map(|failure| (failure.code.clone(), failure.message.clone()));
+    NotedLook { subject_id: listed.subject_id, version: listed.version, again_after, failure }
 }
 
 /// Waits for the answer of a platform that was asked, or for the moment to ask it.
@@ -545,7 +564,13 @@ async fn tell<R: ExternalResources>(
     platform: &Platform,
 ) -> StoreResult<()> {
     let mut transaction = context.store.open_transaction_under(grant).await?;
-    let told = resources.platform_is(&mut transaction.own_tables(), platform).await;
+    let now = context.bus.clock.now();
+    let told = match resources.platform_is(&mut transaction.own_tables(), platform, now).await {
+        // Nothing could come about meanwhile.
+        Ok(true) => transaction.wait_anew(&context.name).await,
+        Ok(false) => Ok(()),
+        Err(error) => Err(error),
+    };
     match told {
         Ok(()) => transaction.finish().await,
         Err(error) => {
@@ -555,47 +580,65 @@ async fn tell<R: ExternalResources>(
     }
 }
 
-fn ended<R>(context: &ObserverContext, resource: R, failure: Option<ObserveError>) -> Ended<R> {
-    Ended::Looked(Looked { resource, at: context.bus.clock.now(), failure, pause: Duration::ZERO })
-}
-
 /// Looks, decides, sends.
 async fn look_once<R: ExternalResources>(
     context: &ObserverContext,
     resources: &R,
-    listed: &R::Resource,
+    listed: &Listed,
     timeout: Duration,
     grant: &LeaseGrant,
 ) -> Ended<R::Resource> {
-    let resource = match resources.current(&context.store, listed).await {
-        Ok(Some(resource)) => resource,
+    let (resource, version) = match begin(context, resources, listed).await {
+        Ok(Some(begun)) => begun,
         Ok(None) => return Ended::Gone,
         Err(error) => {
             store_failed(context, "begin a look", &error);
-            let failure =
-                Some(ObserveError::of_resource(error.code(), "the store did not say what is wanted"));
-            let (resource, at) = (listed.clone(), context.bus.clock.now());
-            return Ended::NotBegun(Looked { resource, at, failure, pause: Duration::ZERO });
+            let message = "the store did not say what is wanted";
+            return Ended::Broken(ObserveError::of_resource(error.code(), message));
         }
     };
     let began_at = context.bus.clock.now();
-    let evidence = match tokio::time::timeout(timeout, resources.observe(&resource)).await {
-        Ok(Ok(evidence)) => evidence,
-        Ok(Err(failure)) => return ended(context, resource, Some(failure)),
-        Err(_) => return ended(context, resource, Some(ObserveError::timed_out(timeout))),
-    };
-    let mut failure = resources.missing(&evidence);
-    for decision in resources.decide(&resource, evidence, began_at) {
-        match send(context, grant, decision).await {
-            Ok(()) => {}
-            Err(Unsent::Fenced) => return Ended::Lost,
-            Err(Unsent::Failed(not_sent)) => {
-                failure = Some(not_sent);
-                break;
+    let failure = match tokio::time::timeout(timeout, resources.observe(&resource)).await {
+        Ok(Ok(evidence)) => {
+            let missing = resources.missing(&evidence);
+            match send_all(context, grant, resources.decide(&resource, evidence, began_at)).await {
+                Ok(()) => missing,
+                Err(Unsent::Fenced) => return Ended::Lost,
+                Err(Unsent::Failed(not_sent)) => Some(not_sent),
             }
         }
+        Ok(Err(failure)) => Some(failure),
+        Err(_) => Some(ObserveError::timed_out(timeout)),
+    };
+    let again_after = resources.look_again_after(&resource);
+    Ended::Looked(Looked { resource, version, at: context.bus.clock.now(), failure, again_after })
+}
+
+/// What is looked at, as it is when the look begins, and its version; none when it is not to be looked at.
+async fn begin<R: ExternalResources>(
+    context: &ObserverContext,
+    resources: &R,
+    listed: &Listed,
+) -> StoreResult<Option<(R::Resource, u64)>> {
+    let watched = context.store.begin_look(&context.name, &listed.subject_id).await?;
+    // Half of a change has become known since it was listed: it is due again with the other half.
+    let Some(watched) = watched.filter(|watched| listed.is_held || !watched.is_held) else {
+        return Ok(None);
+    };
+    let version = watched.version;
+    let resource = resources.resource(&context.store, watched).await?;
+    Ok(resource.map(|resource| (resource, version)))
+}
+
+async fn send_all(
+    context: &ObserverContext,
+    grant: &LeaseGrant,
+    decisions: Vec<Decision>,
+) -> Result<(), Unsent> {
+    for decision in decisions {
+        send(context, grant, decision).await?;
     }
-    ended(context, resource, failure)
+    Ok(())
 }
 
 /// Why a command was not sent.

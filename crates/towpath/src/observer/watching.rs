@@ -123,7 +123,7 @@ mod tests {
     use towpath_store::SqlStore;
 
     use super::*;
-    use crate::observer::{Decision, ObserveError};
+    use crate::observer::{Decision, ObserveError, Watched};
 
     /// Cannot be watched at first, then for a moment, then for good.
     struct Moody {
@@ -135,18 +135,8 @@ mod tests {
         type Resource = String;
         type Evidence = ();
 
-        fn key(&self, name: &String) -> String {
-            name.clone()
-        }
-
-        async fn due(
-            &self,
-            _: &SqlStore,
-            _: DateTime<Utc>,
-            _: Option<&String>,
-            _: u32,
-        ) -> StoreResult<Vec<String>> {
-            Ok(Vec::new())
+        async fn resource(&self, _: &SqlStore, watched: Watched) -> StoreResult<Option<String>> {
+            Ok(Some(watched.subject_id))
         }
 
         async fn observe(&self, _: &String) -> Result<(), ObserveError> {
@@ -159,6 +149,10 @@ mod tests {
 
         fn decide(&self, _: &String, (): (), _: DateTime<Utc>) -> Vec<Decision> {
             Vec::new()
+        }
+
+        fn look_again_after(&self, _: &String) -> Duration {
+            Duration::ZERO
         }
 
         async fn watch(&self) -> Result<Option<Hints>, ObserveError> {

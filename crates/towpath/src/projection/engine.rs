@@ -4,7 +4,7 @@
 //! instances, a rebuild and a delivery that comes twice take turns. Facts that are known are skipped; where some are missing, or
 //! the rows are of an older version of the projection, they are read from the log, a page at a time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use towpath_core::ids::{AggregateId, AggregateKey, Version};
@@ -13,9 +13,10 @@ use towpath_core::ports::store::StoreError;
 use towpath_store::{Projected, SqlTransaction};
 
 use super::rows::{RowKey, Rows};
+use super::watches::Watches;
 use super::{AnyFact, AnyProjection, OwnedTable};
+use crate::committed::Committed;
 use crate::consumer::{HandlerError, panic_message};
-use crate::observer::ObserverWake;
 
 /// How many facts are read from the log at a time, at most.
 const PAGE: u64 = 500;
@@ -71,9 +72,10 @@ pub(super) async fn take_in(
     {
         return Err(Trouble::MadeByNewer);
     }
-    let anew: Vec<String> =
+    let anew =
         projected.iter().filter(|(_, projected)| projected.by < by).map(|(id, _)| id.clone()).collect();
-    clear(sql, projection, &anew).await?;
+    let mut made = Made::default();
+    made.begin_anew(sql, projection, &anew).await?;
 
     let (mut due, mut reached) = (Vec::new(), Vec::new());
     for (id, mut facts) in arrived {
@@ -87,25 +89,25 @@ pub(super) async fn take_in(
         due.push(Due { key, known, last, facts });
         reached.push((id, last));
     }
-    let mut made = Made::default();
-    loop {
+    made = loop {
         let together: Vec<&IncomingEvent> =
             due.iter().flat_map(|due| &due.facts).flatten().copied().collect();
-        match made.project(sql, projection, &together).await {
+        let mut with_these = made.clone();
+        match with_these.project(sql, projection, &together).await {
             Err(Trouble::Lost(lost, error)) => {
                 // Nothing was written: the others go on together, and this one from the log.
                 let of_it = due.iter_mut().find(|due| due.key.id == lost && due.known > 0);
                 let Some(due) = of_it else { return Err(Trouble::Fact(lost, error)) };
                 due.facts = None;
             }
-            projected => break projected?,
+            projected => break projected.map(|()| with_these)?,
         }
-    }
+    };
     due.retain(|due| due.facts.is_none());
     for Due { key, known, last, .. } in &due {
         let mut read = catch_up(sql, projection, key, *known, *last, &mut made).await;
         if matches!(read, Err(Trouble::Lost(..))) {
-            clear(sql, projection, &[key.id.to_string()]).await?;
+            made.begin_anew(sql, projection, &BTreeSet::from([key.id.to_string()])).await?;
             read = catch_up(sql, projection, key, 0, *last, &mut made).await;
         }
         let read = read?;
@@ -117,6 +119,7 @@ pub(super) async fn take_in(
     if !reached.is_empty() {
         sql.note_projected(name, kind, by, &reached).await?;
     }
+    made.write_watches(sql).await?;
     Ok(made)
 }
 
@@ -136,14 +139,15 @@ pub(super) async fn make_anew(
     if made_by > by || (made_by == by && !also_if_current) {
         return Ok(None);
     }
-    clear(sql, projection, &ids).await?;
     let mut made = Made::default();
+    made.begin_anew(sql, projection, &BTreeSet::from(ids)).await?;
     let key = AggregateKey::from_stored(kind, id);
     // The consumer may have gone on since somebody looked how far it is.
     match catch_up(sql, projection, &key, 0, up_to.max(version), &mut made).await? {
         0 => sql.forget_projected(name, kind, id).await?,
         reached => sql.note_projected(name, kind, by, &[(id.to_owned(), reached)]).await?,
     }
+    made.write_watches(sql).await?;
     Ok(Some(made))
 }
 
@@ -164,26 +168,14 @@ pub(super) async fn go_on(
     let key = AggregateKey::from_stored(kind, id);
     let reached = match catch_up(sql, projection, &key, version, up_to, &mut made).await {
         Err(Trouble::Lost(..)) => {
-            clear(sql, projection, &[id.to_owned()]).await?;
+            made.begin_anew(sql, projection, &BTreeSet::from([id.to_owned()])).await?;
             catch_up(sql, projection, &key, 0, up_to, &mut made).await?
         }
         reached => reached?,
     };
     sql.note_projected(name, kind, by, &[(id.to_owned(), reached)]).await?;
+    made.write_watches(sql).await?;
     Ok(Some(made))
-}
-
-async fn clear(
-    sql: &mut SqlTransaction,
-    projection: &dyn AnyProjection,
-    ids: &[String],
-) -> Result<(), StoreError> {
-    if !ids.is_empty() {
-        for OwnedTable { table, aggregate } in projection.tables() {
-            sql.delete_rows_of(table, aggregate, ids).await?;
-        }
-    }
-    Ok(())
 }
 
 /// Projects the facts of an aggregate behind one and up to another, from the log. Answers how far that goes.
@@ -220,14 +212,45 @@ struct Due<'e> {
 }
 
 /// What was done so far.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Made {
     pub(super) facts: u64,
-    /// Whom to wake after the commit.
-    pub(super) wake: Option<ObserverWake>,
+    /// What observers look at because of it, until it is written.
+    watches: Watches,
+    /// Observers that are to look once it is committed.
+    urgent: Vec<&'static str>,
 }
 
 impl Made {
+    /// Whom it concerns once it is committed.
+    pub(super) fn committed(&self) -> Committed {
+        let mut committed = Committed::default();
+        self.urgent.iter().for_each(|observer| committed.and(Committed::watched(observer)));
+        committed
+    }
+
+    /// Clears the rows of these aggregates: their facts are taken from the first on.
+    async fn begin_anew(
+        &mut self,
+        sql: &mut SqlTransaction,
+        projection: &dyn AnyProjection,
+        ids: &BTreeSet<String>,
+    ) -> Result<(), StoreError> {
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let owners: Vec<String> = ids.iter().cloned().collect();
+        for OwnedTable { table, aggregate } in projection.tables() {
+            sql.delete_rows_of(table, aggregate, &owners).await?;
+        }
+        self.watches.begin_anew(sql, projection.watches(), ids).await
+    }
+
+    async fn write_watches(&mut self, sql: &mut SqlTransaction) -> Result<(), StoreError> {
+        self.urgent = std::mem::take(&mut self.watches).write(sql).await?;
+        Ok(())
+    }
+
     /// Projects facts onto their rows, which are read and written once per table.
     async fn project(
         &mut self,
@@ -254,18 +277,25 @@ impl Made {
                 Err(error) => return Err(Trouble::Fact(aggregate.id.clone(), error)),
             }
         }
-        let mut rows = Rows::default();
+        let ids = facts.iter().map(|(id, _)| id.to_string()).collect();
+        self.watches.load(sql, projection.watches(), &ids).await?;
+        let mut rows = Rows::with(std::mem::take(&mut self.watches));
         rows.load(sql, keys).await?;
-        for (id, fact) in &facts {
-            let projected = guarded(|| fact.project(&mut rows).map(|()| fact.wakes()));
-            let wakes = projected.map_err(|error| match rows.is_lost() {
-                true => Trouble::Lost(id.clone(), error),
-                false => Trouble::Fact(id.clone(), error),
-            })?;
-            self.wake = wakes.or(self.wake.take());
-        }
+        let projected = project_onto(&mut rows, &facts);
+        self.watches = std::mem::take(&mut rows.watches);
+        projected?;
         Ok(rows.write(sql).await?)
     }
+}
+
+fn project_onto(rows: &mut Rows, facts: &[(AggregateId, Box<dyn AnyFact + '_>)]) -> Result<(), Trouble> {
+    for (id, fact) in facts {
+        guarded(|| fact.project(rows)).map_err(|error| match rows.is_lost() {
+            true => Trouble::Lost(id.clone(), error),
+            false => Trouble::Fact(id.clone(), error),
+        })?;
+    }
+    Ok(())
 }
 
 /// Runs what the application has written. A panic is the fact's fault, and not that of those beside it.

@@ -1,12 +1,14 @@
 //! Projections: rows that are made from facts, and can be made anew at any time.
 //!
-//! Reading order: this file declares a projection and what it gets; `rows` is what it changes; `engine` takes facts in, in
-//! order and each once; `rebuild` makes everything anew, beside a running system.
+//! Reading order: this file declares a projection and what it gets; `rows` is what it changes, `watches` what observers look
+//! at because of it; `engine` takes facts in, in order and each once; `rebuild` makes everything anew, beside a running system.
 
 mod engine;
 mod rebuild;
 mod rows;
+mod watches;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +20,6 @@ use towpath_core::ports::store::StoreError;
 use towpath_store::{SqlTransaction, Table};
 
 use crate::consumer::{Batch, Consumer, HandlerError, Next};
-use crate::observer::ObserverWake;
 use crate::towpath::Towpath;
 
 use engine::Trouble;
@@ -97,6 +98,12 @@ pub trait Projection: Send + Sync + 'static {
     /// The tables whose rows it makes. They are declared with [`Builder::tables`](crate::Builder::tables), too.
     fn tables() -> &'static [OwnedTable];
 
+    /// Observers that look at what its aggregates are about, and at nothing else: [`Rows::watch`] tells them. Each is named by
+    /// one projection.
+    fn watches() -> &'static [&'static str] {
+        &[]
+    }
+
     /// The rows that the fact asks for: they are locked, and can be read from [`Rows`].
     fn keys(&self, _fact: &Fact<Self::Event>) -> Vec<RowKey> {
         Vec::new()
@@ -107,11 +114,6 @@ pub trait Projection: Send + Sync + 'static {
     /// # Errors
     /// The aggregate stays as it was before the fact, and is shown ([`Towpath::projections`]); others go on.
     fn project(&self, fact: &Fact<Self::Event>, rows: &mut Rows) -> Result<(), HandlerError>;
-
-    /// The observer that should look once the fact is in the rows: one and the same for all facts.
-    fn wakes(&self, _fact: &Fact<Self::Event>) -> Option<&ObserverWake> {
-        None
-    }
 }
 
 /// A table, and the column in it that names the aggregate that a row belongs to. An index should begin with that.
@@ -198,7 +200,7 @@ impl Projections {
 
     /// What is wrong with them, if anything is.
     pub(crate) fn check(all: &[Self]) -> Result<(), String> {
-        let mut seen = std::collections::BTreeSet::new();
+        let (mut seen, mut watched) = (BTreeSet::new(), BTreeSet::new());
         for projection in all.iter().flat_map(|kept| &kept.0.all) {
             let name = projection.name();
             HandlerName::new(name).map_err(|error: InvalidId| error.to_string())?;
@@ -209,6 +211,11 @@ impl Projections {
             }
             if projection.version() == 0 {
                 return Err(format!("projection {name} has version 0: versions count from 1"));
+            }
+            if let Some(observer) = projection.watches().iter().find(|observer| !watched.insert(**observer)) {
+                return Err(format!(
+                    "projection {name}: another one says what {observer} looks at, and each would end what the other says"
+                ));
             }
             for OwnedTable { table, aggregate } in projection.tables() {
                 if !table.columns().any(|column| column == *aggregate) {
@@ -232,7 +239,7 @@ impl Kept {
                 batch.tx.own_tables().plain("projection.savepoint", "SAVEPOINT projection").await?;
             }
             match engine::take_in(batch.tx.sql(), projection.as_ref(), &events).await {
-                Ok(made) => made.wake.iter().for_each(|wake| batch.tx.wake_after_commit(wake)),
+                Ok(made) => batch.tx.committing(made.committed()),
                 // The fact is in the log, and later ones bring it with them: a letter of it would only keep them back.
                 Err(Trouble::Fact(aggregate_id, error) | Trouble::Lost(aggregate_id, error))
                     if is_last_try =>
@@ -276,6 +283,7 @@ pub(crate) trait AnyProjection: Send + Sync {
     fn version(&self) -> u32;
     fn kind(&self) -> &'static str;
     fn tables(&self) -> &'static [OwnedTable];
+    fn watches(&self) -> &'static [&'static str];
     /// The fact, if it is one of the projection's.
     fn read<'p>(&'p self, event: &IncomingEvent) -> Result<Option<Box<dyn AnyFact + 'p>>, HandlerError>;
 }
@@ -284,7 +292,6 @@ pub(crate) trait AnyProjection: Send + Sync {
 pub(crate) trait AnyFact: Send {
     fn keys(&self) -> Vec<RowKey>;
     fn project(&self, rows: &mut Rows) -> Result<(), HandlerError>;
-    fn wakes(&self) -> Option<ObserverWake>;
 }
 
 struct Read<'p, P: Projection> {
@@ -307,6 +314,10 @@ impl<P: Projection> AnyProjection for P {
 
     fn tables(&self) -> &'static [OwnedTable] {
         <P as Projection>::tables()
+    }
+
+    fn watches(&self) -> &'static [&'static str] {
+        <P as Projection>::watches()
     }
 
     fn read<'p>(&'p self, event: &IncomingEvent) -> Result<Option<Box<dyn AnyFact + 'p>>, HandlerError> {
@@ -335,10 +346,6 @@ impl<P: Projection> AnyFact for Read<'_, P> {
 
     fn project(&self, rows: &mut Rows) -> Result<(), HandlerError> {
         self.projection.project(&self.fact, rows)
-    }
-
-    fn wakes(&self) -> Option<ObserverWake> {
-        self.projection.wakes(&self.fact).cloned()
     }
 }
 

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use towpath_core::ids::{InstanceId, LeaseName};
 use towpath_core::ports::store::{StoreError, StoreResult};
-use towpath_store::{Owner, SqlStore};
+use towpath_store::{Owned, Owner, SqlStore};
 
 use super::engine::{Trouble, go_on, make_anew};
 use super::{AnyProjection, OwnedTable, Projections};
-use crate::bus::{pause, with_causes};
+use crate::bus::{Bus, pause, with_causes};
 use crate::consumer::HandlerError;
 use crate::service::{Backoff, Service, Stopping, Wake, rest};
 
@@ -73,6 +73,7 @@ impl Projections {
 
 /// Starts what makes those aggregates that an older version has made, or nobody, and finds what was not delivered.
 pub(crate) fn start(
+    bus: Bus,
     store: SqlStore,
     instance: InstanceId,
     (lease, scan): (Duration, Duration),
@@ -80,11 +81,12 @@ pub(crate) fn start(
 ) -> Service {
     let all: Vec<Arc<dyn AnyProjection>> = all.iter().flat_map(|kept| kept.0.all.clone()).collect();
     Service::keep_running("projections", move |stopping| {
-        run(store.clone(), instance.clone(), (lease, scan), all.clone(), stopping)
+        run(bus.clone(), store.clone(), instance.clone(), (lease, scan), all.clone(), stopping)
     })
 }
 
 async fn run(
+    bus: Bus,
     store: SqlStore,
     instance: InstanceId,
     (lease, scan): (Duration, Duration),
@@ -94,7 +96,8 @@ async fn run(
     while !stopping.is_asked() {
         let mut is_failing = false;
         for projection in &all {
-            is_failing |= bring_up_to_date(&store, &instance, (lease, scan), projection, &mut stopping).await;
+            is_failing |=
+                bring_up_to_date(&bus, &store, &instance, (lease, scan), projection, &mut stopping).await;
         }
         let pause = if is_failing { AGAIN_AFTER_A_FAILURE } else { AGAIN };
         rest(&Wake::default(), pause, &mut stopping).await;
@@ -103,6 +106,7 @@ async fn run(
 
 /// Answers whether something of it has failed.
 async fn bring_up_to_date(
+    bus: &Bus,
     store: &SqlStore,
     instance: &InstanceId,
     (lease, scan): (Duration, Duration),
@@ -112,7 +116,7 @@ async fn bring_up_to_date(
     let name = LeaseName::from_stored(format!("projection/{}", projection.name()));
     let mut backoff = Backoff::default();
     while !stopping.is_asked() {
-        let under = Under { name: &name, holder: instance, lease, stopping };
+        let under = Under { bus, name: &name, holder: instance, lease, stopping };
         let projection = projection.as_ref();
         let making = Making { store, projection, all: false, under: Some(under) };
         let wait = match making.bring_up_to_date().await {
@@ -149,6 +153,8 @@ enum How {
 
 /// The lease under which one instance does it. Two at once would only do it twice: each aggregate's own lock decides.
 struct Under<'u> {
+    /// Tells what was committed.
+    bus: &'u Bus,
     name: &'u LeaseName,
     holder: &'u InstanceId,
     lease: Duration,
@@ -205,16 +211,19 @@ impl Making<'_> {
         Ok(false)
     }
 
-    /// Deletes rows that belong to no aggregate. They are made anew, from no facts: should it have some by now, they count.
+    /// Deletes rows that belong to no aggregate, and what is looked at for none. They are made anew, from no facts: should it have some by now, they count.
     async fn forget_strays(&self, rebuilt: &mut Rebuilt) -> StoreResult<bool> {
         let of = (self.projection.name(), self.projection.kind());
-        for OwnedTable { table, aggregate } in self.projection.tables() {
+        let tables = self.projection.tables().iter();
+        let rows = tables.map(|OwnedTable { table, aggregate }| Owned::Rows(table, aggregate));
+        let watched = self.projection.watches().iter().map(|observer| Owned::Watched(observer));
+        for owned in rows.chain(watched) {
             let mut after = String::new();
             loop {
                 if !self.goes_on().await? {
                     return Ok(false);
                 }
-                let owners = self.store.owners_behind(of, (table, aggregate), &after, PAGE).await?;
+                let owners = self.store.owners_behind(of, owned, &after, PAGE).await?;
                 let Some(last) = owners.last() else { break };
                 after.clone_from(&last.id);
                 // By hand also what was projected of facts that the log does not have: of a database that was restored.
@@ -260,7 +269,9 @@ impl Making<'_> {
                     if made.facts > 0 {
                         *rebuilt.aggregates.entry(projection.name()).or_default() += 1;
                     }
-                    made.wake.iter().for_each(crate::observer::ObserverWake::wake);
+                    if let Some(under) = &self.under {
+                        under.bus.committed(&made.committed());
+                    }
                     return Ok(());
                 }
                 Err(Trouble::Store(StoreError::Contention(_))) if gave_way < GIVES_WAY_AT_MOST => {

@@ -3,12 +3,16 @@
 use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
-use towpath_core::ports::store::{StoreError, StoreResult};
+use towpath_core::ports::store::{StoreError, StoreResult, Watch};
 use towpath_store::{SqlTransaction, Table, Value};
 use uuid::Uuid;
 
 use super::engine::OUT_OF_ORDER;
+use super::watches::Watches;
 use crate::consumer::HandlerError;
+
+/// The code of a row or subject that nobody has looked for.
+const NOT_ASKED_FOR: &str = "row-not-asked-for";
 
 /// What tells a row apart: its table, and a value for each column of the primary key.
 #[derive(Debug, Clone)]
@@ -33,6 +37,7 @@ enum Part {
 pub struct Rows {
     tables: BTreeMap<&'static str, InTable>,
     statements: Vec<(&'static str, &'static str, Vec<Value<'static>>)>,
+    pub(super) watches: Watches,
     is_lost: bool,
 }
 
@@ -86,6 +91,10 @@ impl Part {
 }
 
 impl Rows {
+    pub(super) fn with(watches: Watches) -> Self {
+        Self { watches, ..Self::default() }
+    }
+
     /// A row that the fact's keys name; none if there is none.
     ///
     /// # Errors
@@ -94,7 +103,7 @@ impl Rows {
         let slot = self.tables.get(key.table.name()).and_then(|in_table| in_table.rows.get(&key.parts));
         let Some(slot) = slot else {
             let message = format!("a row of {} was read whose key was not given", key.table.name());
-            return Err(HandlerError::unrecoverable("row-not-asked-for", message));
+            return Err(HandlerError::unrecoverable(NOT_ASKED_FOR, message));
         };
         Ok(slot.values.as_deref().map(|values| RowRef { table: key.table, values }))
     }
@@ -116,6 +125,32 @@ impl Rows {
     /// Deletes a row, if it is there.
     pub fn delete(&mut self, key: RowKey) {
         self.change(key.table, key.parts, None);
+    }
+
+    /// What an observer looks at because of an aggregate: what is wanted there, as it is; none if nobody looks.
+    ///
+    /// # Errors
+    /// This, and the next two: `row-not-asked-for` where [`watches`](super::Projection::watches) does not name the observer, or
+    /// no fact is about an aggregate of that id.
+    pub fn watched(&self, observer: &str, aggregate_id: &str) -> Result<Option<&str>, HandlerError> {
+        let subject = self.watches.get(observer, aggregate_id);
+        Ok(subject.ok_or_else(|| not_asked_for(observer, aggregate_id))?.wanted())
+    }
+
+    /// Lets an observer look at what an aggregate is about; the subject has the aggregate's id, and the version is the fact's.
+    /// Where it is to look now, the commit wakes it.
+    pub fn watch(&mut self, observer: &str, watch: Watch) -> Result<(), HandlerError> {
+        let id = &watch.subject_id;
+        let subject = self.watches.get_mut(observer, id).ok_or_else(|| not_asked_for(observer, id))?;
+        subject.watch(watch);
+        Ok(())
+    }
+
+    /// Lets an observer look no more at what an aggregate is about.
+    pub fn unwatch(&mut self, observer: &str, aggregate_id: &str) -> Result<(), HandlerError> {
+        let subject = self.watches.get_mut(observer, aggregate_id);
+        subject.ok_or_else(|| not_asked_for(observer, aggregate_id))?.unwatch();
+        Ok(())
     }
 
     /// Runs a statement when the rows are written: for what follows in tables that are not the projection's. It must be able to
@@ -160,7 +195,7 @@ impl Rows {
         Ok(())
     }
 
-    /// Writes what has changed: a statement per table, and those that follow.
+    /// Writes what has changed but for what is watched: a statement per table, and those that follow.
     pub(super) async fn write(self, sql: &mut SqlTransaction) -> StoreResult<()> {
         for InTable { table, rows } in self.tables.into_values() {
             let (mut put, mut gone) = (Vec::new(), Vec::new());
@@ -180,6 +215,11 @@ impl Rows {
         }
         Ok(())
     }
+}
+
+fn not_asked_for(observer: &str, id: &str) -> HandlerError {
+    let message = format!("what {observer} looks at was to be {id}, and that was not given");
+    HandlerError::unrecoverable(NOT_ASKED_FOR, message)
 }
 
 /// The key in a whole row.

@@ -21,6 +21,7 @@ mod letters;
 mod listings;
 mod log;
 mod notices;
+pub mod observations;
 pub mod operations;
 mod outbox;
 pub mod queues;
@@ -48,6 +49,9 @@ pub use letters::Letters;
 pub use listings::{COMMANDS_BYTES, FoundAs, Listings, OutboxFilter};
 pub use log::{Log, Sequenced};
 pub use notices::{Heard, NoticeListener, Notices};
+pub use observations::{
+    Adopted, DuePage, Listed, Look, LookFailure, Looks, NotedLook, Observations, ScanPlace, Watch, Watched,
+};
 pub use operations::{
     LostOperation, NewOperation, OperationAnswer, OperationClaim, OperationEnd, OperationKey,
     OperationStanding, Operations,
@@ -86,6 +90,7 @@ sum_of!(
     Channels,
     Queues,
     Operations,
+    Observations,
     Listings,
     Following,
     Cleaning,

@@ -5,8 +5,8 @@ use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::{
-    Append, AppendRules, Appended, AppendedTogether, FirstDelivery, FollowedLog, InboxMark, LeaseGrant,
-    NewCommand, NewTimer, OperationAnswer, OperationClaim, StoreResult,
+    Adopted, Append, AppendRules, Appended, AppendedTogether, FirstDelivery, FollowedLog, InboxMark,
+    LeaseGrant, NewCommand, NewTimer, OperationAnswer, OperationClaim, StoreResult, Watch, Watched,
 };
 use crate::envelope::RecordedEvent;
 use crate::ids::{EventId, HandlerName, Lane, Position};
@@ -110,6 +110,25 @@ pub trait StoreTx: Send {
         to: &FollowedLog,
         now: DateTime<Utc>,
     ) -> StoreResult<bool>;
+
+    /// Lets an observer look at subjects, or replaces what is wanted of them where that is older. No subject may be among them
+    /// twice. What is known of earlier looks stays.
+    async fn watch(&mut self, observer: &str, watches: &[Watch]) -> StoreResult<()>;
+
+    /// The same for subjects that were watched elsewhere before. Of one that is watched already, what is known stays.
+    async fn adopt(&mut self, observer: &str, adopted: &[Adopted]) -> StoreResult<()>;
+
+    /// Lets an observer look at subjects no more.
+    async fn unwatch(&mut self, observer: &str, subjects: &[String]) -> StoreResult<()>;
+
+    /// Subjects that are watched as they are, locked until the transaction ends.
+    async fn watched(&mut self, observer: &str, subjects: &[String]) -> StoreResult<Vec<Watched>>;
+
+    /// Lets every goal of an observer be waited for anew: nothing could come about meanwhile.
+    async fn wait_anew(&mut self, observer: &str) -> StoreResult<()>;
+
+    /// Makes everything due that is not held, after what was asked for.
+    async fn look_at_all(&mut self, observer: &str) -> StoreResult<()>;
 
     /// Makes all of it true.
     async fn commit(self: Box<Self>) -> StoreResult<()>;

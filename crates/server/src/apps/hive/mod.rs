@@ -47,7 +47,8 @@ impl Plugin for Hive {
     }
 
     async fn migrate(store: &SqlStore) -> Result<(), StoreError> {
-        store.create_tables(&TABLES).await
+        store.create_tables(&TABLES).await?;
+        towpath_hive::take_over(store).await
     }
 
     async fn open(settings: HiveSection, server: &ServerContext) -> Result<Option<Self::App>, Failure> {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
+use towpath::observer::{LookFailure, Looks};
 use towpath_hive::ServiceView;
-use towpath_hive::failures::{LookFailure, Looks};
 use towpath_hive::gateway::{Condition, ConditionStatus};
 use towpath_hive::service::{ServiceStatus, Snapshot};
 use towpath_hive::spec::EnvValue;
@@ -100,7 +100,7 @@ struct FailureShown {
 }
 
 impl From<LookFailure> for FailureShown {
-    fn from(LookFailure { code, message, since, failed_at }: LookFailure) -> Self {
+    fn from(LookFailure { code, message, since, failed_at, times: _ }: LookFailure) -> Self {
         Self { code, message, since, failed_at }
     }
 }
