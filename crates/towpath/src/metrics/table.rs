@@ -68,7 +68,7 @@ metrics! {
     COMMAND_BOX: Gauge, "towpath_command_box", ["status"],
         "Commands in the command box that are pending, processing, retrying (failed, to be tried again) or failed for good. Counted up to 100000.";
     EVENTS: Counter, "towpath_events_total", ["type"],
-        "Events that this instance has committed: by commands, handlers, units of work and joined transactions. Only types that an aggregate registers.";
+        "Events that this instance has committed: by commands, handlers, units of work and joined transactions. Only types that an aggregate or an entity registers.";
 
     OUTBOX_ROWS: Gauge, "towpath_outbox_rows", ["channel", "status"],
         "Outbox rows that are pending, parked (behind one of their aggregate) or failed. Counted up to 100000.";
