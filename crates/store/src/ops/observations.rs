@@ -321,7 +321,8 @@ async fn note_failed(
     observer: &str,
     looks: &[&NotedLook],
 ) -> StoreResult<()> {
-    let (now, later) = (session.dialect().now(), session.dialect().now_plus_parameter());
+    // One moment: what has begun to fail fails since then.
+    let (now, later) = (session.dialect().now_of_statement(), session.dialect().now_plus_parameter());
     let mut values = values![];
     for look in looks {
         values.extend(values![look.subject_id.as_str(), look.failure.as_ref().map(|(of, _)| code(of))]);
