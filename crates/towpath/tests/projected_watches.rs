@@ -227,7 +227,7 @@ async fn what_is_to_be_looked_at_now_wakes_the_observer(fresh: &Fresh) {
     let rarely = ObserverPolicy { poll: Duration::from_secs(3600), ..ObserverPolicy::default() };
     let observer = Observer::named(PACKER, shelf.clone(), rarely, ObserverWake::default());
     let app = fresh.builder().projections(packing()).observer(observer).start().await.unwrap();
-    eventually("it has found nothing", || async { app.observers()[0].scanned_at.map(drop) }).await;
+    eventually("it has found nothing", || async { app.observers().first()?.scanned_at.map(drop) }).await;
     for id in ["o-1", "o-2"] {
         place(&app, id, "urgent", 0).await;
         eventually("it was looked at", || async {
