@@ -262,7 +262,7 @@ fn a_service_is_asked_for_over_http_and_lives_its_life() {
     let services = projections.as_array().unwrap().iter().find(|one| one["name"] == "hive-services").unwrap();
     let shown =
         ["kind", "version", "made", "aggregates", "current", "failures"].map(|field| &services[field]);
-    let expected = [json!("service"), json!(1), json!(true), json!(6), json!(6), json!([])];
+    let expected = [json!("service"), json!(2), json!(true), json!(6), json!(6), json!([])];
     assert_eq!(shown, expected.each_ref(), "{projections}");
 }
 
