@@ -67,6 +67,7 @@ impl OwnTables<'_> {
         let found = self.by_key("row.lock", key_of(row), dialect.locking()).await?;
         found.ok_or_else(|| match dialect {
             // There a value that must be unique is an error of its own: the row was deleted in between.
+            #[cfg(feature = "postgres")]
             Dialect::Postgres => StoreError::Contention("the row was deleted meanwhile".into()),
             _ => refused("row.hold", table, "has another row with one of the values that are unique"),
         })
