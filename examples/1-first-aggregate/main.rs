@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 use towpath::ids::AggregateKey;
-use towpath::{Aggregate, Command, Context, Event, Machine, Refusal, Towpath};
+use towpath::{Aggregate, Coded as _, Command, Context, Event, Machine, Refusal, Towpath};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {

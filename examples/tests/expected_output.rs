@@ -17,6 +17,10 @@ const CONSUMER: (&str, &str) = (env!("CARGO_BIN_EXE_consumer"), include_str!("..
 const LENDING_LIBRARY: (&str, &str) =
     (env!("CARGO_BIN_EXE_lending-library"), include_str!("../4-lending-library/expected.txt"));
 
+const PROCESS: (&str, &str) = (env!("CARGO_BIN_EXE_process"), include_str!("../6-process/expected.txt"));
+
+const WORKER: (&str, &str) = (env!("CARGO_BIN_EXE_worker"), include_str!("../5-worker/expected.txt"));
+
 #[test]
 fn the_readme_begins_with_the_first_program() {
     let (readme, program) = (include_str!("../../README.md"), include_str!("../0-first-program/main.rs"));
@@ -59,6 +63,33 @@ async fn first_aggregate_on_mysql() {
 }
 
 #[tokio::test]
+async fn worker_on_sqlite() {
+    let file = std::env::temp_dir().join("towpath.db");
+    prints_the_same_twice(WORKER, &format!("sqlite://{}", file.display())).await;
+}
+
+#[tokio::test]
+async fn worker_on_postgres() {
+    prints_the_same_twice(WORKER, &server("TOWPATH_TEST_POSTGRES_URL")).await;
+}
+
+#[tokio::test]
+async fn worker_on_mysql() {
+    prints_the_same_twice(WORKER, &server("TOWPATH_TEST_MYSQL_URL")).await;
+}
+
+#[tokio::test]
+async fn process_on_sqlite() {
+    let file = std::env::temp_dir().join("towpath.db");
+    prints_the_same_twice(PROCESS, &format!("sqlite://{}", file.display())).await;
+}
+
+#[tokio::test]
+async fn process_on_postgres() {
+    prints_the_same_twice(PROCESS, &server("TOWPATH_TEST_POSTGRES_URL")).await;
+}
+
+#[tokio::test]
 async fn consumer_on_the_embedded_default() {
     let file = std::env::temp_dir().join("towpath.db");
     prints(CONSUMER, &format!("sqlite://{}", file.display()), "local:").await;
@@ -84,6 +115,11 @@ async fn lending_library_twice_at_once_on_sqlite() {
 #[tokio::test]
 async fn lending_library_twice_at_once_on_postgres_and_rabbitmq() {
     lends_to_one_at_a_time(&server("TOWPATH_TEST_POSTGRES_URL"), &server("TOWPATH_TEST_AMQP_URL")).await;
+}
+
+#[test]
+fn the_process_is_short() {
+    assert!(include_str!("../6-process/main.rs").lines().count() < 80);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Proves that dependencies between our crates only point down, and that the core does no I/O.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use crate::cargo;
 use crate::failure::Failure;
@@ -30,17 +31,15 @@ const LAYERS: &[Layer] = &[
         tests_may_use_testkit: true,
     },
     Layer { name: "towpath-bench", may_use: &["towpath"], tests_may_use_testkit: true },
-    Layer { name: "towpath-hive", may_use: &["towpath"], tests_may_use_testkit: true },
-    Layer { name: "towpath-market", may_use: &["towpath"], tests_may_use_testkit: true },
-    Layer { name: "towpath-genesis", may_use: &["towpath"], tests_may_use_testkit: true },
-    Layer {
-        name: "towpath-server",
-        may_use: &["towpath", "towpath-bench", "towpath-hive", "towpath-market", "towpath-genesis"],
-        tests_may_use_testkit: true,
-    },
+    Layer { name: SERVER, may_use: &["towpath", "towpath-bench"], tests_may_use_testkit: true },
     Layer { name: "towpath-examples", may_use: &["towpath"], tests_may_use_testkit: true },
 ];
 
+/// An application: whatever has a folder in `apps`. It needs no line in the table. Only the server may use it.
+const APPLICATION: Layer =
+    Layer { name: "an application", may_use: &["towpath"], tests_may_use_testkit: true };
+
+const SERVER: &str = "towpath-server";
 const MACROS: &str = "towpath-macros";
 const CORE: &str = "towpath-core";
 const TESTKIT: &str = "towpath-testkit";
@@ -85,7 +84,7 @@ enum Use {
     Tests,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Dependency {
     name: String,
     used_in: Use,
@@ -93,10 +92,21 @@ struct Dependency {
     is_local: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Member {
     name: String,
+    /// Whether its folder is one of those for applications.
+    is_application: bool,
     dependencies: Vec<Dependency>,
+}
+
+impl Member {
+    fn layer(&self) -> Option<&'static Layer> {
+        match self.is_application {
+            true => Some(&APPLICATION),
+            false => LAYERS.iter().find(|layer| layer.name == self.name),
+        }
+    }
 }
 
 /// The pure check of who uses whom.
@@ -106,9 +116,10 @@ fn violations_of_the_table(members: &[Member]) -> Vec<String> {
         .map(|layer| layer.name)
         .chain(members.iter().map(|member| member.name.as_str()))
         .collect();
+    let is_application = |name: &str| members.iter().any(|it| it.is_application && it.name == name);
     let mut violations = Vec::new();
     for member in members {
-        let Some(layer) = LAYERS.iter().find(|layer| layer.name == member.name) else {
+        let Some(layer) = member.layer() else {
             violations.push(format!(
                 "{} is a member of the workspace but not in the table: add it to LAYERS in xtask/src/arrows.rs",
                 member.name
@@ -118,6 +129,9 @@ fn violations_of_the_table(members: &[Member]) -> Vec<String> {
         for dependency in &member.dependencies {
             let is_ours = dependency.is_local || our_names.contains(dependency.name.as_str());
             if !is_ours || layer.may_use.contains(&dependency.name.as_str()) {
+                continue;
+            }
+            if member.name == SERVER && is_application(&dependency.name) {
                 continue;
             }
             let is_testkit_in_tests = dependency.used_in == Use::Tests && dependency.name == TESTKIT;
@@ -171,12 +185,17 @@ fn members_of(metadata: &Json) -> Result<Vec<Member>, Failure> {
     if packages.is_empty() {
         return Err(Failure::new("cargo metadata lists no packages"));
     }
+    let root = metadata.get("workspace_root").and_then(Json::as_text).unwrap_or_default();
+    let applications = Path::new(root).join("apps");
     packages
         .iter()
         .map(|package| {
             let dependencies = package.get("dependencies").map(Json::items).unwrap_or_default();
+            let manifest = package.get("manifest_path").and_then(Json::as_text).unwrap_or_default();
+            let folder = Path::new(manifest).parent().and_then(Path::parent);
             Ok(Member {
                 name: name_of(package)?,
+                is_application: folder.is_some_and(|folder| folder == applications),
                 dependencies: dependencies.iter().map(dependency_of).collect::<Result<_, _>>()?,
             })
         })
@@ -216,7 +235,11 @@ mod tests {
             .map(|name| dependency(name, Use::Product))
             .chain(tests.iter().map(|name| dependency(name, Use::Tests)))
             .collect();
-        Member { name: name.to_owned(), dependencies }
+        Member { name: name.to_owned(), is_application: false, dependencies }
+    }
+
+    fn application(name: &str, product: &[&str], tests: &[&str]) -> Member {
+        Member { is_application: true, ..member(name, product, tests) }
     }
 
     #[test]
@@ -238,7 +261,7 @@ mod tests {
             member("towpath-store", &["towpath-core", "sqlx"], &["towpath-testkit", "tempfile"]),
             member("towpath-broker", &["towpath-core"], &["towpath-testkit"]),
             member("towpath", &["towpath-core", "towpath-store", "towpath-broker"], &["towpath-testkit"]),
-            member("towpath-hive", &["towpath"], &["towpath-testkit"]),
+            application("towpath-hive", &["towpath"], &["towpath-testkit"]),
             member("towpath-server", &["towpath", "towpath-hive", "axum"], &["towpath-testkit"]),
             member("towpath-examples", &["towpath"], &["towpath-testkit"]),
         ];
@@ -255,10 +278,6 @@ mod tests {
             ("towpath-store", "towpath"),
             ("towpath-testkit", "towpath-store"),
             ("towpath", "towpath-server"),
-            ("towpath", "towpath-hive"),
-            ("towpath-hive", "towpath-core"),
-            ("towpath-hive", "towpath-market"),
-            ("towpath-market", "towpath-store"),
             ("towpath-server", "towpath-store"),
             ("towpath-examples", "towpath-core"),
             ("xtask", "towpath-core"),
@@ -267,6 +286,24 @@ mod tests {
             assert_eq!(violations.len(), 1, "{from} -> {to}");
             assert!(violations[0].starts_with(&format!("{from} -> {to}:")), "{violations:?}");
         }
+    }
+
+    #[test]
+    fn an_application_uses_the_library_alone_and_only_the_server_uses_it() {
+        let (hive, market) = (application("towpath-hive", &["towpath"], &[]), "towpath-market");
+        for used in ["towpath-core", "towpath-store", "towpath-server", "towpath-hive"] {
+            let violations = violations_of_the_table(&[application(market, &[used], &[]), hive.clone()]);
+            assert_eq!(violations.len(), 1, "{used}");
+            assert!(violations[0].starts_with(&format!("{market} -> {used}:")), "{violations:?}");
+        }
+        for user in ["towpath", "towpath-bench", "towpath-examples"] {
+            let violations = violations_of_the_table(&[member(user, &["towpath-hive"], &[]), hive.clone()]);
+            assert_eq!(violations.len(), 1, "{user}");
+        }
+        // A crate of this name that is no application is none of the server's.
+        let server = member(SERVER, &["towpath-hive"], &[]);
+        assert_eq!(violations_of_the_table(&[server.clone(), hive]).len(), 0);
+        assert_eq!(violations_of_the_table(&[server, member("towpath-hive", &[], &[])]).len(), 2);
     }
 
     #[test]
@@ -311,15 +348,19 @@ mod tests {
     #[test]
     fn metadata_is_read_with_kinds_renames_and_paths() {
         let metadata = Json::parse(
-            r#"{"packages": [{"name": "towpath-store", "dependencies": [
+            r#"{"workspace_root": "/w", "packages": [
+                {"name": "towpath-hive", "manifest_path": "/w/apps/hive/Cargo.toml", "dependencies": []},
+                {"name": "towpath-store", "manifest_path": "/w/crates/store/Cargo.toml", "dependencies": [
                 {"name": "towpath-core", "kind": null, "rename": "heart", "path": "/x"},
                 {"name": "towpath-testkit", "kind": "dev", "path": "/y"},
                 {"name": "cc", "kind": "build", "source": "registry"}]}]}"#,
         )
         .unwrap();
         let members = members_of(&metadata).unwrap();
-        assert_eq!(members[0].name, "towpath-store");
-        let read: Vec<_> = members[0]
+        let named = |member: &Member| (member.name.clone(), member.is_application);
+        let expected = [("towpath-hive".to_owned(), true), ("towpath-store".to_owned(), false)];
+        assert_eq!(members.iter().map(named).collect::<Vec<_>>(), expected);
+        let read: Vec<_> = members[1]
             .dependencies
             .iter()
             .map(|dependency| (dependency.name.as_str(), dependency.used_in, dependency.is_local))

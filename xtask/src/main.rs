@@ -41,7 +41,7 @@ cargo xtask TASK
   test --kube [-- ARGS]         only the tests that need a Kubernetes API server, after `services up kube`
   test --soak [-- ARGS]         only the long soaks of hive: 1,000 services and a server that is killed, some minutes each
   bench [NAME [ARGS]]           services up, then `towpath bench` in release: write (on all three databases), drain,
-                                consume, latency and stream, each short; or only NAME, as long as it takes, with ARGS
+                                consume, latency, tasks and stream, each short; or only NAME, as long as it takes, with ARGS
   torture [--seed N] [--minutes N] [--kills N] [-- NAME ...]
                                 services up, then rounds of the fault suite for so long (an hour), each with a seed of
                                 its own and so many faults a run (200); a report in target/torture
@@ -58,7 +58,7 @@ Environment
                                 servers that already run; nothing is installed or started for them
   TOWPATH_TEST_AMQP4_URL, TOWPATH_TEST_AMQPS_URL
                                 a RabbitMQ 4, and with TLS; where there is none and none can be installed, their tests
-                                end early
+                                are left out, and `ci` fails, unless nobody may mount anything on this machine
   TOWPATH_TEST_KAFKA_PROGRAM    file:// URL of a Kafka broker for tests that end or cut off one of their own
   TOWPATH_TEST_SCHEMATHESIS     a schemathesis that is installed already; without, PyPI's is installed once
   TOWPATH_TEST_KUBECONFIG       file:// URL of a kubeconfig, for `test --kube`

@@ -9,8 +9,8 @@ use crate::failure::Failure;
 /// The sources of the library.
 const SOURCES: &[&str] = &["crates/core/src", "crates/store/src", "crates/broker/src", "crates/towpath/src"];
 
-/// The names of applications, in lower case.
-const APPLICATIONS: &[&str] = &["hive", "market", "genesis"];
+/// Where applications are: each has a folder of its own there, and its name is that of the application.
+const APPLICATIONS: &str = "apps";
 
 /// Files that still name some. One that does not is refused here, so that the list only gets shorter.
 const STILL_NAMED_IN: &[&str] = &[];
@@ -18,11 +18,12 @@ const STILL_NAMED_IN: &[&str] = &[];
 /// Checks this workspace; the failure lists every line that names an application.
 pub(crate) fn run() -> Result<(), Failure> {
     let root = cargo::repository_root();
+    let applications = applications(&root)?;
     let mut files = Vec::new();
     for folder in SOURCES {
         read_sources(&root, Path::new(folder), &mut files)?;
     }
-    let violations = violations(&files, STILL_NAMED_IN);
+    let violations = violations(&files, &applications, STILL_NAMED_IN);
     if violations.is_empty() {
         let named = STILL_NAMED_IN.len();
         eprintln!("xtask: words: of {} files of the library {named} name an application", files.len());
@@ -34,6 +35,30 @@ pub(crate) fn run() -> Result<(), Failure> {
 
 /// A file of the library: where it is in the repository, and its text.
 type Source = (String, String);
+
+/// The words of an application's name.
+type Name = Vec<String>;
+
+/// The names of the applications that there are.
+fn applications(root: &Path) -> Result<Vec<Name>, Failure> {
+    let reading = || Failure::while_trying(format!("read {APPLICATIONS}"));
+    let mut names = Vec::new();
+    for entry in fs::read_dir(root.join(APPLICATIONS)).map_err(reading())? {
+        let entry = entry.map_err(reading())?;
+        if entry.path().join("Cargo.toml").exists() {
+            names.push(name_of(&entry.file_name().to_string_lossy()));
+        }
+    }
+    // Without a name there would be nothing to look for, and nothing would be proved.
+    if names.is_empty() || names.iter().any(Vec::is_empty) {
+        return Err(Failure::new(format!("the folders of {APPLICATIONS} are no names of applications")));
+    }
+    Ok(names)
+}
+
+fn name_of(folder: &str) -> Name {
+    words(folder).collect()
+}
 
 fn read_sources(root: &Path, folder: &Path, files: &mut Vec<Source>) -> Result<(), Failure> {
     let reading = || Failure::while_trying(format!("read {}", folder.display()));
@@ -51,13 +76,13 @@ fn read_sources(root: &Path, folder: &Path, files: &mut Vec<Source>) -> Result<(
 }
 
 /// The pure check. `excepted` are files that may name applications, and must.
-fn violations(files: &[Source], excepted: &[&str]) -> Vec<String> {
+fn violations(files: &[Source], applications: &[Name], excepted: &[&str]) -> Vec<String> {
     let mut violations = Vec::new();
     for (path, text) in files {
         if path.split('/').any(|part| part == "tests" || part == "tests.rs") {
             continue;
         }
-        let named = naming_lines(text);
+        let named = naming_lines(text, applications);
         match excepted.contains(&path.as_str()) {
             false => violations.extend(named.iter().map(|(line, text)| format!("{path}:{line}: {text}"))),
             true if named.is_empty() => violations.push(format!(
@@ -72,13 +97,13 @@ fn violations(files: &[Source], excepted: &[&str]) -> Vec<String> {
 }
 
 /// The lines outside of tests that name an application, with their numbers.
-fn naming_lines(text: &str) -> Vec<(usize, &str)> {
+fn naming_lines<'t>(text: &'t str, applications: &[Name]) -> Vec<(usize, &'t str)> {
     let mut named = Vec::new();
     let mut lines = (1..).zip(text.lines());
     while let Some((number, line)) = lines.next() {
         if is_for_tests_only(line) {
             skip_item(line, &mut lines);
-        } else if words(line).any(|word| is_application(&word)) {
+        } else if names_one(line, applications) {
             named.push((number, line.trim()));
         }
     }
@@ -118,20 +143,37 @@ fn words(line: &str) -> impl Iterator<Item = String> {
             word.extend(letter.to_lowercase());
         }
     }
-    words.into_iter()
+    words.into_iter().filter(|word| !word.is_empty())
 }
 
-/// Whether a word is the name of an application, or of several.
-fn is_application(word: &str) -> bool {
-    APPLICATIONS.iter().any(|name| word.strip_prefix(name).is_some_and(|rest| ["", "s"].contains(&rest)))
+/// Whether a line has the name of an application, or of several of its kind.
+fn names_one(line: &str, applications: &[Name]) -> bool {
+    let words: Vec<String> = words(line).collect();
+    let is_word = |word: &str, of_name: &str| {
+        word.strip_prefix(of_name).is_some_and(|rest| rest.is_empty() || rest == "s")
+    };
+    let is_name = |found: &[String], name: &Name| found.iter().zip(name).all(|(word, of)| is_word(word, of));
+    applications.iter().any(|name| words.windows(name.len()).any(|found| is_name(found, name)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn applications() -> Vec<Name> {
+        ["hive", "market", "genesis", "flower-shop"].map(name_of).into()
+    }
+
     fn of(path: &str, text: &str) -> Vec<String> {
-        violations(&[(path.to_owned(), text.to_owned())], &[])
+        violations(&[(path.to_owned(), text.to_owned())], &applications(), &[])
+    }
+
+    #[test]
+    fn every_folder_of_an_application_is_a_name() {
+        let found = super::applications(&cargo::repository_root()).unwrap();
+        for name in ["hive", "market", "genesis"] {
+            assert!(found.contains(&name_of(name)), "{name} is not in {found:?}");
+        }
     }
 
     #[test]
@@ -148,10 +190,14 @@ mod tests {
             "\"Command.Hive.Service.Create\"",
             "// two markets",
             "let hive2 = 7;",
+            "struct FlowerShop;",
+            "the flower shops' own",
         ] {
             assert_eq!(of("crates/core/src/a.rs", line), [format!("crates/core/src/a.rs:1: {line}")]);
         }
-        for line in ["pub archived: bool,", "struct Archive;", "ARCHIVED", "a supermarket", "marketing"] {
+        for line in
+            ["pub archived: bool,", "struct Archive;", "ARCHIVED", "a supermarket", "marketing", "a flower"]
+        {
             assert_eq!(of("crates/core/src/a.rs", line), Vec::<String>::new(), "{line}");
         }
     }
@@ -180,7 +226,8 @@ impl A {
 #[cfg(not(test))]
 fn hive() {}
 ";
-        let lines: Vec<usize> = naming_lines(text).into_iter().map(|(line, _)| line).collect();
+        let lines: Vec<usize> =
+            naming_lines(text, &applications()).into_iter().map(|(line, _)| line).collect();
         assert_eq!(lines, [1, 10, 17, 20]);
         for path in ["crates/core/src/machine/tests.rs", "crates/core/src/tests/hive.rs"] {
             assert_eq!(of(path, "hive"), Vec::<String>::new());
@@ -191,8 +238,9 @@ fn hive() {}
     #[test]
     fn an_exception_that_is_not_needed_is_refused() {
         let file = |text: &str| vec![("a.rs".to_owned(), text.to_owned())];
-        assert_eq!(violations(&file("hive"), &["a.rs"]), Vec::<String>::new());
-        assert!(violations(&file("bee"), &["a.rs"])[0].contains("take it off"));
-        assert!(violations(&file("bee"), &["b.rs"])[0].contains("does not exist"));
+        let violations = |text: &str, excepted: &str| violations(&file(text), &applications(), &[excepted]);
+        assert_eq!(violations("hive", "a.rs"), Vec::<String>::new());
+        assert!(violations("bee", "a.rs")[0].contains("take it off"));
+        assert!(violations("bee", "b.rs")[0].contains("does not exist"));
     }
 }

@@ -3,11 +3,12 @@
 
 use chrono::{DateTime, TimeDelta, Utc};
 use towpath::SqlStore;
-use towpath::observer::Platform;
-use towpath::ports::store::StoreResult;
+use towpath::observer::{ObserveError, Platform};
+use towpath::ports::store::{StoreResult, StoreTx as _};
 use towpath::projection::Rows;
-use towpath::tables::{OwnTables, Record, Value};
+use towpath::tables::{OwnTables, Row};
 
+use crate::hive::OBSERVER;
 use crate::texts;
 
 /// The alert that is raised while the platform does not answer.
@@ -16,25 +17,27 @@ pub const GATEWAY_DOWN: &str = "gateway-down";
 /// The alert that is raised while a service is DELETING for too long.
 pub const DELETION_STUCK: &str = "deletion-stuck";
 
-/// The service of an alert about the platform.
-const NOBODY: &str = "";
-
 /// For how long an alert is kept that was cleared.
 const KEPT: TimeDelta = TimeDelta::days(90);
 
-/// Something that an operator should know of.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Something that an operator should know of: a row per outage of the platform, and per deletion that takes too long.
+#[derive(Debug, Clone, PartialEq, Eq, Row)]
+#[row(table = "hive_alerts")]
 pub struct Alert {
     /// Which one.
+    #[row(key, name = 64)]
     pub alert: String,
-    /// Of which service; none when it is the platform's.
-    pub service_id: Option<String>,
+    /// Of which service; empty when it is the platform's.
+    #[row(key, name = 128)]
+    pub service_id: String,
+    /// Since when.
+    #[row(key)]
+    pub raised_at: DateTime<Utc>,
     /// A stable code: what was noticed.
+    #[row(name = 64)]
     pub code: String,
     /// A text for people.
     pub message: String,
-    /// Since when.
-    pub raised_at: DateTime<Utc>,
     /// Until when; none while it lasts.
     pub cleared_at: Option<DateTime<Utc>>,
 }
@@ -54,8 +57,7 @@ pub(crate) async fn platform_is(
             Ok(ended > 0)
         }
         Platform::Down { since, code, message } => {
-            let raised = Raised { alert: GATEWAY_DOWN, service_id: NOBODY, at: *since, code, message };
-            raise(tables, &raised, now).await?;
+            raise(tables, Alert::new(GATEWAY_DOWN, "", *since, code, message), now).await?;
             Ok(false)
         }
     }
@@ -66,12 +68,16 @@ pub(crate) async fn deletion_is_stuck(
     store: &SqlStore,
     service_id: &str,
     since: DateTime<Utc>,
-    (code, message): (&str, &str),
+    failure: &ObserveError,
     now: DateTime<Utc>,
 ) -> StoreResult<()> {
     let mut transaction = store.open_transaction().await?;
-    let raised = Raised { alert: DELETION_STUCK, service_id, at: since, code, message };
-    raise(&mut transaction.own_tables(), &raised, now).await?;
+    // It may be gone by now; then nobody looks at it any more, and nothing would clear the alert.
+    if transaction.watched(OBSERVER, &[service_id.to_owned()]).await?.is_empty() {
+        return transaction.finish().await;
+    }
+    let alert = Alert::new(DELETION_STUCK, service_id, since, &failure.code, &failure.message);
+    raise(&mut transaction.own_tables(), alert, now).await?;
     transaction.finish().await
 }
 
@@ -81,46 +87,21 @@ pub(crate) fn is_gone(rows: &mut Rows, service_id: &str, now: DateTime<Utc>) {
     rows.then("hive.alert.gone", sql, vec![now.into(), service_id.to_owned().into()]);
 }
 
-struct Raised<'r> {
-    alert: &'r str,
-    service_id: &'r str,
-    at: DateTime<Utc>,
-    code: &'r str,
-    message: &'r str,
-}
-
 /// Raises an alert, unless it lasts already. What was cleared long ago is forgotten.
-async fn raise(tables: &mut OwnTables<'_>, raised: &Raised<'_>, now: DateTime<Utc>) -> StoreResult<()> {
-    let Raised { alert, service_id, at, code, message } = *raised;
+async fn raise(tables: &mut OwnTables<'_>, raised: Alert, now: DateTime<Utc>) -> StoreResult<()> {
     let sql = "DELETE FROM hive_alerts WHERE cleared_at < ?";
     tables.execute("hive.alert.forget", sql, vec![(now - KEPT).into()]).await?;
-    let sql = "SELECT alert FROM hive_alerts WHERE alert = ? AND service_id = ? AND cleared_at IS NULL";
-    if tables.rows("hive.alert.open", sql, vec![alert.into(), service_id.into()]).await?.is_empty() {
-        let sql = "INSERT INTO hive_alerts (alert, service_id, raised_at, code, message, cleared_at) \
-                   VALUES (?, ?, ?, ?, ?, NULL)";
-        let values: Vec<Value<'_>> =
-            vec![alert.into(), service_id.into(), at.into(), code.into(), texts::readable(message).into()];
-        tables.execute("hive.alert.raise", sql, values).await?;
+    let lasts = "WHERE alert = ? AND service_id = ? AND cleared_at IS NULL";
+    let about = vec![raised.alert.as_str().into(), raised.service_id.as_str().into()];
+    if tables.rows_of::<Alert>("hive.alert.open", lasts, about).await?.is_empty() {
+        tables.insert(&raised).await?;
     }
     Ok(())
 }
 
-/// The alerts, the last raised first.
-pub(crate) async fn list(store: &SqlStore, limit: u32) -> StoreResult<Vec<Alert>> {
-    let sql = format!(
-        "SELECT alert, service_id, raised_at, code, message, cleared_at FROM hive_alerts \
-         ORDER BY raised_at DESC LIMIT {limit}"
-    );
-    store.own_listing("hive.alerts", &sql, Vec::new()).await?.iter().map(read).collect()
-}
-
-fn read(record: &Record) -> StoreResult<Alert> {
-    Ok(Alert {
-        alert: record.text("alert")?,
-        service_id: Some(record.text("service_id")?).filter(|id| id != NOBODY),
-        code: record.text("code")?,
-        message: record.text("message")?,
-        raised_at: record.time("raised_at")?,
-        cleared_at: record.time_or_null("cleared_at")?,
-    })
+impl Alert {
+    fn new(alert: &str, service_id: &str, raised_at: DateTime<Utc>, code: &str, message: &str) -> Self {
+        let (alert, service_id, code) = (alert.to_owned(), service_id.to_owned(), code.to_owned());
+        Self { alert, service_id, raised_at, code, message: texts::readable(message), cleared_at: None }
+    }
 }

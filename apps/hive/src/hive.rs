@@ -3,35 +3,50 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use chrono::{DateTime, Utc};
 use sha2::{Digest as _, Sha256};
-use towpath::ids::{AggregateKey, Version};
+use towpath::ids::Version;
 use towpath::observer::{Looks, Observer, ObserverPolicy, ObserverWake};
-use towpath::ports::store::{StateEvent, StoreError, StoreResult, StoreTx as _};
-use towpath::retry::RetryPolicy;
-use towpath::tables::{Record, Value};
+use towpath::ports::store::StoreResult;
+use towpath::tables::{Listing, Page};
 use towpath::{
-    Application, Builder, Channel, ChannelPolicy, HandlerError, Projection as _, SendError, SqlStore, Towpath,
+    Application, Builder, Channel, ChannelChain as _, ChannelPolicy, HandlerError, Projection as _,
+    SendError, SqlStore, Towpath,
 };
 
-use crate::alerts::{self, Alert};
+use crate::alerts::Alert;
 use crate::consumers;
 use crate::gateway::ServingGateway;
 use crate::knative::{KnativeService, KnativeServiceEvent};
 use crate::namespace::{Namespace, NamespaceEvent};
 use crate::record::ServiceRecord;
 use crate::service::{Service, ServiceEvent, ServiceStatus};
-use crate::spec::ServiceSpec;
-use crate::tables::TABLES;
-use crate::take_over::take_over;
+use crate::tables::{AuditRow, NamespaceRow, RevisionRow, ServiceRow, SpecRow, TABLES};
 use crate::targets::Targets;
-use crate::views::{self, Services, json};
+use crate::views::{self, Services};
 
 /// The name of hive's observer: of its lease, and among [`Towpath::observers`].
 pub const OBSERVER: &str = "hive";
 
-/// How often the end of a rebuild gives way and begins anew.
-const GIVES_WAY_AT_MOST: u32 = 20;
+// One channel per sort of reader: what is of no interest to a handler does not get into its queue.
+
+/// What the read models are made of.
+const FACTS: [&str; 4] = [
+    "service.*",
+    NamespaceEvent::VALIDATED,
+    KnativeServiceEvent::REVISION_CREATED,
+    KnativeServiceEvent::ROUTE_ALIGNED,
+];
+
+/// What services learn of the platform.
+pub(crate) const OBSERVED: [&str; 2] = [KnativeServiceEvent::OBSERVED, KnativeServiceEvent::DELETED_OBSERVED];
+
+/// What is kept in the records.
+const REQUESTED: [&str; 4] = [
+    ServiceEvent::CREATION_REQUESTED,
+    ServiceEvent::UPDATE_REQUESTED,
+    ServiceEvent::DELETION_REQUESTED,
+    ServiceEvent::SPEC_ACCEPTED,
+];
 
 /// How often somebody who waits looks.
 const WAIT_TICK: Duration = Duration::from_millis(100);
@@ -68,7 +83,8 @@ pub struct HiveSettings {
 }
 
 impl Default for HiveSettings {
-    /// The source's numbers: every 60 s, 15 min, 1; published every 2 s, with 10 attempts. And 10 minutes for what is waited for.
+    /// The source's numbers: every 60 s, 15 min, 1. And 10 minutes for what is waited for. That facts are published every 2 s, with
+    /// 10 attempts (H12), is what a channel does by itself.
     fn default() -> Self {
         Self {
             interval: Duration::from_secs(60),
@@ -82,21 +98,9 @@ impl Default for HiveSettings {
             timeout: Duration::from_secs(10),
             wait_at_most: Duration::from_secs(20),
             channel: "hive".to_owned(),
-            publishing: publishing(),
+            publishing: ChannelPolicy::default(),
         }
     }
-}
-
-/// H12: looked at every 2 s, tried ten times in all with growing delays.
-fn publishing() -> ChannelPolicy {
-    let retries = RetryPolicy::Exponential {
-        first: Duration::from_secs(2),
-        factor: 2.0,
-        cap: Duration::from_secs(300),
-        attempts: 10,
-        jitter: 0.2,
-    };
-    ChannelPolicy { scan: Duration::from_secs(2), retries, ..ChannelPolicy::default() }
 }
 
 /// Hive, to be made part of a Towpath.
@@ -116,19 +120,6 @@ pub struct ServiceView {
     pub version: Version,
     /// What they say.
     pub service: Service,
-}
-
-/// A specification that was kept.
-#[derive(Debug, Clone, PartialEq)]
-pub struct SpecRow {
-    /// Which one in the row.
-    pub spec_version: u64,
-    /// Its hash.
-    pub spec_hash: String,
-    /// What it says.
-    pub spec: ServiceSpec,
-    /// When it was kept.
-    pub persisted_at: DateTime<Utc>,
 }
 
 impl Application for Hive {
@@ -158,51 +149,28 @@ impl Hive {
     /// Adds everything that hive is made of.
     pub fn install(&self, builder: Builder) -> Builder {
         let settings = &self.settings;
-        // One channel per sort of reader: what is of no interest to a handler does not get into its queue.
         let [facts, observed, requested] = self.channels();
-        let channel = |name: &str, event_types: &[&str]| {
-            let channel = Channel::named(name, event_types.iter().copied());
-            channel.map(|channel| channel.with(settings.publishing.clone()))
+        let publishing = |name: &str, event_types: &[&str]| {
+            Channel::named(name, event_types.iter().copied()).with(settings.publishing.clone())
         };
-        let (stale, interval) = (settings.ready_stale, settings.interval);
-        let targets = Targets::new(self.gateway.clone(), settings.clone());
         let policy = ObserverPolicy {
-            poll: settings.poll.min(interval),
-            longest_pause: interval,
+            poll: settings.poll.min(settings.interval),
+            longest_pause: settings.interval,
             concurrency: settings.concurrency,
             timeout: settings.timeout,
             ..ObserverPolicy::default()
         };
+        let targets = Targets::new(self.gateway.clone(), settings.clone());
         builder
+            .channel(publishing(&facts, &FACTS))
+            .channel(publishing(&observed, &OBSERVED))
+            .channel(publishing(&requested, &REQUESTED))
             .aggregate::<Service>()
             .aggregate::<KnativeService>()
             .aggregate::<ServiceRecord>()
             .aggregate::<Namespace>()
             .tables(&TABLES)
-            .prepare(|store| async move { take_over(&store).await })
-            .channel(channel(
-                &facts,
-                &[
-                    "service.*",
-                    NamespaceEvent::VALIDATED,
-                    KnativeServiceEvent::REVISION_CREATED,
-                    KnativeServiceEvent::ROUTE_ALIGNED,
-                ],
-            ))
-            .channel(channel(
-                &observed,
-                &[KnativeServiceEvent::OBSERVED, KnativeServiceEvent::DELETED_OBSERVED],
-            ))
-            .channel(channel(
-                &requested,
-                &[
-                    ServiceEvent::CREATION_REQUESTED,
-                    ServiceEvent::UPDATE_REQUESTED,
-                    ServiceEvent::DELETION_REQUESTED,
-                    ServiceEvent::SPEC_ACCEPTED,
-                ],
-            ))
-            .projections(views::projections(&facts, stale))
+            .projections(views::projections(&facts, settings.ready_stale))
             .consumer(consumers::observations(&observed))
             .consumer(consumers::records(&requested))
             .observer(Observer::named(OBSERVER, targets, policy, self.wake.clone()))
@@ -223,9 +191,8 @@ impl Hive {
         let deadline = tokio::time::Instant::now() + self.settings.wait_at_most;
         loop {
             let view = self.service(app, service_id).await?;
-            let settled = view.as_ref().and_then(|view| view.service.status).is_none_or(|status| {
-                matches!(status, ServiceStatus::Ready | ServiceStatus::Failed | ServiceStatus::Deleted)
-            });
+            let status = view.as_ref().and_then(|view| view.service.status);
+            let settled = status.is_none_or(ServiceStatus::is_settled);
             if settled || tokio::time::Instant::now() + WAIT_TICK > deadline {
                 return Ok(view);
             }
@@ -234,13 +201,13 @@ impl Hive {
     }
 
     /// When a service was last looked at, and why it could not be since.
-    pub async fn looks(&self, store: &SqlStore, service_id: &str) -> Result<Looks, StoreError> {
+    pub async fn looks(&self, store: &SqlStore, service_id: &str) -> StoreResult<Looks> {
         Ok(store.looks_at(OBSERVER, service_id).await?.unwrap_or_default())
     }
 
     /// The alerts about the platform, the last raised first.
-    pub async fn alerts(&self, store: &SqlStore, limit: u32) -> Result<Vec<Alert>, StoreError> {
-        alerts::list(store, limit).await
+    pub async fn alerts(&self, store: &SqlStore, limit: u32) -> StoreResult<Vec<Alert>> {
+        Ok(store.page("hive.alerts", Listing::by("raised_at", limit).last_first()).await?.rows)
     }
 
     /// The id for a new service of this name. Names can be used again once a service is DELETED, ids cannot.
@@ -265,8 +232,7 @@ impl Hive {
         Ok(view.is_some_and(|view| view.service.status == Some(ServiceStatus::Deleted)))
     }
 
-    /// Services of the status view, by id, behind one: as many of the first `limit` as have so many bytes together, and at
-    /// least one. Also tells whether there may be more.
+    /// Services of the status view, by id, behind one.
     pub async fn services(
         &self,
         store: &SqlStore,
@@ -274,28 +240,14 @@ impl Hive {
         status: Option<ServiceStatus>,
         limit: u32,
         bytes: u64,
-    ) -> Result<(Vec<ServiceView>, bool), HandlerError> {
-        let mut values: Vec<Value<'_>> = vec![after.into()];
-        let mut only = "";
-        if let Some(status) = status {
-            only = "AND status = ? ";
-            values.push(status.as_str().into());
-        }
-        let from = format!("FROM hive_services WHERE service_id > ? {only}ORDER BY service_id LIMIT");
-        let sizes = format!("{from} {limit}");
-        let (fit, of) =
-            store.own_rows_that_fit("hive.sizes", "service", &sizes, values.clone(), bytes).await?;
-        let sql = format!("SELECT service_id, version, service {from} {fit}");
-        let mut rows = Vec::new();
-        for record in store.own_listing("hive.services", &sql, values).await? {
-            rows.push(ServiceView {
-                service_id: record.text("service_id")?,
-                version: record.count("version")?,
-                service: json(record.text("service")?)?,
-            });
-        }
-        let may_go_on = fit < of || u32::try_from(of).is_ok_and(|of| of == limit);
-        Ok((rows, may_go_on))
+    ) -> StoreResult<Page<ServiceView>> {
+        let listing = Listing::by("service_id", limit).only("status", status.map(ServiceStatus::as_str));
+        let page = store.page("hive.services", listing.behind(Some(after)).within(bytes)).await?;
+        Ok(page.map(|ServiceRow { service_id, version, service, .. }| ServiceView {
+            service_id,
+            version,
+            service: service.into_value(),
+        }))
     }
 
     /// The revisions of a service that were seen, by name (oldest first), behind one.
@@ -305,22 +257,12 @@ impl Hive {
         service_id: &str,
         after: &str,
         limit: u32,
-    ) -> Result<Vec<Record>, StoreError> {
-        let sql = format!(
-            "SELECT revision, image, spec_hash, created_at, seen_at FROM hive_revisions \
-             WHERE service_id = ? AND revision > ? ORDER BY revision LIMIT {limit}"
-        );
-        store.own_listing("hive.revisions", &sql, vec![service_id.into(), after.into()]).await
+    ) -> StoreResult<Page<RevisionRow>> {
+        let listing = Listing::by("revision", limit).only("service_id", Some(service_id));
+        store.page("hive.revisions", listing.behind(Some(after))).await
     }
 
-    /// Where the requests of a service go.
-    pub async fn route(&self, store: &SqlStore, service_id: &str) -> Result<Option<Record>, StoreError> {
-        let sql = "SELECT url, traffic, aligned_at FROM hive_routes WHERE service_id = ?";
-        Ok(store.own_rows("hive.route", sql, vec![service_id.into()]).await?.into_iter().next())
-    }
-
-    /// The specifications that a service has had, by their versions, behind one: as many of the first `limit` as have so many
-    /// bytes together, and at least one. Also tells whether there may be more.
+    /// The specifications that a service has had, by their versions, behind one.
     pub async fn specs(
         &self,
         store: &SqlStore,
@@ -328,24 +270,9 @@ impl Hive {
         after: u64,
         limit: u32,
         bytes: u64,
-    ) -> Result<(Vec<SpecRow>, bool), HandlerError> {
-        let values: Vec<Value<'_>> = vec![service_id.into(), after.into()];
-        let from = "FROM hive_specs WHERE service_id = ? AND spec_version > ? ORDER BY spec_version LIMIT";
-        let sizes = format!("{from} {limit}");
-        let (fit, of) =
-            store.own_rows_that_fit("hive.specs.sizes", "spec", &sizes, values.clone(), bytes).await?;
-        let sql = format!("SELECT spec_version, spec_hash, spec, persisted_at {from} {fit}");
-        let mut specs = Vec::new();
-        for record in store.own_listing("hive.specs", &sql, values).await? {
-            specs.push(SpecRow {
-                spec_version: record.count("spec_version")?,
-                spec_hash: record.text("spec_hash")?,
-                spec: json(record.text("spec")?)?,
-                persisted_at: record.time("persisted_at")?,
-            });
-        }
-        let may_go_on = fit < of || u32::try_from(of).is_ok_and(|of| of == limit);
-        Ok((specs, may_go_on))
+    ) -> StoreResult<Page<SpecRow>> {
+        let listing = Listing::by("spec_version", limit).only("service_id", Some(service_id));
+        store.page("hive.specs", listing.behind(Some(after)).within(bytes)).await
     }
 
     /// Who asked for what, the last one first, before one of them; of one service or of all.
@@ -355,22 +282,10 @@ impl Hive {
         service_id: Option<&str>,
         before: Option<&str>,
         limit: u32,
-    ) -> Result<Vec<Record>, StoreError> {
-        let mut values: Vec<Value<'_>> = Vec::new();
-        let mut only = Vec::new();
-        for (condition, value) in [("service_id = ?", service_id), ("event_id < ?", before)] {
-            if let Some(value) = value {
-                only.push(condition);
-                values.push(value.into());
-            }
-        }
-        let only = if only.is_empty() { String::new() } else { format!("WHERE {} ", only.join(" AND ")) };
+    ) -> StoreResult<Page<AuditRow>> {
         // Ids of events are in the order of their moments.
-        let sql = format!(
-            "SELECT event_id, service_id, action, requested_by, requested_at FROM hive_audit \
-             {only}ORDER BY event_id DESC LIMIT {limit}"
-        );
-        store.own_listing("hive.audit", &sql, values).await
+        let listing = Listing::by("event_id", limit).last_first();
+        store.page("hive.audit", listing.only("service_id", service_id).behind(before)).await
     }
 
     /// The namespaces that were asked for, by name, behind one.
@@ -379,30 +294,14 @@ impl Hive {
         store: &SqlStore,
         after: &str,
         limit: u32,
-    ) -> Result<Vec<Record>, StoreError> {
-        let sql = format!(
-            "SELECT namespace, present, validated_at FROM hive_namespaces WHERE namespace > ? \
-             ORDER BY namespace LIMIT {limit}"
-        );
-        store.own_listing("hive.namespaces", &sql, vec![after.into()]).await
+    ) -> StoreResult<Page<NamespaceRow>> {
+        store.page("hive.namespaces", Listing::by("namespace", limit).behind(Some(after))).await
     }
 
     /// What its facts go out on.
     pub fn channels(&self) -> [String; 3] {
         let facts = &self.settings.channel;
         [facts.clone(), format!("{facts}.observed"), format!("{facts}.requested")]
-    }
-
-    /// The state changes of a service.
-    pub async fn history(
-        &self,
-        app: &Towpath,
-        service_id: &str,
-        after: Version,
-        limit: u32,
-    ) -> Result<Vec<StateEvent>, SendError> {
-        let key = AggregateKey::new(<Service as towpath::Aggregate>::KIND, service_id)?;
-        app.history_of(&key, after, limit).await.map_err(SendError::Store)
     }
 }
 
@@ -444,15 +343,6 @@ pub struct Rebuilt {
 pub async fn rebuild(store: &SqlStore, ready_stale: Duration) -> Result<Rebuilt, HandlerError> {
     store.ready().await?;
     let rebuilt = views::projections(Hive::NAME, ready_stale).rebuild(store).await?;
-    // All of them are looked at again, so that what was missed is found; after what somebody has asked for.
-    for gave_way in 0.. {
-        match look_at_all(store).await {
-            Ok(()) => break,
-            // The consumers write the same rows, and one of two has to give way.
-            Err(StoreError::Contention(_)) if gave_way < GIVES_WAY_AT_MOST => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
     match rebuilt.failures.into_iter().next() {
         Some(failed) => Err(failed.error),
         None => {
@@ -462,15 +352,10 @@ pub async fn rebuild(store: &SqlStore, ready_stale: Duration) -> Result<Rebuilt,
     }
 }
 
-async fn look_at_all(store: &SqlStore) -> StoreResult<()> {
-    let mut transaction = store.open_transaction().await?;
-    transaction.look_at_all(OBSERVER).await?;
-    transaction.finish().await
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use towpath::ids::AggregateKey;
 
     #[test]
     fn every_allowed_name_can_be_used_again() {

@@ -48,20 +48,14 @@ pub enum KnativeServiceCommand {
 /// A look, and what the looker knew of the service.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[allow(missing_docs, reason = "where a name says it, no comment repeats it")]
 pub struct Look {
-    /// Which service of ours.
     pub service_id: String,
-    /// Where it is.
     pub resource: ResourceName,
-    /// What was seen.
     pub observed: Observed,
-    /// When.
     pub observed_at: DateTime<Utc>,
-    /// What the service is to be.
     pub desired_spec_hash: SpecHash,
-    /// Which one in the row.
     pub spec_version: u64,
-    /// The state of the service.
     pub status: ServiceStatus,
     /// Whether the service knows already what was seen.
     #[serde(default)]
@@ -75,19 +69,20 @@ pub struct Look {
 
 /// What a look showed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Event)]
+#[event(schemas)]
 pub enum KnativeServiceEvent {
-    /// Something has changed, or is awaited.
-    #[serde(rename = "KnativeServiceObserved")]
-    Observed(KnativeServiceObserved),
-    /// It is gone, as it should be.
-    #[serde(rename = "KnativeServiceDeletedObserved")]
-    DeletedObserved(KnativeServiceDeletedObserved),
     /// There is a new revision.
     #[serde(rename = "RevisionCreated")]
     RevisionCreated(RevisionCreated),
     /// Requests go elsewhere.
     #[serde(rename = "RouteAligned")]
     RouteAligned(RouteAligned),
+    /// Something has changed, or is awaited.
+    #[serde(rename = "KnativeServiceObserved")]
+    Observed(KnativeServiceObserved),
+    /// It is gone, as it should be.
+    #[serde(rename = "KnativeServiceDeletedObserved")]
+    DeletedObserved(KnativeServiceDeletedObserved),
 }
 
 /// `KnativeServiceObserved`
@@ -202,13 +197,7 @@ impl Aggregate for KnativeService {
 impl KnativeService {
     fn observed(&self, look: &Look) -> KnativeServiceObserved {
         let earlier = self.told.as_ref().filter(|told| told.spec_version == look.spec_version);
-        let mut snapshot = Snapshot::of(
-            Some(&look.service_id),
-            &look.observed,
-            &look.desired_spec_hash,
-            0,
-            look.observed_at,
-        );
+        let mut snapshot = Snapshot::of(look.found(), &look.desired_spec_hash, look.observed_at);
         let mut failure_counted_at = None;
         // What is not what was asked for says nothing about what was.
         if snapshot.ready == Some(false) && snapshot.hash_match {
@@ -285,12 +274,8 @@ impl Look {
         (self.observed_at - moment).abs().to_std().is_ok_and(|between| between >= interval)
     }
 
-    /// The resource, if it is the service's: what is made of another's, or of nobody's, is not this one's.
     fn found(&self) -> Option<&FoundService> {
-        match &self.observed {
-            Observed::Found(found) if found.service_id.as_ref() == Some(&self.service_id) => Some(found),
-            _ => None,
-        }
+        self.observed.found_of(&self.service_id)
     }
 }
 
@@ -308,16 +293,15 @@ mod tests {
     const WANTED: &str = "wanted";
 
     fn look(hash: &str, ready: ConditionStatus, seconds: i64) -> Look {
-        let found = FoundService {
-            service_id: Some("shop.cart".to_owned()),
-            spec_hash: Some(SpecHash::from_stored(hash)),
-            conditions: Conditions { ready: Condition::of(ready), ..Conditions::default() },
-            ..FoundService::default()
-        };
+        let conditions = Conditions { ready: Condition::of(ready), ..Conditions::default() };
         Look {
             service_id: "shop.cart".to_owned(),
             resource: ResourceName::new("shop", "cart"),
-            observed: Observed::Found(Box::new(found)),
+            observed: seen(FoundService {
+                spec_hash: Some(SpecHash::from_stored(hash)),
+                conditions,
+                ..found()
+            }),
             observed_at: DateTime::UNIX_EPOCH + TimeDelta::seconds(seconds),
             desired_spec_hash: SpecHash::from_stored(WANTED),
             spec_version: 2,
@@ -328,102 +312,99 @@ mod tests {
         }
     }
 
+    fn found() -> FoundService {
+        FoundService { service_id: Some("shop.cart".to_owned()), ..FoundService::default() }
+    }
+
+    fn seen(found: FoundService) -> Observed {
+        Observed::Found(Box::new(found))
+    }
+
+    fn revision(name: &str, hash: Option<&str>) -> RevisionSeen {
+        let (name, spec_hash) = (name.to_owned(), hash.map(SpecHash::from_stored));
+        RevisionSeen { name, image: None, created_at: None, spec_hash }
+    }
+
+    fn to_first_revision() -> RouteTarget {
+        RouteTarget { revision: "cart-00001".to_owned(), percent: 100, latest: true, tag: None }
+    }
+
     /// What follows from looks, one after the other.
-    fn told(looks: Vec<Look>) -> Vec<Option<KnativeServiceObserved>> {
-        let mut state = KnativeService::default();
+    fn events(looks: impl IntoIterator<Item = Look>) -> Vec<Vec<KnativeServiceEvent>> {
         let context = Context { now: Utc::now(), version: 0, actor_id: None, tenant_id: None };
-        let mut told = Vec::new();
+        let mut state = KnativeService::default();
+        let mut all = Vec::new();
         for look in looks {
-            let events = state.decide(KnativeServiceCommand::Observe(look), &context).unwrap();
-            state = events.iter().fold(state, |state, event| state.evolve(event));
-            told.push(events.into_iter().find_map(|event| match event {
-                KnativeServiceEvent::Observed(observed) => Some(observed),
-                _ => None,
-            }));
+            all.push(state.decide(KnativeServiceCommand::Observe(look), &context).unwrap());
+            state = all.iter().flatten().fold(KnativeService::default(), KnativeService::evolve);
         }
-        told
+        all
+    }
+
+    /// What of it each look tells.
+    fn told(looks: impl IntoIterator<Item = Look>) -> Vec<Option<KnativeServiceObserved>> {
+        let observed = |event| match event {
+            KnativeServiceEvent::Observed(observed) => Some(observed),
+            _ => None,
+        };
+        events(looks).into_iter().map(|events| events.into_iter().find_map(observed)).collect()
+    }
+
+    fn counts(looks: impl IntoIterator<Item = Look>) -> Vec<Option<u32>> {
+        told(looks).into_iter().map(|told| Some(told?.snapshot.consecutive_failures)).collect()
     }
 
     #[test]
     fn only_failures_of_what_is_wanted_count() {
-        let failing = |hash, seconds| look(hash, ConditionStatus::False, seconds);
-        let looks =
-            vec![failing("earlier", 0), failing("earlier", 1), failing(WANTED, 2), failing(WANTED, 3)];
-        let counts: Vec<_> =
-            told(looks).into_iter().map(|told| Some(told?.snapshot.consecutive_failures)).collect();
-        assert_eq!(counts, [Some(0), None, Some(1), Some(2)]);
+        let looks = [("earlier", 0), ("earlier", 1), (WANTED, 2), (WANTED, 3)];
+        let looks = looks.map(|(hash, seconds)| look(hash, ConditionStatus::False, seconds));
+        assert_eq!(counts(looks), [Some(0), None, Some(1), Some(2)]);
     }
 
     #[test]
     fn looks_within_an_interval_count_once() {
-        let looks: Vec<Look> = [0, 0, 20, 59, 60, 61, 119, 120]
-            .map(|seconds| Look {
-                failure_interval_ms: 60_000,
-                ..look(WANTED, ConditionStatus::False, seconds)
-            })
-            .into();
-        let counts: Vec<_> =
-            told(looks).into_iter().map(|told| Some(told?.snapshot.consecutive_failures)).collect();
+        let looks = [0, 0, 20, 59, 60, 61, 119, 120].map(|seconds| Look {
+            failure_interval_ms: 60_000,
+            ..look(WANTED, ConditionStatus::False, seconds)
+        });
         // Told again after a minute whatever the count, because the service waits for it.
-        assert_eq!(counts, [Some(1), None, None, None, Some(2), None, None, Some(3)]);
+        assert_eq!(counts(looks), [Some(1), None, None, None, Some(2), None, None, Some(3)]);
     }
 
     #[test]
     fn revisions_and_routes_of_another_service_are_not_its_own() {
-        let context = Context { now: Utc::now(), version: 0, actor_id: None, tenant_id: None };
         for (owner, told) in [(None, 0), (Some("shop.cart"), 2), (Some("other"), 0)] {
-            let revision = || "cart-00001".to_owned();
-            let found = FoundService {
+            let observed = seen(FoundService {
                 service_id: owner.map(str::to_owned),
-                revisions: vec![RevisionSeen {
-                    name: revision(),
-                    image: None,
-                    created_at: None,
-                    spec_hash: None,
-                }],
-                traffic: vec![RouteTarget { revision: revision(), percent: 100, latest: true, tag: None }],
+                revisions: vec![revision("cart-00001", None)],
+                traffic: vec![to_first_revision()],
                 ..FoundService::default()
-            };
-            let observed = Observed::Found(Box::new(found));
-            let look = Look { observed, ..look(WANTED, ConditionStatus::True, 0) };
-            let events =
-                KnativeService::default().decide(KnativeServiceCommand::Observe(look), &context).unwrap();
+            });
+            let events = events([Look { observed, ..look(WANTED, ConditionStatus::True, 0) }]);
             let of_parts = |event: &&KnativeServiceEvent| {
                 matches!(
                     event,
                     KnativeServiceEvent::RevisionCreated(_) | KnativeServiceEvent::RouteAligned(_)
                 )
             };
-            assert_eq!(events.iter().filter(of_parts).count(), told, "{owner:?}");
+            assert_eq!(events[0].iter().filter(of_parts).count(), told, "{owner:?}");
         }
     }
 
     #[test]
     fn a_route_is_told_when_its_address_changes_and_when_it_is_gone() {
         let routed = |url: &str| {
-            let target =
-                RouteTarget { revision: "cart-00001".to_owned(), percent: 100, latest: true, tag: None };
-            let found = FoundService {
-                service_id: Some("shop.cart".to_owned()),
-                traffic: vec![target],
-                url: Some(url.to_owned()),
-                ..FoundService::default()
-            };
-            Observed::Found(Box::new(found))
+            seen(FoundService { traffic: vec![to_first_revision()], url: Some(url.to_owned()), ..found() })
         };
-        let seen = [routed("http://cart"), routed("http://cart"), routed("https://cart"), Observed::NotFound];
-        let context = Context { now: Utc::now(), version: 0, actor_id: None, tenant_id: None };
-        let mut state = KnativeService::default();
-        let mut told = Vec::new();
-        for observed in seen {
-            let look = Look { observed, ..look(WANTED, ConditionStatus::True, 0) };
-            let events = state.decide(KnativeServiceCommand::Observe(look), &context).unwrap();
-            state = events.iter().fold(state, |state, event| state.evolve(event));
-            told.push(events.into_iter().find_map(|event| match event {
-                KnativeServiceEvent::RouteAligned(aligned) => Some((aligned.traffic.len(), aligned.url)),
-                _ => None,
-            }));
-        }
+        let observed =
+            [routed("http://cart"), routed("http://cart"), routed("https://cart"), Observed::NotFound];
+        let looks = observed.map(|observed| Look { observed, ..look(WANTED, ConditionStatus::True, 0) });
+        let aligned = |event| match event {
+            KnativeServiceEvent::RouteAligned(aligned) => Some((aligned.traffic.len(), aligned.url)),
+            _ => None,
+        };
+        let told: Vec<_> =
+            events(looks).into_iter().map(|events| events.into_iter().find_map(aligned)).collect();
         let url = |text: &str| Some(text.to_owned());
         assert_eq!(
             told,
@@ -433,28 +414,17 @@ mod tests {
 
     #[test]
     fn a_revision_is_told_with_its_own_hash() {
-        let context = Context { now: Utc::now(), version: 0, actor_id: None, tenant_id: None };
-        let revision = |name: &str, hash: Option<&str>| RevisionSeen {
-            name: name.to_owned(),
-            image: None,
-            created_at: None,
-            spec_hash: hash.map(SpecHash::from_stored),
-        };
         // The specification has been changed, and the platform has not made a revision of it yet.
-        let found = FoundService {
-            service_id: Some("shop.cart".to_owned()),
+        let observed = seen(FoundService {
             spec_hash: Some(SpecHash::from_stored(WANTED)),
             generation: 3,
             observed_generation: 2,
             latest_created_revision: Some("cart-00002".to_owned()),
             revisions: vec![revision("cart-00001", None), revision("cart-00002", Some("earlier"))],
-            ..FoundService::default()
-        };
-        let observed = Observed::Found(Box::new(found));
-        let look = Look { observed, ..look(WANTED, ConditionStatus::Unknown, 0) };
-        let events =
-            KnativeService::default().decide(KnativeServiceCommand::Observe(look), &context).unwrap();
-        let told: Vec<serde_json::Value> = events
+            ..found()
+        });
+        let events = events([Look { observed, ..look(WANTED, ConditionStatus::Unknown, 0) }]);
+        let told: Vec<serde_json::Value> = events[0]
             .iter()
             .filter(|event| matches!(event, KnativeServiceEvent::RevisionCreated(_)))
             .map(|event| serde_json::to_value(event).unwrap())
@@ -477,7 +447,7 @@ mod tests {
             status: ServiceStatus::Ready,
             ..look(WANTED, ConditionStatus::True, seconds)
         };
-        let looks = vec![ready(false, 0), ready(false, 30), ready(false, 60), ready(true, 3600)];
+        let looks = [ready(false, 0), ready(false, 30), ready(false, 60), ready(true, 3600)];
         let told: Vec<bool> = told(looks).iter().map(Option::is_some).collect();
         assert_eq!(told, [true, false, true, false]);
     }
@@ -486,7 +456,7 @@ mod tests {
     fn a_look_for_an_earlier_specification_tells_nothing() {
         let late = Look { spec_version: 1, ..look("earlier", ConditionStatus::True, 9) };
         let first = look(WANTED, ConditionStatus::Unknown, 1);
-        let told = told(vec![first, late]);
+        let told = told([first, late]);
         assert!(told[0].is_some() && told[1].is_none());
     }
 }

@@ -15,10 +15,8 @@ pub mod schemas;
 pub mod service;
 pub mod spec;
 pub mod tables;
-mod take_over;
 pub mod targets;
 mod texts;
 mod views;
 
-pub use hive::{Hive, HiveSettings, OBSERVER, Rebuilt, ServiceView, SpecRow, rebuild};
-pub use take_over::take_over;
+pub use hive::{Hive, HiveSettings, OBSERVER, Rebuilt, ServiceView, rebuild};

@@ -26,6 +26,7 @@ pub enum NamespaceCommand {
 
 /// What happened to a namespace.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Event)]
+#[event(schemas)]
 pub enum NamespaceEvent {
     /// It is known whether it is there, and that was not known or is new.
     #[serde(rename = "NamespaceValidated")]

@@ -34,6 +34,7 @@ pub enum RecordCommand {
 
 /// What was kept.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Event)]
+#[event(schemas)]
 pub enum RecordEvent {
     /// A specification.
     #[serde(rename = "service.persisted")]

@@ -1,125 +1,116 @@
-//! Hive's own tables: the read models, and alerts.
+//! Hive's own tables: the read models. `alerts` has one more.
 
-use towpath::tables::{Column, ColumnKind, Index, Table};
+#![allow(missing_docs, reason = "a field is a column; its name says what it holds")]
 
-use ColumnKind::{Json, Long, Name, Text, Time};
+use chrono::{DateTime, Utc};
+use towpath::tables::{Json, Row, Table};
 
-const fn column(name: &'static str, kind: ColumnKind) -> Column {
-    Column::new(name, kind)
-}
-
-const fn nullable(name: &'static str, kind: ColumnKind) -> Column {
-    Column::nullable(name, kind)
-}
+use crate::alerts::Alert;
+use crate::gateway::RouteTarget;
+use crate::service::Service;
+use crate::spec::ServiceSpec;
 
 /// The status view: a row per service.
-pub const SERVICES: Table = Table::new(
-    "hive_services",
-    &[
-        column("service_id", Name(128)),
-        column("version", Long),
-        column("namespace", Name(63)),
-        column("name", Name(63)),
-        column("status", Name(16)),
-        column("status_changed_at", Time),
-        nullable("status_reason", Name(128)),
-        nullable("status_message", Text),
-        column("ready", Long),
-        column("desired_spec_hash", Name(64)),
-        nullable("observed_spec_hash", Name(64)),
-        column("service", Json),
-        column("created_at", Time),
-        column("updated_at", Time),
-    ],
-    &["service_id"],
-    &[Index::new("hive_services_status", &["status", "service_id"])],
-);
+#[derive(Debug, Clone, PartialEq, Row)]
+#[row(table = "hive_services", index(hive_services_status(status, service_id)))]
+pub struct ServiceRow {
+    #[row(key, name = 128)]
+    pub service_id: String,
+    pub version: u64,
+    #[row(name = 63)]
+    pub namespace: String,
+    #[row(name = 63)]
+    pub name: String,
+    #[row(name = 16)]
+    pub status: String,
+    pub status_changed_at: DateTime<Utc>,
+    #[row(name = 128)]
+    pub status_reason: Option<String>,
+    pub status_message: Option<String>,
+    pub ready: bool,
+    #[row(name = 64)]
+    pub desired_spec_hash: String,
+    #[row(name = 64)]
+    pub observed_spec_hash: Option<String>,
+    pub service: Json<Service>,
+    pub created_at: DateTime<Utc>,
+    pub updated_at: DateTime<Utc>,
+}
 
-/// The revisions that were seen.
-pub const REVISIONS: Table = Table::new(
-    "hive_revisions",
-    &[
-        column("service_id", Name(128)),
-        column("revision", Name(128)),
-        nullable("image", Text),
-        nullable("spec_hash", Name(64)),
-        nullable("created_at", Time),
-        column("seen_at", Time),
-    ],
-    &["service_id", "revision"],
-    &[],
-);
+/// A revision that was seen.
+#[derive(Debug, Clone, PartialEq, Row)]
+#[row(table = "hive_revisions")]
+pub struct RevisionRow {
+    #[row(key, name = 128)]
+    pub service_id: String,
+    #[row(key, name = 128)]
+    pub revision: String,
+    pub image: Option<String>,
+    #[row(name = 64)]
+    pub spec_hash: Option<String>,
+    pub created_at: Option<DateTime<Utc>>,
+    pub seen_at: DateTime<Utc>,
+}
 
 /// Where requests go: a row per service.
-pub const ROUTES: Table = Table::new(
-    "hive_routes",
-    &[
-        column("service_id", Name(128)),
-        column("version", Long),
-        nullable("url", Text),
-        column("traffic", Json),
-        column("aligned_at", Time),
-    ],
-    &["service_id"],
-    &[],
-);
+#[derive(Debug, Clone, PartialEq, Row)]
+#[row(table = "hive_routes")]
+pub struct RouteRow {
+    #[row(key, name = 128)]
+    pub service_id: String,
+    pub version: u64,
+    pub url: Option<String>,
+    pub traffic: Json<Vec<RouteTarget>>,
+    pub aligned_at: DateTime<Utc>,
+}
 
-/// Every specification that was accepted.
-pub const SPECS: Table = Table::new(
-    "hive_specs",
-    &[
-        column("service_id", Name(128)),
-        column("spec_version", Long),
-        column("spec_hash", Name(64)),
-        column("spec", Json),
-        column("persisted_at", Time),
-    ],
-    &["service_id", "spec_version"],
-    &[],
-);
+/// A specification that was accepted.
+#[derive(Debug, Clone, PartialEq, Row)]
+#[row(table = "hive_specs")]
+pub struct SpecRow {
+    #[row(key, name = 128)]
+    pub service_id: String,
+    #[row(key)]
+    pub spec_version: u64,
+    #[row(name = 64)]
+    pub spec_hash: String,
+    pub spec: Json<ServiceSpec>,
+    pub persisted_at: DateTime<Utc>,
+}
 
 /// Who asked for what.
-pub const AUDIT: Table = Table::new(
-    "hive_audit",
-    &[
-        column("event_id", Name(64)),
-        column("service_id", Name(128)),
-        column("action", Name(16)),
-        nullable("requested_by", Name(128)),
-        column("requested_at", Time),
-    ],
-    &["event_id"],
-    &[Index::new("hive_audit_service", &["service_id", "event_id"])],
-);
+#[derive(Debug, Clone, PartialEq, Row)]
+#[row(table = "hive_audit", index(hive_audit_service(service_id, event_id)))]
+pub struct AuditRow {
+    #[row(key, name = 64)]
+    pub event_id: String,
+    #[row(name = 128)]
+    pub service_id: String,
+    #[row(name = 16)]
+    pub action: String,
+    #[row(name = 128)]
+    pub requested_by: Option<String>,
+    pub requested_at: DateTime<Utc>,
+}
 
-/// Namespaces of the platform.
-pub const NAMESPACES: Table = Table::new(
-    "hive_namespaces",
-    &[
-        column("namespace", Name(128)),
-        column("version", Long),
-        column("present", Long),
-        column("validated_at", Time),
-    ],
-    &["namespace"],
-    &[],
-);
-
-/// What an operator should know of: a row per outage of the platform, and per deletion that takes too long.
-pub const ALERTS: Table = Table::new(
-    "hive_alerts",
-    &[
-        column("alert", Name(64)),
-        // Of which service; empty when it is the platform's.
-        column("service_id", Name(128)),
-        column("raised_at", Time),
-        column("code", Name(64)),
-        column("message", Text),
-        nullable("cleared_at", Time),
-    ],
-    &["alert", "service_id", "raised_at"],
-    &[],
-);
+/// A namespace of the platform.
+#[derive(Debug, Clone, PartialEq, Row)]
+#[row(table = "hive_namespaces")]
+pub struct NamespaceRow {
+    #[row(key, name = 128)]
+    pub namespace: String,
+    pub version: u64,
+    pub present: bool,
+    pub validated_at: DateTime<Utc>,
+}
 
 /// All of them.
-pub const TABLES: [Table; 7] = [SERVICES, REVISIONS, ROUTES, SPECS, AUDIT, NAMESPACES, ALERTS];
+pub const TABLES: [Table; 7] = [
+    *ServiceRow::TABLE,
+    *RevisionRow::TABLE,
+    *RouteRow::TABLE,
+    *SpecRow::TABLE,
+    *AuditRow::TABLE,
+    *NamespaceRow::TABLE,
+    *Alert::TABLE,
+];

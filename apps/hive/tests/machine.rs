@@ -7,7 +7,7 @@ mod support;
 use chrono::Utc;
 use towpath::ids::AggregateKey;
 use towpath::machine::Transition;
-use towpath::{Aggregate, Command as _, SendError};
+use towpath::{Aggregate, Coded as _, Command as _, SendError};
 use towpath_hive::gateway::{Condition, ConditionStatus};
 use towpath_hive::knative::KnativeService;
 use towpath_hive::namespace::Namespace;

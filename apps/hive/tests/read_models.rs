@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use towpath::ports::probe::Probe;
-use towpath::tables::{Table, Value};
+use towpath::tables::{Row as _, Table, Value};
 use towpath::{Aggregate as _, SqlStore};
 use towpath_hive::gateway::simulated::SimulatedCluster;
 use towpath_hive::gateway::{
@@ -21,13 +21,20 @@ use towpath_hive::knative::KnativeService;
 use towpath_hive::record::{RecordCommand, ServicePersisted, ServiceRecord};
 use towpath_hive::service::{DeleteAsked, Service, ServiceCommand, ServiceStatus, TakeObservation};
 use towpath_hive::spec::{EnvValue, ResourceName, ServiceSpec};
-use towpath_hive::tables::{AUDIT, NAMESPACES, REVISIONS, ROUTES, SERVICES, SPECS};
+use towpath_hive::tables::{AuditRow, NamespaceRow, RevisionRow, RouteRow, ServiceRow, SpecRow};
 use towpath_hive::{Hive, rebuild};
 
 use support::{Fresh, Running, at_once, resource, settings, update};
 
 /// The read models. An outage is no fact.
-const VIEWS: [&Table; 6] = [&SERVICES, &REVISIONS, &ROUTES, &SPECS, &AUDIT, &NAMESPACES];
+const VIEWS: [&Table; 6] = [
+    ServiceRow::TABLE,
+    RevisionRow::TABLE,
+    RouteRow::TABLE,
+    SpecRow::TABLE,
+    AuditRow::TABLE,
+    NamespaceRow::TABLE,
+];
 
 /// All rows of all read models with all their columns, as texts.
 async fn everything(store: &SqlStore) -> BTreeMap<&'static str, Vec<String>> {
@@ -83,8 +90,8 @@ async fn the_same_after_a_rebuild(database: &str) {
     assert_eq!((status("status Some(\"READY\")"), status("status Some(\"DELETED\")")), (4, 2), "{before:#?}");
     // A page ends where it has enough bytes, and says that there is more.
     let page = async |after: &str, limit: u32, bytes: u64| {
-        let (rows, more) = running.hive.services(&store, after, None, limit, bytes).await.unwrap();
-        (rows.len(), more)
+        let page = running.hive.services(&store, after, None, limit, bytes).await.unwrap();
+        (page.rows.len(), page.more)
     };
     assert_eq!(page("", 500, 1).await, (1, true));
     assert_eq!(page("", 500, 1 << 20).await, (6, false));
@@ -266,7 +273,7 @@ async fn a_rebuild_goes_in_small_steps(database: &str) {
     };
     let mut transaction = store.open_transaction().await.unwrap();
     let strays = (1..=STRAYS).map(nobodys).collect();
-    transaction.own_tables().put("test.strays", &SPECS, strays).await.unwrap();
+    transaction.own_tables().put("test.strays", SpecRow::TABLE, strays).await.unwrap();
     transaction.finish().await.unwrap();
     let statements = Arc::new(Statements::default());
     let rebuilt = rebuild(&store.with_probe(statements.clone()), Duration::from_secs(900)).await.unwrap();
@@ -298,12 +305,12 @@ async fn an_older_fact_does_not_undo_a_newer_one() {
         let sql = "INSERT INTO projections (projection, aggregate_kind, aggregate_id, version, projection_version) \
                    VALUES ('hive-namespaces', 'namespace', 'shop', 7, 1), ('hive-platform', ?, 'shop.cart', 99, 1)";
         store.own_execute("test.newer", sql, vec![KnativeService::KIND.into()]).await.unwrap();
-        let before = (rows_of(&store, &NAMESPACES).await, rows_of(&store, &ROUTES).await);
+        let before = (rows_of(&store, NamespaceRow::TABLE).await, rows_of(&store, RouteRow::TABLE).await);
         let id = running.create("cart").await;
         running.reaches(&id, ServiceStatus::Ready).await;
         running.quiet().await;
         assert_eq!(
-            (rows_of(&store, &NAMESPACES).await, rows_of(&store, &ROUTES).await),
+            (rows_of(&store, NamespaceRow::TABLE).await, rows_of(&store, RouteRow::TABLE).await),
             before,
             "{database}"
         );
@@ -311,7 +318,7 @@ async fn an_older_fact_does_not_undo_a_newer_one() {
         let other = running.create("till").await;
         running.reaches(&other, ServiceStatus::Ready).await;
         running.quiet().await;
-        assert_eq!(rows_of(&store, &ROUTES).await.len(), 2, "{database}");
+        assert_eq!(rows_of(&store, RouteRow::TABLE).await.len(), 2, "{database}");
         running.app.stop().await;
     }
 }
@@ -329,7 +336,7 @@ async fn a_fact_is_never_folded_onto_nothing() {
     }
     running.send(&id, ServiceCommand::Refresh {}).await.unwrap();
     running.quiet().await;
-    let rows = rows_of(&store, &SERVICES).await;
+    let rows = rows_of(&store, ServiceRow::TABLE).await;
     assert!(rows.len() == 1 && rows[0].contains("status Some(\"READY\")"), "{rows:?}");
     let sql = "SELECT version FROM hive_services";
     let shown = store.own_rows("test.version", sql, Vec::new()).await.unwrap()[0].count("version").unwrap();

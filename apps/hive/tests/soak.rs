@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use towpath::ids::AggregateKey;
 use towpath::retry::ErrorClass;
-use towpath::{Aggregate, SendError, Towpath};
+use towpath::{Aggregate, Coded as _, SendError, Towpath};
 use towpath_hive::gateway::simulated::{Fates, SimulatedCluster, SimulatedSettings};
 use towpath_hive::gateway::{ConditionStatus, Observed};
 use towpath_hive::service::{DeleteAsked, Service, ServiceCommand, ServiceEvent, ServiceStatus};

@@ -19,6 +19,17 @@ const DELIVERY_GIVEN_UP: &str = "market-delivery-given-up";
 /// The alarm when the dead-letter queue is not empty.
 const DEAD_LETTER: &str = "market-dead-letter";
 
+/// A line with the four fields of the contract (event id, trace id, queue, consumer), a text, and what else there is to say.
+macro_rules! tell {
+    ($level:ident, $fields:expr, $text:expr $(; $($more:tt)+)?) => {{
+        let (event_id, trace_id, queue, consumer) = &$fields;
+        tracing::$level!(
+            eventId = event_id, traceId = trace_id, queue, consumer, $($($more)+,)? "{}", $text
+        )
+    }};
+}
+pub(crate) use tell;
+
 /// Tells of the market's own channels, consumers and dead letters.
 pub(crate) struct Alarms {
     formats: Formats,
@@ -32,71 +43,39 @@ impl Default for Alarms {
 
 impl Watch for Alarms {
     fn published(&self, publishing: &Publishing<'_>) {
-        let Some(event_type) = EventType::ALL.into_iter().find(|one| one.channel() == publishing.channel)
-        else {
+        let Some(of) = EventType::ALL.into_iter().find(|one| one.channel() == publishing.channel) else {
             return;
         };
         let event = publishing.event;
-        let trace_id = event.trace_id.as_ref().map(ToString::to_string).unwrap_or_default();
-        let (event_id, queue) = (event.event_id, event_type.first_queue());
+        let fields = (event.event_id.to_string(), text(event.trace_id.as_ref()), of.first_queue(), "");
         match publishing.outcome {
-            PublishingOutcome::Sent => {
-                tracing::debug!(eventId = %event_id, traceId = trace_id, queue, consumer = "", "sent");
+            PublishingOutcome::Sent => tell!(debug, fields, "sent"),
+            PublishingOutcome::Retried { reason, message: cause } => {
+                tell!(warn, fields, texts::NOT_SENT; reason, cause);
             }
-            PublishingOutcome::Retried { reason, message } => tracing::warn!(
-                eventId = %event_id, traceId = trace_id, queue, consumer = "", reason, cause = message,
-                "{}", texts::NOT_SENT
-            ),
-            PublishingOutcome::GivenUp { reason, message } => tracing::error!(
-                code = PUBLISHING_FAILED, eventId = %event_id, traceId = trace_id, queue, consumer = "", reason,
-                cause = message, "{}", texts::NOT_SENT
-            ),
+            PublishingOutcome::GivenUp { reason, message: cause } => {
+                tell!(error, fields, texts::NOT_SENT; code = PUBLISHING_FAILED, reason, cause);
+            }
         }
     }
 
     fn delivered(&self, delivering: &Delivering<'_>) {
-        let consumer = delivering.handler;
-        if !CONSUMERS.iter().any(|(handler, ..)| *handler == consumer) {
+        let Delivering { handler, message, event_id, trace_id, outcome, .. } = *delivering;
+        if !CONSUMERS.iter().any(|(known, ..)| *known == handler) {
             return;
         }
-        let event_id = told(delivering.event_id);
-        let trace_id = delivering.trace_id.unwrap_or_default();
-        let queue = delivering.message.queue.as_str();
-        match delivering.outcome {
-            DeliveringOutcome::Handled => {
-                tracing::debug!(eventId = event_id, traceId = trace_id, queue, consumer, "handled");
+        let fields = (text(event_id), trace_id.unwrap_or_default(), message.queue.as_str(), handler);
+        match outcome {
+            DeliveringOutcome::Handled => tell!(debug, fields, "handled"),
+            DeliveringOutcome::Duplicate => tell!(info, fields, texts::ALREADY_HANDLED),
+            DeliveringOutcome::Retried { reason, message: cause } => {
+                tell!(warn, fields, texts::NOT_HANDLED; reason, cause);
             }
-            DeliveringOutcome::Duplicate => tracing::info!(
-                eventId = event_id,
-                traceId = trace_id,
-                queue,
-                consumer,
-                "{}",
-                texts::ALREADY_HANDLED
-            ),
-            DeliveringOutcome::Retried { reason, message } => tracing::warn!(
-                eventId = event_id,
-                traceId = trace_id,
-                queue,
-                consumer,
-                reason,
-                cause = message,
-                "{}",
-                texts::NOT_HANDLED
-            ),
-            DeliveringOutcome::GivenUp { reason, message } => tracing::error!(
-                code = DELIVERY_GIVEN_UP,
-                eventId = event_id,
-                traceId = trace_id,
+            DeliveringOutcome::GivenUp { reason, message: cause } => {
                 // What cannot be read has no event id.
-                messageId = delivering.message.message_id.as_deref().unwrap_or_default(),
-                queue,
-                consumer,
-                reason,
-                cause = message,
-                "{}",
-                texts::NOT_HANDLED
-            ),
+                let id = text(message.message_id.as_ref());
+                tell!(error, fields, texts::NOT_HANDLED; code = DELIVERY_GIVEN_UP, messageId = id, reason, cause);
+            }
         }
     }
 
@@ -104,22 +83,13 @@ impl Watch for Alarms {
         if message.queue != DEAD_LETTER_QUEUE {
             return;
         }
-        let event = self.formats.read(message, Some(FORMAT_NAME)).ok();
-        let trace_id =
-            event.and_then(|event| event.trace_id).map(|trace| trace.to_string()).unwrap_or_default();
-        tracing::error!(
-            code = DEAD_LETTER,
-            eventId = told(event_id),
-            traceId = trace_id,
-            messageId = message.message_id.as_deref().unwrap_or_default(),
-            queue = message.queue,
-            consumer = "",
-            "{}",
-            texts::NOT_HANDLED
-        );
+        let trace_id = self.formats.read(message, Some(FORMAT_NAME)).ok().and_then(|event| event.trace_id);
+        let fields = (text(event_id), text(trace_id), message.queue.as_str(), "");
+        let id = text(message.message_id.as_ref());
+        tell!(error, fields, texts::NOT_HANDLED; code = DEAD_LETTER, messageId = id);
     }
 }
 
-fn told(event_id: Option<EventId>) -> String {
-    event_id.map(|event_id| event_id.to_string()).unwrap_or_default()
+fn text(id: Option<impl ToString>) -> String {
+    id.map(|id| id.to_string()).unwrap_or_default()
 }

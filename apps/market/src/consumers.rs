@@ -7,214 +7,152 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use serde::de::DeserializeOwned;
-use towpath::ids::EventId;
-use towpath::ports::store::StoreError;
-use towpath::{Afterwards, Consumer, ConsumerPolicy, DeadTo, Delivery, HandlerError, Next};
-use uuid::Uuid;
+use towpath::{Afterwards, Consumer, ConsumerPolicy, DeadTo, Delivery, HandlerError, Next, Tx};
 
-use crate::database::{OwnTables, now, values};
 use crate::envelope::FORMAT_NAME;
-use crate::events::{AboutOrder, Created, EventType, Paid, StatusChanged, Step, Timeout, names_its_order};
-use crate::market::new_trace;
+use crate::events::{AGGREGATE_TYPE, Created, EventType, Named, Paid, Parties, StatusChanged, Timeout};
 use crate::model::{
     CountedOrder, Inventory, Notification, Order, OrderStatus, Product, ProductStatus, Shipment,
     ShipmentStatus,
 };
 use crate::orders;
 use crate::settings::Settings;
+use crate::step::{Step, now};
 use crate::texts;
-use crate::topology::{CONSUMERS, FULFILLMENT_QUEUE, INVENTORY_QUEUE, STATUS_SYNC_QUEUE, TIMEOUT_QUEUE};
+use crate::topology::CONSUMERS;
 
 /// The market's consumers.
-pub(crate) fn consumers(settings: &Settings) -> Vec<Consumer> {
+pub(crate) fn consumers(settings: &Settings) -> [Consumer; 4] {
     let policy = ConsumerPolicy {
-        concurrency: settings.concurrency,
-        prefetch: settings.prefetch,
+        concurrency: settings.consumer.concurrency,
+        prefetch: settings.consumer.prefetch,
         in_order: false,
         immediate_retries: 0,
-        afterwards: Afterwards::Requeue { at_most: settings.attempts },
+        afterwards: Afterwards::Requeue { at_most: settings.consumer.attempts },
         dead: DeadTo::Broker,
         ..ConsumerPolicy::default()
     };
-    CONSUMERS
-        .into_iter()
-        .map(|(handler, queue, _)| {
-            let settings = settings.clone();
-            let of = Consumer::from_queue(queue).in_format(FORMAT_NAME).with(policy.clone());
-            of.each(handler, move |delivery| handle(queue, delivery, settings.clone()))
-        })
-        .collect()
-}
-
-async fn handle(queue: &'static str, delivery: Delivery, settings: Settings) -> Result<Next, HandlerError> {
-    let handled = match queue {
-        INVENTORY_QUEUE => update_inventory(delivery, &settings).await,
-        FULFILLMENT_QUEUE => begin_shipment(delivery, &settings).await,
-        STATUS_SYNC_QUEUE => notify(delivery, &settings).await,
-        TIMEOUT_QUEUE => time_out(delivery, &settings).await,
-        other => {
-            let why = format!("nobody takes from {other}");
-            Err(Trouble::Message(HandlerError::unrecoverable("market-unknown-queue", why)))
-        }
-    };
-    handled.map_err(|trouble| match trouble {
-        Trouble::Message(error) => error,
-        // It lost against others, and is run again without being counted.
-        Trouble::Store(error @ StoreError::Contention(_)) => error.into(),
-        // The message cannot be blamed for what the database says: it comes again, up to the threshold.
-        Trouble::Store(error) => {
-            let cause =
-                std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
-            HandlerError::transient(error.code(), format!("{error}{cause}"))
+    let pending = settings.order.timeout.pending;
+    CONSUMERS.map(|(handler, queue, of)| {
+        let consumer = Consumer::from_queue(queue).in_format(FORMAT_NAME).with(policy.clone());
+        match of {
+            EventType::OrderCreated => consumer.each(handler, update_inventory),
+            EventType::OrderPaid => consumer.each(handler, begin_shipment),
+            EventType::OrderStatusChanged => consumer.each(handler, notify),
+            EventType::OrderTimeout => consumer.each(handler, move |delivery| time_out(delivery, pending)),
         }
     })
 }
 
-/// Why a message was not handled.
-enum Trouble {
-    /// Something is wrong with it.
-    Message(HandlerError),
-    /// The database said no, or nothing.
-    Store(StoreError),
-}
-
-impl From<HandlerError> for Trouble {
-    fn from(error: HandlerError) -> Self {
-        Self::Message(error)
+/// What is known about the product's availability follows its status. The product itself was taken when the order was
+/// placed. An order counts once, whatever the ids of the messages that tell of it.
+async fn update_inventory(mut delivery: Delivery) -> Result<Next, HandlerError> {
+    let (order, created): (_, Created) = read(&mut delivery, EventType::OrderCreated).await?;
+    delivery.payload::<Parties>()?;
+    let (order_id, product_id) = (order.order_id, order.product_id);
+    if product_id != created.product_id {
+        let why = format!("order {order_id} is for product {product_id}, not {}", created.product_id);
+        return Err(HandlerError::unrecoverable("market-wrong-product", why));
     }
-}
-
-impl From<StoreError> for Trouble {
-    fn from(error: StoreError) -> Self {
-        Self::Store(error)
-    }
-}
-
-/// ORDER_CREATED: what is known about the product's availability follows its status. The product itself was taken when
-/// the order was placed. An order counts once, whatever the ids of the messages that tell of it.
-async fn update_inventory(mut delivery: Delivery, settings: &Settings) -> Result<Next, Trouble> {
-    let created: Created = read(&delivery, EventType::OrderCreated)?;
-    let tables = &mut delivery.tx.own_tables();
-    let order = order_of(tables, &created).await?;
-    let now = now(tables, &*settings.clock).await?;
-    if order.product_id != created.product_id {
-        return Err(flaw(
-            "market-wrong-product",
-            format!(
-                "order {} is for product {}, not {}",
-                order.order_id, order.product_id, created.product_id
-            ),
-        ));
-    }
+    let now = now(&mut delivery.tx).await?;
     // Held, so that a cancellation that gives it back does so before or after this, and not in between.
-    let Some(product) = tables.lock::<Product>(&order.product_id).await? else {
-        let why =
-            format!("order {} is for product {}, which does not exist", order.order_id, order.product_id);
-        return Err(flaw("product-unknown", why));
+    let Some(product) = delivery.tx.lock::<Product>(&product_id).await? else {
+        let why = format!("order {order_id} is for product {product_id}, which does not exist");
+        return Err(HandlerError::unrecoverable("product-unknown", why));
     };
-    let (product_id, order_id) = (order.product_id, order.order_id);
     let nothing =
         Inventory { product_id, is_available: false, order_count: 0, last_order_id: 0, updated_at: now };
-    let known = tables.lock_or_insert(&nothing).await?;
-    let is_counted = !tables.insert(&CountedOrder { order_id, product_id, counted_at: now }).await?;
+    let known = delivery.tx.lock_or_insert(&nothing).await?;
+    let is_new = delivery.tx.insert(&CountedOrder { order_id, product_id, counted_at: now }).await?;
     let known = Inventory {
         is_available: product.status == ProductStatus::OnSale,
-        order_count: known.order_count + i64::from(!is_counted),
+        order_count: known.order_count + i64::from(is_new),
         last_order_id: known.last_order_id.max(order_id),
         updated_at: now,
         ..known
     };
-    tables.put_rows(&[known]).await?;
+    delivery.tx.put(&[known]).await?;
     Ok(delivery.handled())
 }
 
-/// ORDER_PAID: the shipment is made ready, once, and only for an order that is paid and not on its way yet.
-async fn begin_shipment(mut delivery: Delivery, settings: &Settings) -> Result<Next, Trouble> {
-    let paid: Paid = read(&delivery, EventType::OrderPaid)?;
-    let tables = &mut delivery.tx.own_tables();
-    let order = order_of(tables, &paid).await?;
-    let now = now(tables, &*settings.clock).await?;
-    if order.total_amount != paid.amount {
-        let why = format!("order {} costs {}, not {}", order.order_id, order.total_amount, paid.amount);
-        return Err(flaw("market-wrong-amount", why));
+/// The shipment is made ready, once, and only for an order that is paid and not on its way yet.
+async fn begin_shipment(mut delivery: Delivery) -> Result<Next, HandlerError> {
+    let (order, paid): (_, Paid) = read(&mut delivery, EventType::OrderPaid).await?;
+    let (order_id, amount) = (order.order_id, order.total_amount);
+    if amount != paid.amount {
+        let why = format!("order {order_id} costs {amount}, not {}", paid.amount);
+        return Err(HandlerError::unrecoverable("market-wrong-amount", why));
     }
+    let now = now(&mut delivery.tx).await?;
     // Held, so that nobody ships it meanwhile.
-    match tables.lock::<Order>(&order.order_id).await?.map(|order| order.status) {
-        Some(OrderStatus::Paid) => {
+    let order = lock(&mut delivery.tx, order_id).await?;
+    match order.status {
+        OrderStatus::Paid => {
             let status = ShipmentStatus::Preparing;
-            let begun =
-                Shipment { order_id: order.order_id, status, status_changed_at: now, created_at: now };
-            tables.insert(&begun).await?;
+            delivery
+                .tx
+                .insert(&Shipment { order_id, status, status_changed_at: now, created_at: now })
+                .await?;
         }
-        Some(OrderStatus::Shipped | OrderStatus::Completed) => {
-            tracing::info!(order_id = order.order_id, "the order was shipped before its shipment was begun");
+        OrderStatus::Shipped | OrderStatus::Completed => {
+            tracing::info!(order_id, "the order was shipped before its shipment was begun");
         }
-        Some(status @ (OrderStatus::Pending | OrderStatus::Cancelled)) => {
-            return Err(wrong_status(&order, status));
-        }
-        None => return Err(unknown(order.order_id)),
+        OrderStatus::Pending | OrderStatus::Cancelled => return Err(wrong_status(&order)),
     }
     Ok(delivery.handled())
 }
 
-/// ORDER_STATUS_CHANGED: buyer and seller are told, each once of each status, whatever the ids of the messages.
-async fn notify(mut delivery: Delivery, settings: &Settings) -> Result<Next, Trouble> {
-    let changed: StatusChanged = read(&delivery, EventType::OrderStatusChanged)?;
-    let event_id = delivery.event.event_id.to_string();
-    let tables = &mut delivery.tx.own_tables();
-    let order_id = order_of(tables, &changed).await?.order_id;
-    let now = now(tables, &*settings.clock).await?;
+/// Buyer and seller are told, each once of each status, whatever the ids of the messages.
+async fn notify(mut delivery: Delivery) -> Result<Next, HandlerError> {
+    let (order, changed): (Order, StatusChanged) = read(&mut delivery, EventType::OrderStatusChanged).await?;
+    let StatusChanged { old_status, new_status: status, .. } = changed;
+    let (order_id, now) = (order.order_id, now(&mut delivery.tx).await?);
     // Held, so that of two messages about one step the second one sees what the first one told.
-    let order = tables.lock::<Order>(&order_id).await?.ok_or_else(|| unknown(order_id))?;
-    let has_come_that_far = match (changed.old_status, changed.new_status) {
+    let order = lock(&mut delivery.tx, order_id).await?;
+    let (has_come_that_far, recipients) = match (old_status, status) {
         (OrderStatus::Paid, OrderStatus::Shipped) => {
-            matches!(order.status, OrderStatus::Shipped | OrderStatus::Completed)
+            let is_so = matches!(order.status, OrderStatus::Shipped | OrderStatus::Completed);
+            (is_so, vec![order.buyer_id])
         }
-        (OrderStatus::Shipped, OrderStatus::Completed) => order.status == OrderStatus::Completed,
+        (OrderStatus::Shipped, OrderStatus::Completed) => {
+            (order.status == OrderStatus::Completed, vec![order.buyer_id, order.seller_id])
+        }
         (old, new) => {
             let why = format!("no order goes from {old} to {new} by this message");
-            return Err(flaw("market-wrong-step", why));
+            return Err(HandlerError::unrecoverable("market-wrong-step", why));
         }
     };
     if !has_come_that_far {
-        return Err(wrong_status(&order, order.status));
+        return Err(wrong_status(&order));
     }
-    let recipients = match changed.new_status {
-        OrderStatus::Completed => vec![order.buyer_id, order.seller_id],
-        _ => vec![order.buyer_id],
-    };
-    let status = changed.new_status;
     for recipient_id in recipients {
         let told = "WHERE order_id = ? AND recipient_id = ? AND status = ? LIMIT 1";
-        let values = values![order_id, recipient_id, status.as_str()];
-        if tables.rows_of::<Notification>("market.told", told, values).await?.is_empty() {
-            let event_id = event_id.clone();
-            tables
-                .insert(&Notification { event_id, recipient_id, order_id, status, created_at: now })
-                .await?;
+        let values = vec![order_id.into(), recipient_id.into(), status.into()];
+        if delivery.tx.rows::<Notification>("market.told", told, values).await?.is_empty() {
+            let event_id = delivery.event.event_id.to_string();
+            let told = Notification { event_id, recipient_id, order_id, status, created_at: now };
+            delivery.tx.insert(&told).await?;
         }
     }
     Ok(delivery.handled())
 }
 
-/// ORDER_TIMEOUT: the order is cancelled if it is still unpaid and its time is over.
-async fn time_out(mut delivery: Delivery, settings: &Settings) -> Result<Next, Trouble> {
-    let timeout: Timeout = read(&delivery, EventType::OrderTimeout)?;
-    let trace_id = delivery.event.trace_id.clone().unwrap_or_else(new_trace);
-    let tables = &mut delivery.tx.own_tables();
-    let order = order_of(tables, &timeout).await?;
-    let now = now(tables, &*settings.clock).await?;
-    let deadline = deadline(now, settings.pending);
-    let step = Step { now, trace_id, event_id: EventId(Uuid::now_v7()) };
-    match orders::time_out(&mut delivery.tx, &order, deadline, &step).await? {
-        false if order.status == OrderStatus::Pending && order.create_time > deadline => {
-            // Too early: the message was sent by hand, or it waited by another clock. It comes again when it is time.
-            let early = (order.create_time - deadline).to_std().unwrap_or_default();
-            Ok(delivery.retry_after(early, "market-too-early", "the time to pay is not over"))
-        }
-        // Closed; or paid, or cancelled by somebody else: then there is nothing to do.
-        true | false => Ok(delivery.handled()),
+/// The order is cancelled if it is still unpaid and its time is over.
+async fn time_out(mut delivery: Delivery, pending: Duration) -> Result<Next, HandlerError> {
+    let (order, _): (Order, Timeout) = read(&mut delivery, EventType::OrderTimeout).await?;
+    let mut step = Step::begin(&mut delivery.tx).await?;
+    if let Some(trace_id) = &delivery.event.trace_id {
+        step.trace_id = trace_id.clone();
     }
+    let deadline = deadline(step.now, pending);
+    let is_closed = orders::time_out(&mut delivery.tx, &order, deadline, &step).await?;
+    if !is_closed && order.status == OrderStatus::Pending && order.create_time > deadline {
+        // Too early: the message was sent by hand, or it waited by another clock. It comes again when it is time.
+        let early = (order.create_time - deadline).to_std().unwrap_or_default();
+        return Ok(delivery.retry_after(early, "market-too-early", "the time to pay is not over"));
+    }
+    // Closed; or paid, or cancelled by somebody else: then there is nothing to do.
+    Ok(delivery.handled())
 }
 
 /// The moment at or before which an unpaid order must have been placed to be closed.
@@ -223,43 +161,42 @@ pub(crate) fn deadline(now: DateTime<Utc>, pending: Duration) -> DateTime<Utc> {
     pending.and_then(|pending| now.checked_sub_signed(pending)).unwrap_or(DateTime::<Utc>::MIN_UTC)
 }
 
-/// The payload of a delivery, if it is of the wanted type and whole, and about the order that the message is about.
-fn read<T: DeserializeOwned + AboutOrder>(delivery: &Delivery, wanted: EventType) -> Result<T, Trouble> {
+/// The payload of a delivery, if it is of the wanted type and whole, and the order that both message and payload name. Orders
+/// are committed before anything is sent about them: one that is not there will not come.
+async fn read<T: DeserializeOwned>(
+    delivery: &mut Delivery,
+    wanted: EventType,
+) -> Result<(Order, T), HandlerError> {
     let found = delivery.event.event_type.as_str();
     if found != wanted.as_str() {
         let why = format!("{}: {found}", texts::UNSUPPORTED_TYPE);
-        return Err(flaw("market-unsupported-type", why));
+        return Err(HandlerError::unrecoverable("market-unsupported-type", why));
     }
-    let payload: T = delivery.payload()?;
-    if !names_its_order(&delivery.event, payload.order_id()) {
-        let why = format!("the message is not about order {}, which its payload names", payload.order_id());
-        return Err(flaw("market-wrong-order", why));
+    let (Named { order_id, order_no }, payload): (_, T) = (delivery.payload()?, delivery.payload()?);
+    let wrong_order = |why: String| HandlerError::unrecoverable("market-wrong-order", why);
+    let is_about_it = delivery.event.aggregate.as_ref().is_some_and(|aggregate| {
+        aggregate.kind.as_str() == AGGREGATE_TYPE && aggregate.id.as_str() == order_id.to_string()
+    });
+    if !is_about_it {
+        let why = format!("the message is not about order {order_id}, which its payload names");
+        return Err(wrong_order(why));
     }
-    Ok(payload)
-}
-
-/// The order that a payload names. Orders are committed before anything is sent about them: one that is not there will
-/// not come.
-async fn order_of(tables: &mut OwnTables<'_>, payload: &impl AboutOrder) -> Result<Order, Trouble> {
-    let order_id = payload.order_id();
-    let order: Order = tables.find(&order_id).await?.ok_or_else(|| unknown(order_id))?;
-    if order.order_no != payload.order_no() {
-        let why = format!("order {order_id} is {}, not {}", order.order_no, payload.order_no());
-        return Err(flaw("market-wrong-order", why));
+    let order: Order = delivery.tx.find(&order_id).await?.ok_or_else(|| unknown(order_id))?;
+    if order.order_no != order_no {
+        return Err(wrong_order(format!("order {order_id} is {}, not {order_no}", order.order_no)));
     }
-    Ok(order)
+    Ok((order, payload))
 }
 
-fn unknown(order_id: i64) -> Trouble {
-    flaw("order-unknown", format!("there is no order {order_id}"))
+async fn lock(tx: &mut Tx, order_id: i64) -> Result<Order, HandlerError> {
+    tx.lock::<Order>(&order_id).await?.ok_or_else(|| unknown(order_id))
 }
 
-fn wrong_status(order: &Order, status: OrderStatus) -> Trouble {
-    let why = format!("order {} is {status}, which the message contradicts", order.order_id);
-    flaw("order-wrong-status", why)
+fn unknown(order_id: i64) -> HandlerError {
+    HandlerError::unrecoverable("order-unknown", format!("there is no order {order_id}"))
 }
 
-/// What will be no better the next time.
-fn flaw(code: &str, why: String) -> Trouble {
-    Trouble::Message(HandlerError::unrecoverable(code, why))
+fn wrong_status(order: &Order) -> HandlerError {
+    let why = format!("order {} is {}, which the message contradicts", order.order_id, order.status);
+    HandlerError::unrecoverable("order-wrong-status", why)
 }

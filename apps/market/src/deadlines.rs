@@ -3,80 +3,52 @@
 //! It needs no lease. Closing is one conditional update: whoever is second, another instance or the message from the
 //! delay queue, touches no row.
 
-use tokio::time::Instant;
-use towpath::Towpath;
-use towpath::ids::EventId;
-use uuid::Uuid;
+use towpath::ports::store::StoreError;
+use towpath::{Job, Towpath, Turn};
 
 use crate::consumers::deadline;
-use crate::database::now;
-use crate::error::MarketError;
-use crate::events::Step;
-use crate::job::{Job, Stopping, uneven};
-use crate::market::new_trace;
+use crate::model::{Order, OrderStatus};
 use crate::orders;
-use crate::settings::Settings;
+use crate::settings::{Settings, TimeoutSettings};
+use crate::step::Step;
 
-/// The job, while it runs.
-pub(crate) struct Deadlines(Job);
-
-impl Deadlines {
-    /// Begins to look, if the settings want it.
-    pub(crate) fn watch(app: &Towpath, settings: &Settings) -> Self {
-        let (app, settings) = (app.clone(), settings.clone());
-        Self(Job::start(|stopping| settings.scan_enabled.then(|| run(app, settings, stopping))))
-    }
-
-    /// Ends after the order that it is at, or by the deadline. Twice is fine.
-    pub(crate) async fn stop_by(&self, deadline: Instant) -> bool {
-        self.0.stop_by(deadline).await
-    }
-
-    pub(crate) fn stopping(&self) -> Stopping {
-        self.0.stopping()
-    }
-}
-
-async fn run(app: Towpath, settings: Settings, mut stopping: Stopping) {
-    while stopping.rest(uneven(settings.scan)).await {
-        match close_overdue(&app, &settings, &stopping).await {
-            Ok(0) => {}
-            Ok(closed) => tracing::info!(closed, "unpaid orders were closed by the job"),
-            Err(error) => {
-                let cause = std::error::Error::source(&error).map(ToString::to_string);
-                tracing::warn!(code = error.code(), cause, "unpaid orders could not be looked for");
+/// The job, if the settings want it.
+pub(crate) fn job(settings: &Settings) -> Option<Job> {
+    let timeout = settings.order.timeout.clone();
+    let job = Job::named("market-deadlines", timeout.scan, move |turn: Turn| {
+        let timeout = timeout.clone();
+        async move {
+            let closed = close_overdue(&turn.app, &timeout, || turn.is_last()).await?;
+            if closed > 0 {
+                tracing::info!(closed, "unpaid orders were closed by the job");
             }
+            Ok(())
         }
-    }
+    });
+    settings.order.timeout.scan_enabled.then_some(job)
 }
 
-/// Closes all orders that are unpaid and whose time is over; answers how many. Asked to stop, it ends after the order that
-/// it is at: there may be a day's worth of them after an outage.
+/// Closes all orders that are unpaid and whose time is over; answers how many. Told that it is enough, it ends after the order
+/// that it is at: there may be a day's worth of them after an outage.
 pub(crate) async fn close_overdue(
     app: &Towpath,
-    settings: &Settings,
-    stopping: &Stopping,
-) -> Result<u64, MarketError> {
+    settings: &TimeoutSettings,
+    is_enough: impl Fn() -> bool,
+) -> Result<u64, StoreError> {
     let mut closed = 0;
     loop {
-        // By the database's time, as all orders are placed by it.
-        let overdue = {
-            let mut connection = app.store().open_reading().await?;
-            let tables = &mut connection.own_tables();
-            let deadline = deadline(now(tables, &*settings.clock).await?, settings.pending);
-            orders::overdue(tables, deadline, settings.scan_batch).await?
-        };
+        let chosen = "WHERE status = ? AND create_time <= ? ORDER BY create_time, order_id LIMIT ?";
+        let deadline_of_all = deadline(app.now(), settings.pending);
+        let values = vec![OrderStatus::Pending.into(), deadline_of_all.into(), settings.scan_batch.into()];
+        let overdue: Vec<Order> = app.rows("market.overdue", chosen, values).await?;
         let (mut closed_of_batch, mut failed) = (0, None);
         for order in &overdue {
-            if stopping.is_asked() {
+            if is_enough() {
                 return Ok(closed + closed_of_batch);
             }
-            let (trace_id, event_id) = (new_trace(), EventId(Uuid::now_v7()));
             let closing = app.transact(async |mut tx| {
-                let now = now(&mut tx.own_tables(), &*settings.clock).await?;
-                let step = Step { now, trace_id: trace_id.clone(), event_id };
-                let deadline = deadline(now, settings.pending);
-                Ok::<_, MarketError>(orders::time_out(&mut tx, order, deadline, &step).await?)
+                let step = Step::begin(&mut tx).await?;
+                orders::time_out(&mut tx, order, deadline(step.now, settings.pending), &step).await
             });
             match closing.await {
                 Ok(was_closed) => closed_of_batch += u64::from(was_closed),
@@ -86,8 +58,7 @@ pub(crate) async fn close_overdue(
         }
         closed += closed_of_batch;
         // None closed of a full batch means that others are at it: they need no help.
-        if closed_of_batch == 0 || overdue.len() < usize::try_from(settings.scan_batch).unwrap_or(usize::MAX)
-        {
+        if closed_of_batch == 0 || overdue.len() < settings.scan_batch as usize {
             return failed.map_or(Ok(closed), Err);
         }
     }

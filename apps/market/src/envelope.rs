@@ -1,5 +1,7 @@
 //! The frozen envelope of messages (O2): seven fields, names and types to the letter.
 
+use std::borrow::Cow;
+
 use chrono::SecondsFormat;
 use serde::{Deserialize, Serialize};
 use towpath::format::{Fields, Format, FormatError, Written, rfc3339};
@@ -12,7 +14,6 @@ use towpath::{Channel, EventEnvelope, IncomingEvent, Payload};
 pub const FORMAT_NAME: &str = "market";
 
 const CONTENT_TYPE: &str = "application/json";
-
 const FORMAT: &str = "the market's envelope";
 
 /// The contract's format of messages.
@@ -25,7 +26,16 @@ impl Format for MarketEnvelope {
     }
 
     fn write(&self, event: &EventEnvelope, _: &Channel) -> Result<Written, FormatError> {
-        write(event)
+        let body = MarketEvent {
+            event_id: event.event_id,
+            event_type: event.event_type.as_str(),
+            aggregate_type: event.aggregate.kind.as_str(),
+            aggregate_id: number_or_text(&event.aggregate.id),
+            occurred_at: rfc3339(FORMAT, "occurredAt", event.occurred_at, SecondsFormat::Secs)?,
+            trace_id: &trace_id(event),
+            payload: &event.payload,
+        };
+        Written::json(FORMAT, CONTENT_TYPE, &body)
     }
 
     fn recognises(&self, received: &Received) -> bool {
@@ -33,7 +43,28 @@ impl Format for MarketEnvelope {
     }
 
     fn read(&self, received: &Received) -> Result<IncomingEvent, FormatError> {
-        read(&received.body)
+        let fields = Fields::of_body(FORMAT, &received.body)?;
+        let event_id = fields.required("eventId")?;
+        let event_type = EventName::from_stored(fields.text("eventType")?);
+        let kind = fields.required("aggregateType")?;
+        let id = match fields.required("aggregateId")? {
+            NumberOrText::Number(number) => number.to_string(),
+            NumberOrText::Text(text) => text.into_owned(),
+        };
+        let id = AggregateId::new(id).map_err(|source| fields.bad("aggregateId", source))?;
+        let trace: String = fields.text("traceId")?;
+        Ok(IncomingEvent {
+            event_id,
+            schema_version: None,
+            event_type,
+            aggregate: Some(AggregateKey { kind, id }),
+            aggregate_version: None,
+            occurred_at: Some(fields.required("occurredAt")?),
+            correlation_id: None,
+            causation_id: None,
+            trace_id: Some(TraceId::new(trace).map_err(|source| fields.bad("traceId", source))?),
+            payload: fields.payload("payload")?.ok_or_else(|| fields.missing("payload"))?,
+        })
     }
 }
 
@@ -50,55 +81,11 @@ struct MarketEvent<'e> {
     payload: &'e Payload,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum NumberOrText<'e> {
     Number(i64),
-    Text(&'e str),
-}
-
-fn write(event: &EventEnvelope) -> Result<Written, FormatError> {
-    let body = MarketEvent {
-        event_id: event.event_id,
-        event_type: event.event_type.as_str(),
-        aggregate_type: event.aggregate.kind.as_str(),
-        aggregate_id: number_or_text(&event.aggregate.id),
-        occurred_at: rfc3339(FORMAT, "occurredAt", event.occurred_at, SecondsFormat::Secs)?,
-        trace_id: &trace_id(event),
-        payload: &event.payload,
-    };
-    Written::json(FORMAT, CONTENT_TYPE, &body)
-}
-
-fn read(body: &[u8]) -> Result<IncomingEvent, FormatError> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Id {
-        Number(i64),
-        Text(String),
-    }
-    let fields = Fields::of_body(FORMAT, body)?;
-    let event_id = fields.required("eventId")?;
-    let event_type = EventName::from_stored(fields.text("eventType")?);
-    let kind = fields.required("aggregateType")?;
-    let id = match fields.required("aggregateId")? {
-        Id::Number(number) => number.to_string(),
-        Id::Text(text) => text,
-    };
-    let id = AggregateId::new(id).map_err(|source| fields.bad("aggregateId", source))?;
-    let trace: String = fields.text("traceId")?;
-    Ok(IncomingEvent {
-        event_id,
-        schema_version: None,
-        event_type,
-        aggregate: Some(AggregateKey { kind, id }),
-        aggregate_version: None,
-        occurred_at: Some(fields.required("occurredAt")?),
-        correlation_id: None,
-        causation_id: None,
-        trace_id: Some(TraceId::new(trace).map_err(|source| fields.bad("traceId", source))?),
-        payload: fields.payload("payload")?.ok_or_else(|| fields.missing("payload"))?,
-    })
+    Text(Cow<'e, str>),
 }
 
 /// The contract has no event without a trace. Its flow is the next best thing to follow; one whose id is longer than a
@@ -117,7 +104,7 @@ fn number_or_text(id: &AggregateId) -> NumberOrText<'_> {
     let text = id.as_str();
     match text.parse::<i64>() {
         Ok(number) if number >= 0 && number.to_string() == text => NumberOrText::Number(number),
-        _ => NumberOrText::Text(text),
+        _ => NumberOrText::Text(text.into()),
     }
 }
 

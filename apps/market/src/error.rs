@@ -1,7 +1,9 @@
 //! Why the market said no, and what broke.
 
+#![allow(missing_docs, reason = "the messages say what the fields are")]
+
 use towpath::ports::store::StoreError;
-use towpath::retry::ErrorClass;
+use towpath::retry::{Coded, ErrorClass};
 
 use crate::model::OrderStatus;
 use crate::money::Money;
@@ -9,56 +11,27 @@ use crate::money::Money;
 /// Why an operation did not happen. Nothing has changed then.
 #[derive(Debug, thiserror::Error)]
 pub enum MarketError {
-    /// There is no such product.
     #[error("there is no product {0}")]
     UnknownProduct(i64),
-    /// There is no such order.
     #[error("there is no order {0}")]
     UnknownOrder(i64),
     /// Somebody else was first.
     #[error("product {0} is not on sale")]
     NotOnSale(i64),
-    /// Nobody buys from himself.
     #[error("product {0} is the buyer's own")]
     OwnProduct(i64),
     /// The product costs something else than the buyer was told.
     #[error("product {product_id} costs {price} now")]
-    PriceChanged {
-        /// Which.
-        product_id: i64,
-        /// What it costs.
-        price: Money,
-    },
+    PriceChanged { product_id: i64, price: Money },
     /// The step is somebody else's.
     #[error("{actor_id} cannot {step}: that is for {role} {allowed}")]
-    NotYours {
-        /// Who asked.
-        actor_id: i64,
-        /// For what.
-        step: &'static str,
-        /// What one has to be: the buyer or the seller.
-        role: &'static str,
-        /// Who that is.
-        allowed: i64,
-    },
+    NotYours { actor_id: i64, step: &'static str, role: &'static str, allowed: i64 },
     /// The order is not where it would have to be.
     #[error("order {order_id} is {status}, and cannot {step}")]
-    WrongStatus {
-        /// Which.
-        order_id: i64,
-        /// Where it is.
-        status: OrderStatus,
-        /// What was asked.
-        step: &'static str,
-    },
+    WrongStatus { order_id: i64, status: OrderStatus, step: &'static str },
     /// What was given cannot be used.
     #[error("{field}: {why}")]
-    Invalid {
-        /// Which field.
-        field: &'static str,
-        /// What is wrong with it.
-        why: String,
-    },
+    Invalid { field: &'static str, why: String },
     /// The database said no, or nothing.
     #[error("the market's tables cannot be used")]
     Store(#[from] StoreError),
@@ -68,9 +41,10 @@ impl MarketError {
     pub(crate) fn invalid(field: &'static str, why: impl Into<String>) -> Self {
         Self::Invalid { field, why: why.into() }
     }
+}
 
-    /// A stable code; each has a section in the documentation.
-    pub fn code(&self) -> &'static str {
+impl Coded for MarketError {
+    fn code(&self) -> &'static str {
         match self {
             Self::UnknownProduct(_) => "product-unknown",
             Self::UnknownOrder(_) => "order-unknown",
@@ -84,8 +58,7 @@ impl MarketError {
         }
     }
 
-    /// How a retry decision sees it.
-    pub fn class(&self) -> ErrorClass {
+    fn class(&self) -> ErrorClass {
         match self {
             Self::UnknownProduct(_) | Self::UnknownOrder(_) => ErrorClass::NotFound,
             Self::NotOnSale(_) | Self::PriceChanged { .. } | Self::WrongStatus { .. } => ErrorClass::Conflict,
@@ -95,8 +68,7 @@ impl MarketError {
         }
     }
 
-    /// What a person can do about it.
-    pub fn next_step(&self) -> &'static str {
+    fn next_step(&self) -> &'static str {
         match self {
             Self::UnknownProduct(_) => "List the products; ids are numbers.",
             Self::UnknownOrder(_) => "List the orders; ids are numbers.",

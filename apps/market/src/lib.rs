@@ -15,31 +15,28 @@
 //! let product = market.offer(10002, "A bicycle", "88.50".parse()?).await?;
 //! let order = market.place(product.product_id, 10001).await?;
 //! market.pay(order.order_id, None).await?;
-//! market.stop().await;
 //! app.stop().await;
 //! # Ok(()) }
 //! ```
 //!
-//! Reading order: `topology` (names, queues and bindings), `envelope` and `events` (what messages say), `tables` and `views` (what is kept), `orders`
+//! Reading order: `topology` (names, queues and bindings), `envelope` and `events` (what messages say), `tables` and `views` (what is kept), `step` and `orders`
 //! (the steps of an order, each one conditional update), `market` (the handle), `consumers` and `deadlines` (what
 //! happens by itself), `alarms` and `depth` (what people are told).
 
 mod alarms;
 mod consumers;
-mod database;
 mod deadlines;
 mod depth;
 mod envelope;
 mod error;
 mod events;
-mod job;
 mod market;
 mod model;
 mod money;
-mod numbers;
 mod orders;
 mod products;
 mod settings;
+mod step;
 mod tables;
 pub mod texts;
 pub mod topology;
@@ -55,4 +52,6 @@ pub use model::{
     ProductStatus, Shipment, ShipmentStatus,
 };
 pub use money::{InvalidMoney, Money};
-pub use settings::Settings;
+pub use settings::{
+    AlarmSettings, ConsumerSettings, OrderSettings, OutboxSettings, Settings, TimeoutSettings,
+};

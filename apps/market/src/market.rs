@@ -1,34 +1,26 @@
 //! The market's handle: what a shop does.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use chrono::{DateTime, Utc};
-use towpath::ids::{CorrelationId, EventId, TraceId};
 use towpath::ports::broker::BrokerError;
 use towpath::ports::operations::OperationAnswer;
 use towpath::ports::store::StoreError;
-use towpath::{Builder, Circumstances, DeadLetterQueue, Event as _, Towpath, Tx};
+use towpath::tables::Numbers;
+use towpath::{Builder, DeadLetterQueue, Event as _, Job, Towpath, Tx};
 use uuid::Uuid;
 
 use crate::alarms::Alarms;
-use crate::consumers;
-use crate::database::{corrupt, now, values};
-use crate::deadlines::Deadlines;
-use crate::depth::Depth;
 use crate::envelope::{FORMAT_NAME, MarketEnvelope};
 use crate::error::MarketError;
-use crate::events::{OrderEvent, ProductEvent, Step};
+use crate::events::{OrderEvent, ProductEvent};
 use crate::model::{
-    BuyerCredit, Inventory, Notification, Order, OrderFilter, OrderStatus, Product, ProductFilter,
-    ProductStatus, Shipment,
+    BuyerCredit, Inventory, Notification, Number, Order, OrderFilter, OrderStatus, Product, ProductFilter,
+    ProductStatus, SELLER, Shipment,
 };
 use crate::money::Money;
-use crate::numbers::{Numbered, Numbers};
-use crate::orders;
-use crate::products;
 use crate::settings::Settings;
-use crate::{tables, topology, words};
+use crate::step::Step;
+use crate::{consumers, deadlines, depth, orders, products, tables, topology, words};
 
 /// The longest title, in characters.
 const LONGEST_TITLE: usize = 200;
@@ -42,12 +34,13 @@ const MOST_PRICES: u32 = 5;
 const MOST_WORDS: usize = 20;
 /// The most that one page of a listing has.
 const LARGEST_PAGE: u32 = 500;
+/// How many numbers are taken from the database at a time.
+const NUMBERS: u32 = 100;
 
 /// A running market. Clones share it.
 #[derive(Clone)]
 pub struct Market {
     shared: Arc<Shared>,
-    trace_id: Option<TraceId>,
     answers: Option<Answers>,
     actor_id: Option<i64>,
 }
@@ -71,9 +64,7 @@ pub type Answers = fn(Done<'_>, &Settings) -> Result<OperationAnswer, serde_json
 struct Shared {
     app: Towpath,
     settings: Settings,
-    numbers: Numbers,
-    deadlines: Deadlines,
-    depth: Depth,
+    numbers: Numbers<Number>,
 }
 
 /// Which part of a listing.
@@ -91,17 +82,23 @@ impl Default for Page {
     }
 }
 
+impl Page {
+    pub(crate) fn limit(self) -> u32 {
+        self.limit.min(LARGEST_PAGE)
+    }
+}
+
 impl Market {
-    /// Adds the market to what Towpath is made of: its topology, channels, consumers and tables.
+    /// Adds the market to what Towpath is made of: its topology, channels, consumers, jobs and tables.
     pub fn install(builder: Builder, settings: &Settings) -> Builder {
-        let channels = topology::channels(&settings.outbox);
+        let channels = topology::channels(&settings.outbox.policy());
         let builder = channels.into_iter().fold(builder, Builder::channel);
+        let builder = consumers::consumers(settings).into_iter().fold(builder, Builder::consumer);
         let roots = [OrderEvent::CREATED].iter().chain(ProductEvent::NAMES);
         let builder = roots.fold(builder, |builder, name| builder.begins_flow(*name));
-        consumers::consumers(settings)
-            .into_iter()
-            .fold(builder, Builder::consumer)
-            .topology(topology::topology(settings.pending))
+        let jobs = deadlines::job(settings).into_iter().chain([Self::look_at_queues(settings)]);
+        jobs.fold(builder, Builder::job)
+            .topology(topology::topology(settings.order.timeout.pending))
             .format(MarketEnvelope)
             .dead_letter_queue(DeadLetterQueue::from(topology::DEAD_LETTER_QUEUE).in_format(FORMAT_NAME))
             .watch(Arc::new(Alarms::default()))
@@ -110,18 +107,17 @@ impl Market {
             .versions(tables::versions())
     }
 
-    /// Opens the market on a Towpath that it was installed into, and begins to look for orders whose time is over and for
-    /// queues that are too deep.
-    pub fn open(app: &Towpath, settings: Settings) -> Self {
-        let deadlines = Deadlines::watch(app, &settings);
-        let depth = Depth::watch(app, &settings);
-        let shared = Shared { app: app.clone(), settings, numbers: Numbers::default(), deadlines, depth };
-        Self { shared: Arc::new(shared), trace_id: None, answers: None, actor_id: None }
+    /// The job that raises an alarm when a queue holds too much, for a process that does nothing else; the market has it
+    /// already.
+    pub fn look_at_queues(settings: &Settings) -> Job {
+        depth::job(settings)
     }
 
-    /// The same market, whose next facts belong to a trace.
-    pub fn traced(&self, trace_id: TraceId) -> Self {
-        Self { trace_id: Some(trace_id), ..self.clone() }
+    /// Opens the market on a Towpath that it was installed into.
+    pub fn open(app: &Towpath, settings: Settings) -> Self {
+        let numbers = Numbers::of("next_number", NUMBERS);
+        let shared = Arc::new(Shared { app: app.clone(), settings, numbers });
+        Self { shared, answers: None, actor_id: None }
     }
 
     /// The same market, for a server that runs changes once per key: what is done commits together with its answer
@@ -141,45 +137,28 @@ impl Market {
         &self.shared.settings
     }
 
-    /// Stops looking for orders whose time is over, and at the queues. What has not ended after 30 seconds is cut off. Stop
-    /// it before Towpath.
-    pub async fn stop(&self) {
-        self.stop_within(Duration::from_secs(30)).await;
-    }
-
-    /// Stops, with another patience for what has begun. Answers whether everything ended by itself.
-    pub async fn stop_within(&self, patience: Duration) -> bool {
-        let deadline = tokio::time::Instant::now() + patience;
-        let Shared { deadlines, depth, .. } = &*self.shared;
-        let (closed, looked) = tokio::join!(deadlines.stop_by(deadline), depth.stop_by(deadline));
-        closed && looked
-    }
-
     /// Offers a product.
     pub async fn offer(&self, seller_id: i64, title: &str, price: Money) -> Result<Product, MarketError> {
         check_person("sellerId", seller_id)?;
-        let title = checked_title(title)?;
+        let title = printable("title", title, LONGEST_TITLE)?;
         check_price(price)?;
-        let app = &self.shared.app;
-        let product_id = self.shared.numbers.next(app, Numbered::Products).await?;
-        let trace_id = self.trace();
-        app.transact(async |mut tx| {
-            let step = self.step(&mut tx, &trace_id, EventId(Uuid::now_v7())).await?;
-            let now = step.now;
+        let product_id = self.number("products").await?;
+        let work = async |mut tx: Tx| {
+            let step = Step::begin(&mut tx).await?;
             let product = Product {
                 product_id,
                 seller_id,
                 title: title.to_owned(),
                 price,
                 status: ProductStatus::OnSale,
-                status_changed_at: now,
-                create_time: now,
+                status_changed_at: step.now,
+                create_time: step.now,
             };
             products::insert(&mut tx, &product, &step).await?;
             self.answer(&mut tx, Done::Offered(&product)).await?;
             Ok(product)
-        })
-        .await
+        };
+        self.shared.app.transact(work).await
     }
 
     /// Says anew what a product is, or what it costs, while it is on sale. What was ordered before keeps its price.
@@ -192,7 +171,7 @@ impl Market {
         title: Option<&str>,
         price: Option<Money>,
     ) -> Result<Product, MarketError> {
-        let title = title.map(checked_title).transpose()?;
+        let title = title.map(|title| printable("title", title, LONGEST_TITLE)).transpose()?;
         price.map_or(Ok(()), check_price)?;
         if title.is_none() && price.is_none() {
             return Err(MarketError::invalid("title", "say a title, or a price, or both"));
@@ -200,10 +179,10 @@ impl Market {
         let product = self.product(product_id).await?;
         self.check_actor("change a product", "its seller", product.seller_id)?;
         let work = async |mut tx: Tx| {
-            if !products::change(&mut tx.own_tables(), product_id, title, price).await? {
-                return Err(MarketError::NotOnSale(product_id));
-            }
-            self.changed(&mut tx, product_id).await
+            let changed = products::change(&mut tx.own_tables(), &product, title, price).await?;
+            let product = changed.ok_or(MarketError::NotOnSale(product_id))?;
+            self.answer(&mut tx, Done::Changed(&product)).await?;
+            Ok(product)
         };
         self.shared.app.transact(work).await
     }
@@ -215,15 +194,16 @@ impl Market {
     pub async fn withdraw(&self, product_id: i64) -> Result<Product, MarketError> {
         let product = self.product(product_id).await?;
         self.check_actor("withdraw a product", "its seller", product.seller_id)?;
-        let trace_id = self.trace();
         let work = async |mut tx: Tx| {
-            let step = self.step(&mut tx, &trace_id, EventId(Uuid::now_v7())).await?;
+            let step = Step::begin(&mut tx).await?;
             products::withdraw(&mut tx, product_id, &step).await?;
-            let product = self.changed(&mut tx, product_id).await?;
-            match product.status {
-                ProductStatus::Withdrawn => Ok(product),
-                _ => Err(MarketError::NotOnSale(product_id)),
+            let product: Option<Product> = tx.find(&product_id).await?;
+            let product = product.ok_or(MarketError::UnknownProduct(product_id))?;
+            if product.status != ProductStatus::Withdrawn {
+                return Err(MarketError::NotOnSale(product_id));
             }
+            self.answer(&mut tx, Done::Changed(&product)).await?;
+            Ok(product)
         };
         self.shared.app.transact(work).await
     }
@@ -251,43 +231,17 @@ impl Market {
         told: Option<Money>,
     ) -> Result<Order, MarketError> {
         check_person("buyerId", buyer_id)?;
-        let app = &self.shared.app;
-        let (trace_id, quantity) = (self.trace(), 1);
         let (mut numbers_tried, mut prices_tried) = (0, 0);
         // Looked at without a lock first: most of those who are late are told so here. Its price may still change, and the
         // product is only taken for the one that was read.
         let mut product = self.product_on_sale(product_id, buyer_id, told).await?;
         loop {
-            let order_id = self.shared.numbers.next(app, Numbered::Orders).await?;
-            let total_amount =
-                product.price.times(quantity).map_err(|error| corrupt("price_cents", error))?;
-            let (event_id, timeout_event_id) = (EventId(Uuid::now_v7()), EventId(Uuid::now_v7()));
-            let flow = CorrelationId::of_new_flow(Uuid::now_v7());
-            let placing = app.transact(async |mut tx| {
-                let now = self.now(&mut tx).await?;
-                let order = Order {
-                    order_id,
-                    order_no: order_no(now, order_id),
-                    product_id,
-                    buyer_id,
-                    seller_id: product.seller_id,
-                    quantity,
-                    price: product.price,
-                    total_amount,
-                    status: OrderStatus::Pending,
-                    status_changed_at: now,
-                    cancel_reason: None,
-                    create_time: now,
-                    pay_time: None,
-                    ship_time: None,
-                    complete_time: None,
-                    cancel_time: None,
-                    correlation_id: Some(flow.to_string()),
-                    last_event_id: None,
-                    timeout_event_id: None,
-                };
-                let step = Step { now, trace_id: trace_id.clone(), event_id };
-                let order = orders::place(&mut tx, &product, order, &step, timeout_event_id).await?;
+            let order_id = self.number("orders").await?;
+            let placing = self.shared.app.transact(async |mut tx| {
+                let step = Step::begin(&mut tx).await?;
+                let order = Order::placed(order_id, &product, buyer_id, step.now);
+                let order = order.map_err(|error| StoreError::corrupt("price_cents", error))?;
+                let order = orders::place(&mut tx, &product, order, &step).await?;
                 self.answer(&mut tx, Done::Placed(&order)).await?;
                 Ok(order)
             });
@@ -314,81 +268,64 @@ impl Market {
     /// For this and the other steps of an order: the answer is what the step's own transaction wrote. After the commit
     /// nothing is read that could fail, and a commit whose answer was lost is looked for in the log.
     pub async fn pay(&self, order_id: i64, amount: Option<Money>) -> Result<Order, MarketError> {
-        let order = self.order(order_id).await?;
-        self.check_actor("pay", "the buyer", order.buyer_id)?;
-        if let Some(amount) = amount.filter(|amount| *amount != order.total_amount) {
-            let why = format!("{amount} is not the {} of the order", order.total_amount);
-            return Err(MarketError::invalid("amount", why));
-        }
-        let (trace_id, event_id) = (self.trace(), EventId(Uuid::now_v7()));
-        let work = async |mut tx: Tx| {
-            let step = self.step(&mut tx, &trace_id, event_id).await?;
-            let order = orders::pay(&mut tx, &order, &step).await?;
-            self.moved(&mut tx, order).await
-        };
-        self.shared.app.transact(work).await
+        self.advance(order_id, OrderStatus::Paid, amount, "").await
     }
 
     /// Ships a paid order.
     pub async fn ship(&self, order_id: i64) -> Result<Order, MarketError> {
-        let order = self.order(order_id).await?;
-        self.check_actor("ship", "the seller", order.seller_id)?;
-        let (trace_id, event_id) = (self.trace(), EventId(Uuid::now_v7()));
-        let work = async |mut tx: Tx| {
-            let step = self.step(&mut tx, &trace_id, event_id).await?;
-            let order = orders::ship(&mut tx, &order, &step).await?;
-            self.moved(&mut tx, order).await
-        };
-        self.shared.app.transact(work).await
+        self.advance(order_id, OrderStatus::Shipped, None, "").await
     }
 
     /// Completes a shipped order.
     pub async fn complete(&self, order_id: i64) -> Result<Order, MarketError> {
-        let order = self.order(order_id).await?;
-        self.check_actor("complete", "the buyer", order.buyer_id)?;
-        let (trace_id, event_id) = (self.trace(), EventId(Uuid::now_v7()));
-        let work = async |mut tx: Tx| {
-            let step = self.step(&mut tx, &trace_id, event_id).await?;
-            let order = orders::complete(&mut tx, &order, &step).await?;
-            self.moved(&mut tx, order).await
-        };
-        self.shared.app.transact(work).await
+        self.advance(order_id, OrderStatus::Completed, None, "").await
     }
 
     /// Cancels an order that was not paid; its product is on sale again.
     pub async fn cancel(&self, order_id: i64, reason: Option<&str>) -> Result<Order, MarketError> {
-        let reason = reason.unwrap_or("buyer").trim();
-        let is_text = !reason.chars().any(char::is_control) && !reason.is_empty();
-        if !is_text || reason.chars().count() > LONGEST_REASON {
-            let why = format!("it has from 1 to {LONGEST_REASON} characters that can be printed");
-            return Err(MarketError::invalid("reason", why));
-        }
+        let reason = printable("reason", reason.unwrap_or("buyer"), LONGEST_REASON)?;
         if reason == orders::TIMEOUT_REASON {
             return Err(MarketError::invalid("reason", "a timeout is not for people to say"));
         }
-        let order = self.order(order_id).await?;
-        self.check_actor("cancel", "the buyer", order.buyer_id)?;
-        let (trace_id, event_id) = (self.trace(), EventId(Uuid::now_v7()));
+        self.advance(order_id, OrderStatus::Cancelled, None, reason).await
+    }
+
+    async fn advance(
+        &self,
+        order_id: i64,
+        to: OrderStatus,
+        amount: Option<Money>,
+        reason: &str,
+    ) -> Result<Order, MarketError> {
+        let (order, way) = (self.order(order_id).await?, to.way());
+        let allowed = if way.role == SELLER { order.seller_id } else { order.buyer_id };
+        self.check_actor(way.name, way.role, allowed)?;
+        if let Some(amount) = amount.filter(|amount| *amount != order.total_amount) {
+            let why = format!("{amount} is not the {} of the order", order.total_amount);
+            return Err(MarketError::invalid("amount", why));
+        }
         let work = async |mut tx: Tx| {
-            let step = self.step(&mut tx, &trace_id, event_id).await?;
-            let order = orders::cancel(&mut tx, &order, reason, &step).await?;
-            self.moved(&mut tx, order).await
+            let step = Step::begin(&mut tx).await?;
+            // As the step's own statement has answered it: what is answered is what commits.
+            let order = orders::advance(&mut tx, &order, to, reason, &step).await?;
+            self.answer(&mut tx, Done::Moved(&order)).await?;
+            Ok(order)
         };
         self.shared.app.transact(work).await
     }
 
-    /// The queues that hold more than they should ([`Settings::queue_depth`]), with how much they hold. The job looks by
-    /// itself and raises an alarm.
+    /// The queues that hold more than they should ([`Settings::alarm`]), with how much they hold. A job looks by itself and
+    /// raises an alarm.
     ///
     /// The delay queue is not among them: what waits there is no backlog.
     pub async fn deep_queues(&self) -> Result<Vec<(&'static str, u64)>, BrokerError> {
-        crate::depth::deep_queues(&self.shared.app, self.shared.settings.queue_depth).await
+        depth::deep_queues(&self.shared.app, self.settings().alarm.queue_depth).await
     }
 
-    /// Closes all orders whose time to pay is over; answers how many. The job does this by itself.
+    /// Closes all orders whose time to pay is over; answers how many. A job does this by itself.
     pub async fn close_overdue(&self) -> Result<u64, MarketError> {
-        let Shared { app, settings, deadlines, .. } = &*self.shared;
-        crate::deadlines::close_overdue(app, settings, &deadlines.stopping()).await
+        let (app, timeout) = (&self.shared.app, &self.settings().order.timeout);
+        Ok(deadlines::close_overdue(app, timeout, || false).await?)
     }
 
     /// A product.
@@ -407,8 +344,7 @@ impl Market {
             return Err(MarketError::invalid("text", why));
         }
         let mut connection = self.shared.app.listing().await?;
-        let limit = page.limit.min(LARGEST_PAGE);
-        Ok(products::list(&mut connection.own_tables(), filter, &sought, page.after, limit).await?)
+        Ok(products::list(&mut connection.own_tables(), filter, &sought, page).await?)
     }
 
     /// An order.
@@ -420,8 +356,7 @@ impl Market {
     /// Orders behind a number.
     pub async fn orders(&self, filter: &OrderFilter, page: Page) -> Result<Vec<Order>, MarketError> {
         let mut connection = self.shared.app.listing().await?;
-        let limit = page.limit.min(LARGEST_PAGE);
-        Ok(orders::list(&mut connection.own_tables(), filter, page.after, limit).await?)
+        Ok(orders::list(&mut connection.own_tables(), filter, page).await?)
     }
 
     /// The shipment of an order, if it has begun.
@@ -432,7 +367,7 @@ impl Market {
     /// What buyer and seller were told about an order.
     pub async fn notifications(&self, order_id: i64) -> Result<Vec<Notification>, MarketError> {
         let chosen = "WHERE order_id = ? ORDER BY created_at, recipient_id";
-        Ok(self.shared.app.rows("market.notifications", chosen, values![order_id]).await?)
+        Ok(self.shared.app.rows("market.notifications", chosen, vec![order_id.into()]).await?)
     }
 
     /// What somebody was told, behind an event; in the order of the events' ids.
@@ -449,7 +384,7 @@ impl Market {
             "{} WHERE recipient_id = ? AND event_id > ? ORDER BY event_id LIMIT ?",
             tables.dialect().by_index("notifications_recipient_event")
         );
-        let values = values![recipient_id, after, limit.min(LARGEST_PAGE)];
+        let values = vec![recipient_id.into(), after.into(), limit.min(LARGEST_PAGE).into()];
         Ok(tables.rows_of("market.notifications-of", &chosen, values).await?)
     }
 
@@ -463,21 +398,6 @@ impl Market {
         Ok(self.shared.app.find(&product_id).await?)
     }
 
-    /// What an order is after a step, as the step's own statement has answered it: what is answered is what commits, and
-    /// nothing that can fail stands between the commit and the answer.
-    async fn moved(&self, tx: &mut Tx, order: Order) -> Result<Order, MarketError> {
-        self.answer(tx, Done::Moved(&order)).await?;
-        Ok(order)
-    }
-
-    /// What a product is after a change, read in the change's own transaction.
-    async fn changed(&self, tx: &mut Tx, product_id: i64) -> Result<Product, MarketError> {
-        let product: Option<Product> = tx.find(&product_id).await?;
-        let product = product.ok_or(MarketError::UnknownProduct(product_id))?;
-        self.answer(tx, Done::Changed(&product)).await?;
-        Ok(product)
-    }
-
     /// A product that somebody may order, if it costs what they were told.
     async fn product_on_sale(
         &self,
@@ -486,17 +406,14 @@ impl Market {
         told: Option<Money>,
     ) -> Result<Product, MarketError> {
         let product = self.product(product_id).await?;
-        if product.seller_id == buyer_id {
-            return Err(MarketError::OwnProduct(product_id));
-        }
-        if product.status != ProductStatus::OnSale {
-            return Err(MarketError::NotOnSale(product_id));
-        }
-        match told {
-            Some(told) if told != product.price => {
-                Err(MarketError::PriceChanged { product_id, price: product.price })
+        let price = product.price;
+        match product {
+            _ if product.seller_id == buyer_id => Err(MarketError::OwnProduct(product_id)),
+            _ if product.status != ProductStatus::OnSale => Err(MarketError::NotOnSale(product_id)),
+            _ if told.is_some_and(|told| told != price) => {
+                Err(MarketError::PriceChanged { product_id, price })
             }
-            _ => Ok(product),
+            product => Ok(product),
         }
     }
 
@@ -506,7 +423,7 @@ impl Market {
             Some(actor_id) if actor_id != allowed => {
                 Err(MarketError::NotYours { actor_id, step, role, allowed })
             }
-            None if self.shared.settings.actor_required => {
+            None if self.settings().order.actor_required => {
                 Err(MarketError::invalid("actorId", format!("it is needed to {step}, which is for {role}")))
             }
             _ => Ok(()),
@@ -516,44 +433,30 @@ impl Market {
     /// Lets the answer commit with what was done.
     async fn answer(&self, tx: &mut Tx, done: Done<'_>) -> Result<(), StoreError> {
         let Some(answers) = self.answers else { return Ok(()) };
-        let answer = answers(done, &self.shared.settings).map_err(|error| corrupt("the answer", error))?;
-        tx.answer(&answer).await
+        let answer = answers(done, self.settings());
+        tx.answer(&answer.map_err(|error| StoreError::corrupt("the answer", error))?).await
     }
 
-    async fn now(&self, tx: &mut Tx) -> Result<DateTime<Utc>, StoreError> {
-        now(&mut tx.own_tables(), &*self.shared.settings.clock).await
+    async fn number(&self, kind: &str) -> Result<i64, StoreError> {
+        self.shared.numbers.next(&self.shared.app, &kind.to_owned()).await
     }
-
-    async fn step(&self, tx: &mut Tx, trace_id: &TraceId, event_id: EventId) -> Result<Step, StoreError> {
-        Ok(Step { now: self.now(tx).await?, trace_id: trace_id.clone(), event_id })
-    }
-
-    fn trace(&self) -> TraceId {
-        let trace_id = self.trace_id.clone().or_else(|| Circumstances::current().trace_id);
-        trace_id.unwrap_or_else(new_trace)
-    }
-}
-
-/// A trace for what nobody has traced.
-pub(crate) fn new_trace() -> TraceId {
-    TraceId::from_stored(format!("trace-{}", Uuid::now_v7().simple()))
 }
 
 fn check_person(field: &'static str, id: i64) -> Result<(), MarketError> {
     if id > 0 { Ok(()) } else { Err(MarketError::invalid(field, "it is a number from 1 on")) }
 }
 
-fn checked_title(title: &str) -> Result<&str, MarketError> {
-    let title = title.trim();
-    if title.is_empty() || title.chars().count() > LONGEST_TITLE || title.chars().any(char::is_control) {
-        let why = format!("it has from 1 to {LONGEST_TITLE} characters that can be printed");
-        return Err(MarketError::invalid("title", why));
-    }
-    Ok(title)
-}
-
 fn check_price(price: Money) -> Result<(), MarketError> {
     if price.is_zero() { Err(MarketError::invalid("price", "it is more than nothing")) } else { Ok(()) }
+}
+
+fn printable<'t>(field: &'static str, text: &'t str, longest: usize) -> Result<&'t str, MarketError> {
+    let text = text.trim();
+    if text.is_empty() || text.chars().count() > longest || text.chars().any(char::is_control) {
+        let why = format!("it has from 1 to {longest} characters that can be printed");
+        return Err(MarketError::invalid(field, why));
+    }
+    Ok(text)
 }
 
 /// Whether a row of that key was there already.
@@ -562,22 +465,5 @@ fn is_taken(error: &MarketError) -> bool {
         MarketError::Store(StoreError::ForbiddenEvent { code, .. }) => *code == "illegal-transition",
         MarketError::Store(error) => towpath::is_unique_violation(error),
         _ => false,
-    }
-}
-
-/// The second of the order and the end of its number: 18 digits, as the contract's example has them.
-fn order_no(now: DateTime<Utc>, order_id: i64) -> String {
-    format!("{}{:04}", now.format("%Y%m%d%H%M%S"), order_id.rem_euclid(10_000))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_order_number_is_eighteen_digits() {
-        let now = "2026-02-04T10:30:00.9Z".parse().unwrap();
-        assert_eq!(order_no(now, 901_234), "202602041030001234");
-        assert_eq!(order_no(now, 900_001), "202602041030000001");
     }
 }

@@ -7,10 +7,8 @@ use rust_decimal::Decimal;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
-use towpath::ports::store::StoreResult;
+use towpath::ports::store::{StoreError, StoreResult};
 use towpath::tables::{ColumnKind, ColumnValue, Record, Value};
-
-use crate::database::corrupt;
 
 /// An amount of money: at least 0.00, with exactly two decimals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -49,11 +47,6 @@ impl Money {
         i64::try_from(self.0.mantissa()).unwrap_or(Self::MOST_CENTS)
     }
 
-    /// As a decimal.
-    pub fn amount(self) -> Decimal {
-        self.0
-    }
-
     /// Whether it is nothing.
     pub fn is_zero(self) -> bool {
         self.0.is_zero()
@@ -61,11 +54,8 @@ impl Money {
 
     /// So many times as much.
     pub fn times(self, quantity: i64) -> Result<Self, InvalidMoney> {
-        let cents = self.cents().checked_mul(quantity);
-        cents.map_or_else(
-            || Err(InvalidMoney::OutOfRange(format!("{self} times {quantity}"))),
-            Self::from_cents,
-        )
+        let too_much = || InvalidMoney::OutOfRange(format!("{self} times {quantity}"));
+        Self::from_cents(self.cents().checked_mul(quantity).ok_or_else(too_much)?)
     }
 }
 
@@ -109,7 +99,13 @@ impl ColumnValue for Money {
     }
 
     fn read(record: &Record, column: &str) -> StoreResult<Self> {
-        Self::from_cents(record.long(column)?).map_err(|error| corrupt(column, error))
+        Self::from_cents(record.long(column)?).map_err(|error| StoreError::corrupt(column, error))
+    }
+}
+
+impl From<Money> for Value<'_> {
+    fn from(money: Money) -> Self {
+        money.cents().into()
     }
 }
 

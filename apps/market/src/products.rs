@@ -2,45 +2,41 @@
 
 use std::collections::BTreeSet;
 
-use chrono::{DateTime, Utc};
 use towpath::Tx;
 use towpath::ports::store::StoreError;
-use towpath::tables::Row;
+use towpath::tables::{Conditions, OwnTables, Row, Value};
 
-use crate::database::{OwnTables, Value, values};
-use crate::events::{self, ProductEvent, Step};
+use crate::events::ProductEvent;
+use crate::market::Page;
 use crate::model::{Order, Product, ProductFilter, ProductStatus, ProductWord};
 use crate::money::Money;
-use crate::orders::is_refusal;
+use crate::orders::happened;
+use crate::step::Step;
 use crate::words;
 
 /// Offers a product.
 pub(crate) async fn insert(tx: &mut Tx, product: &Product, step: &Step) -> Result<(), StoreError> {
     let offered = ProductEvent::Offered { seller_id: product.seller_id, price: product.price };
-    tx.begin_state(product, offered).within(events::of_product(product, step)?).await?;
+    tx.begin_state(product, offered).within(step.of_product(product)?).await?;
     tx.put(&words_of(product.product_id, &product.title)).await
 }
 
-/// Products behind a number, of which a filter is so. `sought` are the words of its text; with none of them, all titles do.
+/// A page of the products of which a filter is so. `sought` are the words of its text; with none of them, all titles do.
 pub(crate) async fn list(
     tables: &mut OwnTables<'_>,
     filter: &ProductFilter,
     sought: &BTreeSet<String>,
-    after: i64,
-    limit: u32,
+    page: Page,
 ) -> Result<Vec<Product>, StoreError> {
     let dialect = tables.dialect();
     let has_price = filter.min_price.is_some() || filter.max_price.is_some();
-    let mut sought = sought.iter();
-    let (mut conditions, mut values): (Vec<String>, Vec<Value<'_>>) = (Vec::new(), Vec::new());
-    let (from, number) = match sought.next() {
+    let mut sought = sought.iter().map(String::as_str);
+    let (from, number, mut chosen) = match sought.next() {
         // Along the index of the first word; the others are looked up for each that has it.
         Some(first) => {
-            conditions.push("w.word = ?".to_owned());
-            values.push(first.as_str().into());
-            let from =
-                format!("product_words w {} products p ON p.product_id = w.product_id", dialect.first_then());
-            (from, "w.product_id")
+            let then = dialect.first_then();
+            let from = format!("product_words w {then} products p ON p.product_id = w.product_id");
+            (from, "w.product_id", Conditions::of("w.word = ?", first))
         }
         None => {
             let by_index = match filter {
@@ -52,39 +48,25 @@ pub(crate) async fn list(
                 ProductFilter { status: Some(_), .. } => dialect.by_index("products_status"),
                 _ => String::new(),
             };
-            (format!("products p{by_index}"), "p.product_id")
+            (format!("products p{by_index}"), "p.product_id", Conditions::default())
         }
     };
     for word in sought {
         let among = "SELECT 1 FROM product_words o WHERE o.word = ? AND o.product_id = w.product_id";
-        conditions.push(format!("EXISTS ({among})"));
-        values.push(word.as_str().into());
+        chosen = chosen.and(format!("EXISTS ({among})"), word);
     }
-    conditions.push(format!("{number} > ?"));
-    values.push(after.into());
-    if let Some(seller_id) = filter.seller_id {
-        conditions.push("p.seller_id = ?".to_owned());
-        values.push(seller_id.into());
-    }
-    if let Some(status) = filter.status {
-        conditions.push("p.status = ?".to_owned());
-        values.push(status.as_str().into());
-    } else if has_price {
+    if filter.status.is_none() && has_price {
         // The index of prices is by status: all of them are three short looks.
-        conditions.push(format!("p.status IN ({})", vec!["?"; ProductStatus::ALL.len()].join(", ")));
-        values.extend(ProductStatus::ALL.iter().map(|status| Value::from(status.as_str())));
+        chosen = chosen.and_one_of("p.status", ProductStatus::ALL);
     }
-    if let Some(price) = filter.min_price {
-        conditions.push("p.price_cents >= ?".to_owned());
-        values.push(price.cents().into());
-    }
-    if let Some(price) = filter.max_price {
-        conditions.push("p.price_cents <= ?".to_owned());
-        values.push(price.cents().into());
-    }
-    values.push(i64::from(limit).into());
-    let (columns, conditions) = (Product::TABLE.listed("p."), conditions.join(" AND "));
-    let sql = format!("SELECT {columns} FROM {from} WHERE {conditions} ORDER BY {number} LIMIT ?");
+    let (chosen, values) = chosen
+        .and(format!("{number} > ?"), page.after)
+        .and_some("p.seller_id = ?", filter.seller_id)
+        .and_some("p.status = ?", filter.status)
+        .and_some("p.price_cents >= ?", filter.min_price)
+        .and_some("p.price_cents <= ?", filter.max_price)
+        .then(&format!("ORDER BY {number} LIMIT ?"), page.limit());
+    let sql = format!("SELECT {} FROM {from} {chosen}", Product::TABLE.listed("p."));
     tables.query("market.products", &sql, values).await
 }
 
@@ -98,86 +80,55 @@ pub(crate) async fn take(
 ) -> Result<bool, StoreError> {
     let taken = tx
         .change_state(product, ProductEvent::Sold { order_id: order.order_id })
-        .only_if("price_cents = ?", order.price.cents())
-        .within(events::of_product(product, step)?);
+        .only_if("price_cents = ?", order.price)
+        .within(step.of_product(product)?);
     happened(taken.await)
 }
 
-/// Gives a product back that an order had: sold to on_sale. What is known about its availability follows at once, as no
-/// message tells of it.
+/// Gives a product back that an order had: sold to on_sale.
 pub(crate) async fn release(tx: &mut Tx, order: &Order, step: &Step) -> Result<bool, StoreError> {
-    let Some(product) = tx.lock::<Product>(&order.product_id).await? else { return Ok(false) };
-    let returned = tx
-        .change_state(&product, ProductEvent::Returned { order_id: order.order_id })
-        .within(events::of_product(&product, step)?);
-    let released = happened(returned.await)?;
-    if released {
-        set_available(&mut tx.own_tables(), product.product_id, true, step.now).await?;
-    }
-    Ok(released)
+    move_on(tx, order.product_id, ProductEvent::Returned { order_id: order.order_id }, step).await
 }
 
-/// Takes a product off the market: on_sale to withdrawn. Its availability follows at once, as above.
-pub(crate) async fn withdraw(tx: &mut Tx, product_id: i64, step: &Step) -> Result<(), StoreError> {
-    let Some(product) = tx.lock::<Product>(&product_id).await? else { return Ok(()) };
-    let withdrawing =
-        tx.change_state(&product, ProductEvent::Withdrawn {}).within(events::of_product(&product, step)?);
-    if happened(withdrawing.await)? {
-        set_available(&mut tx.own_tables(), product_id, false, step.now).await?;
-    }
-    Ok(())
+/// Takes a product off the market: on_sale to withdrawn.
+pub(crate) async fn withdraw(tx: &mut Tx, product_id: i64, step: &Step) -> Result<bool, StoreError> {
+    move_on(tx, product_id, ProductEvent::Withdrawn {}, step).await
 }
 
-/// Whether a product was where it would have to be.
-fn happened(changed: Result<Product, StoreError>) -> Result<bool, StoreError> {
-    match changed {
-        Err(error) if is_refusal(&error) => Ok(false),
-        changed => changed.map(|_| true),
+/// What is known about its availability follows at once, as no message tells of it.
+async fn move_on(tx: &mut Tx, product_id: i64, event: ProductEvent, step: &Step) -> Result<bool, StoreError> {
+    let Some(product) = tx.lock::<Product>(&product_id).await? else { return Ok(false) };
+    let is_available = matches!(event, ProductEvent::Returned { .. });
+    let moved = tx.change_state(&product, event).within(step.of_product(&product)?);
+    if !happened(moved.await)? {
+        return Ok(false);
     }
+    let sql = "UPDATE inventory SET available = ?, updated_at = ? WHERE product_id = ?";
+    let values = vec![i64::from(is_available).into(), step.now.into(), product_id.into()];
+    tx.own_tables().execute("market.available", sql, values).await?;
+    Ok(true)
 }
 
 /// Says anew what a product is and what it costs, while it is on sale: what an order has is never changed under it.
 pub(crate) async fn change(
     tables: &mut OwnTables<'_>,
-    product_id: i64,
+    product: &Product,
     title: Option<&str>,
     price: Option<Money>,
-) -> Result<bool, StoreError> {
-    let (mut changes, mut values): (Vec<&str>, Vec<Value<'_>>) = (Vec::new(), Vec::new());
-    if let Some(title) = title {
-        changes.push("title = ?");
-        values.push(title.into());
-    }
-    if let Some(price) = price {
-        changes.push("price_cents = ?");
-        values.push(price.cents().into());
-    }
-    values.push(product_id.into());
-    values.push(ProductStatus::OnSale.as_str().into());
-    let sql = format!("UPDATE products SET {} WHERE product_id = ? AND status = ?", changes.join(", "));
-    if tables.execute("market.change-product", &sql, values).await? != 1 {
-        return Ok(false);
-    }
-    if let Some(title) = title {
+) -> Result<Option<Product>, StoreError> {
+    let title_set = title.map(|title| ("title", Value::from(title)));
+    let set = title_set.into_iter().chain(price.map(|price| ("price_cents", price.into()))).collect();
+    let on_sale = vec![("status = ?", ProductStatus::OnSale.into())];
+    let changed = tables.update(product, set, on_sale).await?;
+    if let (Some(title), Some(_)) = (title, &changed) {
         let sql = "DELETE FROM product_words WHERE product_id = ?";
-        tables.execute("market.forget-words", sql, values![product_id]).await?;
-        tables.put_rows(&words_of(product_id, title)).await?;
+        tables.execute("market.forget-words", sql, vec![product.product_id.into()]).await?;
+        tables.put_rows(&words_of(product.product_id, title)).await?;
     }
-    Ok(true)
+    Ok(changed)
 }
 
 /// The words of a title, as they are kept.
 pub(crate) fn words_of(product_id: i64, title: &str) -> Vec<ProductWord> {
     words::of_title(title).into_iter().map(|word| ProductWord { word, product_id }).collect()
-}
-
-async fn set_available(
-    tables: &mut OwnTables<'_>,
-    product_id: i64,
-    is_available: bool,
-    now: DateTime<Utc>,
-) -> Result<(), StoreError> {
-    let sql = "UPDATE inventory SET available = ?, updated_at = ? WHERE product_id = ?";
-    let values = values![i64::from(is_available), now, product_id];
-    tables.execute("market.available", sql, values).await.map(|_| ())
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use towpath::ids::InvalidId;
-use towpath::ports::broker::{Argument, Binding, Exchange, ExchangeKind, Queue, Topology};
+use towpath::ports::broker::{ExchangeKind, Queue, Topology};
 use towpath::{Channel, ChannelPolicy};
 
 use crate::envelope::FORMAT_NAME;
@@ -25,18 +25,14 @@ pub const STATUS_SYNC_QUEUE: &str = "order.status.sync.queue";
 /// What was given up, from all of them.
 pub const DEAD_LETTER_QUEUE: &str = "order.dlq.queue";
 
-/// The routing key of ORDER_CREATED.
-pub const CREATED_KEY: &str = "order.created";
-/// The routing key of ORDER_PAID.
-pub const PAID_KEY: &str = "order.paid";
-/// The routing key of ORDER_STATUS_CHANGED.
-pub const STATUS_CHANGED_KEY: &str = "order.status.changed";
-/// The routing key of ORDER_TIMEOUT after it has waited.
-pub const TIMEOUT_KEY: &str = "order.timeout";
-/// The routing key of ORDER_TIMEOUT before it has waited.
-pub const TIMEOUT_DELAY_KEY: &str = "order.timeout.delay";
-/// The routing key of what was given up.
-pub const DEAD_LETTER_KEY: &str = "order.dlq";
+// Routing keys.
+pub(crate) const CREATED_KEY: &str = "order.created";
+pub(crate) const PAID_KEY: &str = "order.paid";
+pub(crate) const STATUS_CHANGED_KEY: &str = "order.status.changed";
+pub(crate) const TIMEOUT_KEY: &str = "order.timeout";
+/// Under this one ORDER_TIMEOUT waits before it comes under its own.
+pub(crate) const TIMEOUT_DELAY_KEY: &str = "order.timeout.delay";
+pub(crate) const DEAD_LETTER_KEY: &str = "order.dlq";
 
 /// The queues that handlers take from: the handler's name, its queue and the one type of event it takes.
 pub const CONSUMERS: [(&str, &str, EventType); 4] = [
@@ -48,56 +44,21 @@ pub const CONSUMERS: [(&str, &str, EventType); 4] = [
 
 /// The topology, with the time that an order may stay unpaid.
 pub fn topology(pending: Duration) -> Topology {
-    let text = |name: &str, value: &str| (name.to_owned(), Argument::Text(value.to_owned()));
-    let dead_to =
-        |key: &str| vec![text("x-dead-letter-exchange", EXCHANGE), text("x-dead-letter-routing-key", key)];
-    let working = |name: &str| Queue { name: name.to_owned(), arguments: dead_to(DEAD_LETTER_KEY) };
-    let mut delaying = vec![("x-message-ttl".to_owned(), Argument::Number(milliseconds(pending)))];
-    delaying.extend(dead_to(TIMEOUT_KEY));
-    let binding = |queue: &str, routing_key: &str| Binding {
-        queue: queue.to_owned(),
-        exchange: EXCHANGE.to_owned(),
-        routing_key: routing_key.to_owned(),
-    };
-    Topology {
-        exchanges: vec![Exchange { name: EXCHANGE.to_owned(), kind: ExchangeKind::Topic }],
-        queues: vec![
-            working(TIMEOUT_QUEUE),
-            Queue { name: TIMEOUT_DELAY_QUEUE.to_owned(), arguments: delaying },
-            working(INVENTORY_QUEUE),
-            working(FULFILLMENT_QUEUE),
-            working(STATUS_SYNC_QUEUE),
-            Queue { name: DEAD_LETTER_QUEUE.to_owned(), arguments: Vec::new() },
-        ],
-        bindings: vec![
-            binding(INVENTORY_QUEUE, CREATED_KEY),
-            binding(FULFILLMENT_QUEUE, PAID_KEY),
-            binding(STATUS_SYNC_QUEUE, STATUS_CHANGED_KEY),
-            binding(TIMEOUT_QUEUE, TIMEOUT_KEY),
-            binding(TIMEOUT_DELAY_QUEUE, TIMEOUT_DELAY_KEY),
-            binding(DEAD_LETTER_QUEUE, DEAD_LETTER_KEY),
-        ],
-    }
-}
-
-/// The topology as people read it: a line for each thing.
-pub fn described(topology: &Topology) -> String {
-    let mut lines = Vec::new();
-    for exchange in &topology.exchanges {
-        lines.push(format!("exchange  {}  ({})", exchange.name, exchange.kind.as_str()));
-    }
-    for queue in &topology.queues {
-        let arguments: Vec<String> =
-            queue.arguments.iter().map(|(name, value)| format!("{name} = {value}")).collect();
-        let arguments =
-            if arguments.is_empty() { String::new() } else { format!("  ({})", arguments.join(", ")) };
-        lines.push(format!("queue     {}{arguments}", queue.name));
-    }
-    for binding in &topology.bindings {
-        lines
-            .push(format!("binding   {}  --{}-->  {}", binding.exchange, binding.routing_key, binding.queue));
-    }
-    lines.join("\n")
+    let working = |name: &str| Queue::named(name).dead_to(EXCHANGE, DEAD_LETTER_KEY);
+    Topology::default()
+        .exchange(EXCHANGE, ExchangeKind::Topic)
+        .queue(working(TIMEOUT_QUEUE))
+        .queue(Queue::named(TIMEOUT_DELAY_QUEUE).expiring(pending).dead_to(EXCHANGE, TIMEOUT_KEY))
+        .queue(working(INVENTORY_QUEUE))
+        .queue(working(FULFILLMENT_QUEUE))
+        .queue(working(STATUS_SYNC_QUEUE))
+        .queue(Queue::named(DEAD_LETTER_QUEUE))
+        .bind(INVENTORY_QUEUE, EXCHANGE, CREATED_KEY)
+        .bind(FULFILLMENT_QUEUE, EXCHANGE, PAID_KEY)
+        .bind(STATUS_SYNC_QUEUE, EXCHANGE, STATUS_CHANGED_KEY)
+        .bind(TIMEOUT_QUEUE, EXCHANGE, TIMEOUT_KEY)
+        .bind(TIMEOUT_DELAY_QUEUE, EXCHANGE, TIMEOUT_DELAY_KEY)
+        .bind(DEAD_LETTER_QUEUE, EXCHANGE, DEAD_LETTER_KEY)
 }
 
 /// The channels: one per event type, so that each is retried for itself.
@@ -109,10 +70,6 @@ pub(crate) fn channels(policy: &ChannelPolicy) -> Vec<Result<Channel, InvalidId>
             Ok(channel.to(EXCHANGE, event_type.first_key()).in_format(FORMAT_NAME).with(policy.clone()))
         })
         .collect()
-}
-
-fn milliseconds(duration: Duration) -> i64 {
-    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]
@@ -135,7 +92,7 @@ binding   order.events.exchange  --order.status.changed-->  order.status.sync.qu
 binding   order.events.exchange  --order.timeout-->  order.timeout.queue
 binding   order.events.exchange  --order.timeout.delay-->  order.timeout.delay.queue
 binding   order.events.exchange  --order.dlq-->  order.dlq.queue";
-        assert_eq!(described(&topology(Duration::from_secs(15 * 60))), expected);
+        assert_eq!(topology(Duration::from_secs(15 * 60)).to_string(), expected);
     }
 
     #[test]

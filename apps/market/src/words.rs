@@ -11,69 +11,44 @@ const LONGEST: usize = 64;
 
 /// All words of a title.
 pub(crate) fn of_title(title: &str) -> BTreeSet<String> {
-    let mut words = BTreeSet::new();
-    for run in runs(title) {
-        match run {
-            Run::Word(word) => {
-                words.insert(word);
-            }
-            Run::Unspaced(characters) => {
-                words.extend(characters.iter().map(ToString::to_string));
-                words.extend(pairs(&characters));
-            }
-        }
-    }
-    words
+    words(title, |_| true)
 }
 
 /// The words that a title must have to be found by a text.
 pub(crate) fn sought(text: &str) -> BTreeSet<String> {
+    words(text, |unspaced| unspaced.len() == 1)
+}
+
+fn words(text: &str, has_singles: impl Fn(&[char]) -> bool) -> BTreeSet<String> {
     let mut words = BTreeSet::new();
-    for run in runs(text) {
-        match run {
-            Run::Word(word) => {
-                words.insert(word);
-            }
-            Run::Unspaced(characters) if characters.len() == 1 => {
-                words.extend(characters.first().map(char::to_string))
-            }
-            Run::Unspaced(characters) => words.extend(pairs(&characters)),
+    for (is_unspaced, run) in runs(text) {
+        if !is_unspaced {
+            words.insert(run.iter().take(LONGEST).collect());
+            continue;
+        }
+        words.extend(run.windows(2).map(String::from_iter));
+        if has_singles(&run) {
+            words.extend(run.iter().map(char::to_string));
         }
     }
     words
 }
 
-enum Run {
-    Word(String),
-    Unspaced(Vec<char>),
-}
-
-fn runs(text: &str) -> Vec<Run> {
-    let mut runs = Vec::new();
-    let mut last: Option<bool> = None;
+/// What stands together, with whether it is of a writing without spaces.
+fn runs(text: &str) -> Vec<(bool, Vec<char>)> {
+    let mut runs: Vec<(bool, Vec<char>)> = Vec::new();
+    let mut is_going_on = false;
     for character in text.chars().flat_map(char::to_lowercase) {
-        if !character.is_alphanumeric() && !is_unspaced(character) {
-            last = None;
-            continue;
+        let is_unspaced = is_unspaced(character);
+        let is_part = is_unspaced || character.is_alphanumeric();
+        match runs.last_mut() {
+            Some((of, run)) if is_part && is_going_on && *of == is_unspaced => run.push(character),
+            _ if is_part => runs.push((is_unspaced, vec![character])),
+            _ => {}
         }
-        let unspaced = is_unspaced(character);
-        match (runs.last_mut(), last == Some(unspaced)) {
-            (Some(Run::Word(word)), true) => {
-                if word.chars().count() < LONGEST {
-                    word.push(character);
-                }
-            }
-            (Some(Run::Unspaced(characters)), true) => characters.push(character),
-            _ if unspaced => runs.push(Run::Unspaced(vec![character])),
-            _ => runs.push(Run::Word(character.to_string())),
-        }
-        last = Some(unspaced);
+        is_going_on = is_part;
     }
     runs
-}
-
-fn pairs(characters: &[char]) -> impl Iterator<Item = String> {
-    characters.windows(2).map(|pair| pair.iter().collect())
 }
 
 /// Whether a character is of a writing that has no spaces between words: Thai to Khmer, kana, and the Han characters.

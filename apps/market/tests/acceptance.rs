@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use support::log::Log;
-use support::{Stage, eventually, settings};
+use support::{Stage, eventually, pending};
 use towpath::ids::{AggregateKey, CorrelationId, EventId};
 use towpath::name::EventName;
 use towpath::ports::clock::Clock as _;
 use towpath::ports::store::StoreTx as _;
 use towpath::ports::store::{Append, Expected, NewEvent, Routing};
-use towpath::{ChangeContext, Payload};
-use towpath_market::{MarketError, OrderStatus, ProductStatus, Settings, ShipmentStatus};
+use towpath::{ChangeContext, Coded as _, Payload};
+use towpath_market::{MarketError, OrderStatus, ProductStatus, ShipmentStatus};
 use towpath_testkit::VirtualClock;
 
 on_every_pair!(
@@ -96,7 +96,7 @@ async fn line_16_1_1_the_broker_is_there_and_has_the_exchange_and_the_queues(sta
         );
     }
     // What is on the broker is what was declared: another time to pay is not what is there.
-    let other = Settings { pending: Duration::from_secs(60), ..settings() };
+    let other = pending(Duration::from_secs(60));
     let refused = stage.try_open(&stage.broker_url, other).await.err().expect("a refusal");
     assert_eq!(refused.code(), "topology-mismatch", "{}", refused.report());
     assert!(refused.report().contains("order.timeout.delay.queue"), "{}", refused.report());
@@ -163,7 +163,7 @@ async fn line_16_2_2_a_change_of_status_is_told_to_people(stage: &Stage) {
 }
 
 async fn line_16_2_3_a_timeout_message_cancels_the_order(stage: &Stage) {
-    let shop = stage.open_with(Settings { pending: Duration::from_millis(500), ..settings() }).await;
+    let shop = stage.open_with(pending(Duration::from_millis(500))).await;
     let order = shop.order().await;
     shop.seen.until("order.timeout", "handled", 1).await;
     let cancelled = shop.market.order(order.order_id).await.unwrap();
@@ -363,15 +363,19 @@ async fn line_16_4_3_a_dead_letter_raises_an_alarm_and_is_replayed_by_hand(stage
 }
 
 async fn datum_17_1_a_fixed_pending_order_can_be_paid_or_times_out(stage: &Stage) {
-    let shop = stage.open_with(Settings { pending: Duration::from_secs(3), ..settings() }).await;
-    let (paid, unpaid) = (shop.order().await, shop.order().await);
+    let settings = pending(Duration::from_millis(700));
+    // Nobody closes any of them before one is paid, however long that takes.
+    let till = stage.open_without_workers_with(settings.clone()).await;
+    let (paid, unpaid) = (till.order().await, till.order().await);
     for order in [&paid, &unpaid] {
-        assert_eq!(shop.market.order(order.order_id).await.unwrap().status, OrderStatus::Pending);
+        assert_eq!(till.market.order(order.order_id).await.unwrap().status, OrderStatus::Pending);
     }
-    shop.market.pay(paid.order_id, Some("88.50".parse().unwrap())).await.unwrap();
+    till.market.pay(paid.order_id, Some("88.50".parse().unwrap())).await.unwrap();
+    let shop = stage.open_with(settings).await;
     shop.seen.until("order.timeout", "handled", 2).await;
     assert_eq!(shop.market.order(paid.order_id).await.unwrap().status, OrderStatus::Paid);
     assert_eq!(shop.market.order(unpaid.order_id).await.unwrap().status, OrderStatus::Cancelled);
+    till.stop().await;
     shop.stop().await;
 }
 

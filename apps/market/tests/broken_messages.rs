@@ -147,7 +147,7 @@ async fn a_failure_that_may_pass_comes_again_up_to_the_threshold(stage: &Stage) 
     let message = body(&event_id, "ORDER_PAID", &order.order_id.to_string(), &payload(&order));
     stage.publish("order.fulfillment.queue", &event_id, &message).await;
     shop.seen.until("order.fulfillment", "given up", 1).await;
-    let attempts = shop.market.settings().attempts as usize;
+    let attempts = shop.market.settings().consumer.attempts as usize;
     assert_eq!(shop.seen.count("order.fulfillment", "retried"), attempts - 1);
     stage.plain("ALTER TABLE shipments_elsewhere RENAME TO shipments").await;
     let letter = eventually("a dead letter", || async { shop.dead().await.pop() }).await;

@@ -8,10 +8,11 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use support::{Shop, Stage, eventually, settings};
+use support::{Stage, eventually, pending, settings};
 use towpath::ids::AggregateKey;
 use towpath::letters::LetterFilter;
-use towpath_market::{OrderStatus, Settings};
+use towpath::{Builder, Towpath};
+use towpath_market::{Market, OrderStatus};
 use towpath_testkit::VirtualClock;
 
 /// On SQLite the host's clock is the database's: there is one host.
@@ -38,20 +39,15 @@ on_every_server!(
     a_message_to_a_host_that_is_ahead_closes_nothing_early,
 );
 
-/// The settings of a host whose clock is a week ahead.
-fn ahead() -> Settings {
+/// A Towpath on a host whose clock is a week ahead, and who believes it.
+fn ahead() -> Builder {
     let week = chrono::Duration::days(7);
-    Settings { clock: Arc::new(VirtualClock::at(chrono::Utc::now() + week)), ..settings() }
-}
-
-async fn without_workers(stage: &Stage, settings: &Settings) -> Shop {
-    let shop = stage.open_without_workers().await;
-    let market = towpath_market::Market::open(&shop.app, settings.clone());
-    Shop { market, ..shop }
+    Towpath::builder().clock(Arc::new(VirtualClock::at(chrono::Utc::now() + week)))
 }
 
 async fn a_host_that_is_ahead_closes_nothing_early(stage: &Stage) {
-    let (right, wrong) = (without_workers(stage, &settings()).await, without_workers(stage, &ahead()).await);
+    let right = stage.open_without_workers().await;
+    let wrong = stage.open_without_workers_by(ahead(), settings()).await;
     let order = right.order().await;
     assert_eq!(wrong.market.close_overdue().await.unwrap(), 0, "it has a quarter of an hour");
     assert_eq!(right.market.order(order.order_id).await.unwrap().status, OrderStatus::Pending);
@@ -60,13 +56,13 @@ async fn a_host_that_is_ahead_closes_nothing_early(stage: &Stage) {
 }
 
 async fn an_order_of_a_host_that_is_ahead_ends_in_time(stage: &Stage) {
-    let wrong = without_workers(stage, &ahead()).await;
-    let soon = Settings { pending: Duration::from_millis(200), ..settings() };
-    let right = without_workers(stage, &soon).await;
+    let wrong = stage.open_without_workers_by(ahead(), settings()).await;
+    let right = stage.open_without_workers().await;
+    let hurried = Market::open(&right.app, pending(Duration::from_millis(200)));
     let order = wrong.order().await;
     let early = order.create_time - chrono::Utc::now();
     assert!(early < chrono::Duration::hours(1), "placed {early} ahead of its time");
-    eventually("closed", || async { (right.market.close_overdue().await.unwrap() == 1).then_some(()) }).await;
+    eventually("closed", || async { (hurried.close_overdue().await.unwrap() == 1).then_some(()) }).await;
     let key = AggregateKey::new("Order", order.order_id.to_string()).unwrap();
     let facts = right.app.events_of(&key, 0, 10).await.unwrap();
     let times: Vec<_> = facts.iter().map(|fact| fact.envelope.occurred_at).collect();
@@ -76,9 +72,9 @@ async fn an_order_of_a_host_that_is_ahead_ends_in_time(stage: &Stage) {
 }
 
 async fn a_message_to_a_host_that_is_ahead_closes_nothing_early(stage: &Stage) {
-    let right = without_workers(stage, &settings()).await;
+    let right = stage.open_without_workers().await;
     let order = right.order().await;
-    let wrong = stage.open_with(ahead()).await;
+    let wrong = stage.open_by(ahead()).await;
     let event_id = uuid::Uuid::now_v7();
     let body = format!(
         r#"{{"eventId":"{event_id}","eventType":"ORDER_TIMEOUT","aggregateType":"Order","aggregateId":{},"occurredAt":"2026-02-04T10:30:00Z","traceId":"t","payload":{{"orderId":{},"orderNo":"{}","createTime":"2026-02-04T10:30:00Z"}}}}"#,

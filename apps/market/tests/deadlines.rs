@@ -11,10 +11,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use support::{Stage, eventually, settings};
+use support::{Stage, eventually, pending, with_the_job};
+use towpath::Coded as _;
 use towpath::ids::AggregateKey;
 use towpath::letters::LetterFilter;
-use towpath_market::{MarketError, OrderStatus, ProductStatus, Settings};
+use towpath_market::{MarketError, OrderStatus, ProductStatus};
 
 on_every_pair!(
     the_message_alone_closes_an_order,
@@ -31,7 +32,7 @@ on_every_pair!(
 );
 
 async fn the_message_alone_closes_an_order(stage: &Stage) {
-    let shop = stage.open_with(Settings { pending: Duration::from_millis(400), ..settings() }).await;
+    let shop = stage.open_with(pending(Duration::from_millis(400))).await;
     let order = shop.order().await;
     shop.seen.until("order.timeout", "handled", 1).await;
     let order = shop.market.order(order.order_id).await.unwrap();
@@ -42,16 +43,10 @@ async fn the_message_alone_closes_an_order(stage: &Stage) {
 }
 
 async fn the_job_alone_closes_an_order(stage: &Stage) {
-    // Nothing is published or handled: the broker might as well be away.
-    let shop = stage.open_without_workers().await;
-    let settings = Settings {
-        pending: Duration::from_millis(300),
-        scan: Duration::from_millis(50),
-        scan_enabled: true,
-        scan_batch: 2,
-        ..settings()
-    };
-    let market = towpath_market::Market::open(&shop.app, settings);
+    let mut settings = with_the_job(Duration::from_millis(300), Duration::from_millis(50));
+    settings.order.timeout.scan_batch = 2;
+    let shop = stage.open_without_a_broker(settings).await;
+    let market = &shop.market;
     let mut orders = Vec::new();
     for _ in 0..5 {
         orders.push(shop.order().await);
@@ -65,17 +60,11 @@ async fn the_job_alone_closes_an_order(stage: &Stage) {
         assert_eq!(market.product(order.product_id).await.unwrap().status, ProductStatus::OnSale);
     }
     assert_eq!(market.credit(10001).await.unwrap().unwrap().timeout_count, 5);
-    market.stop().await;
     shop.stop().await;
 }
 
 async fn both_together_close_each_order_once(stage: &Stage) {
-    let settings = Settings {
-        pending: Duration::from_millis(700),
-        scan: Duration::from_millis(10),
-        scan_enabled: true,
-        ..settings()
-    };
+    let settings = with_the_job(Duration::from_millis(700), Duration::from_millis(10));
     let shop = stage.open_with(settings).await;
     let mut orders = Vec::new();
     for _ in 0..20 {
@@ -100,7 +89,7 @@ async fn both_together_close_each_order_once(stage: &Stage) {
 }
 
 async fn a_paid_order_is_never_closed(stage: &Stage) {
-    let settings = Settings { pending: Duration::from_millis(700), ..settings() };
+    let settings = pending(Duration::from_millis(700));
     // Nobody closes it before it is paid, however long that takes.
     let till = stage.open_without_workers_with(settings.clone()).await;
     let order = till.order().await;
@@ -115,7 +104,7 @@ async fn a_paid_order_is_never_closed(stage: &Stage) {
 }
 
 async fn a_message_that_is_too_early_comes_again_in_time(stage: &Stage) {
-    let shop = stage.open_with(Settings { pending: Duration::from_secs(4), ..settings() }).await;
+    let shop = stage.open_with(pending(Duration::from_secs(4))).await;
     let order = shop.order().await;
     let event_id = uuid::Uuid::now_v7();
     let body = format!(
@@ -161,7 +150,7 @@ async fn a_message_that_was_too_early_and_then_fails_ends_in_the_dead_letter_que
     assert_eq!(dead.letter.message.message_id.as_deref(), Some(event_id.as_str()));
     assert_eq!(dead.status_reason.as_deref(), Some("rejected"), "the broker has it from its consumer");
     assert_eq!(dead.letter.message.body, body.as_bytes());
-    let attempts = shop.market.settings().attempts as usize;
+    let attempts = shop.market.settings().consumer.attempts as usize;
     assert_eq!(shop.seen.count("order.timeout", "retried"), attempts - 1, "as often as any other");
     assert_eq!(shop.app.dead_letters().list(&filter, 0, 10).await.unwrap(), [], "nothing is left aside");
     stage.command("ALTER TABLE buyer_credit_elsewhere RENAME TO buyer_credit").await;
@@ -178,7 +167,7 @@ async fn pay_and_timeout_race_a_thousand_times_and_never_both_win(stage: &Stage)
     const SHIFT: i64 = 100;
     let shop = stage.open_without_workers().await;
     // So short that every order is overdue at once.
-    let settings = Settings { pending: Duration::from_nanos(1), scan_enabled: false, ..settings() };
+    let settings = pending(Duration::from_nanos(1));
     let market = towpath_market::Market::open(&shop.app, settings);
     let (mut paid, mut closed) = (0, 0);
     // Microseconds for which the payment is held back; the closing, if it is less than nothing.
@@ -232,7 +221,6 @@ async fn pay_and_timeout_race_a_thousand_times_and_never_both_win(stage: &Stage)
     assert!(paid > ROUNDS / 10 && closed > ROUNDS / 10, "no race: {paid} paid, {closed} closed");
     let credit = market.credit(10001).await.unwrap();
     assert_eq!(credit.map_or(0, |credit| credit.timeout_count), i64::try_from(closed).unwrap());
-    market.stop().await;
     shop.stop().await;
 }
 
@@ -250,9 +238,9 @@ async fn pay_and_the_timeout_message_race_a_thousand_times_and_never_both_win(st
     const BUYERS: usize = 25;
     const ROUNDS: usize = 40;
     const SHIFT: i64 = 1000;
-    let pending = Duration::from_millis(500);
-    let shop = stage.open_with(Settings { pending, ..settings() }).await;
-    let moment = Arc::new(AtomicI64::new(i64::try_from(pending.as_micros()).unwrap()));
+    let time_to_pay = Duration::from_millis(500);
+    let shop = stage.open_with(pending(time_to_pay)).await;
+    let moment = Arc::new(AtomicI64::new(i64::try_from(time_to_pay.as_micros()).unwrap()));
     let (paid, closed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let buyers: Vec<_> = (0..BUYERS)
         .map(|number| {
@@ -318,30 +306,25 @@ async fn pay_and_the_timeout_message_race_a_thousand_times_and_never_both_win(st
 
 async fn the_job_ends_between_two_orders_when_it_is_stopped(stage: &Stage) {
     const ORDERS: usize = 300;
-    let shop = stage.open_without_workers().await;
+    let till = stage.open_without_workers().await;
     for _ in 0..ORDERS {
-        shop.order().await;
+        till.order().await;
     }
-    let settings = Settings {
-        pending: Duration::from_nanos(1),
-        scan: Duration::from_millis(1),
-        scan_enabled: true,
-        ..settings()
-    };
-    let market = towpath_market::Market::open(&shop.app, settings);
     let closed = || async {
         let filter =
             towpath_market::OrderFilter { status: Some(OrderStatus::Cancelled), ..Default::default() };
         let page = towpath_market::Page { limit: 500, ..Default::default() };
-        market.orders(&filter, page).await.unwrap().len()
+        till.market.orders(&filter, page).await.unwrap().len()
     };
+    let settings = with_the_job(Duration::from_nanos(1), Duration::from_millis(1));
+    let shop = stage.open_without_a_broker(settings).await;
     eventually("it is at it", || async { (closed().await > 0).then_some(()) }).await;
-    market.stop().await;
+    let cut_off = shop.app.stop_within(Duration::from_secs(30)).await;
+    assert!(!cut_off.iter().any(|name| name.starts_with("job")), "it ends by itself: {cut_off:?}");
     let when_stopped = closed().await;
     assert!(when_stopped < ORDERS, "it closed all {ORDERS} before it stopped");
-    assert_eq!(market.close_overdue().await.unwrap(), 0, "what is stopped stays stopped");
-    assert_eq!(closed().await, when_stopped);
-    shop.stop().await;
+    assert_eq!(closed().await, when_stopped, "what is stopped stays stopped");
+    till.stop().await;
 }
 
 async fn a_cancelled_order_frees_its_product_and_counts(stage: &Stage) {
@@ -371,7 +354,7 @@ async fn a_cancelled_order_frees_its_product_and_counts(stage: &Stage) {
 
 async fn a_timeout_message_that_was_given_up_goes_back_to_its_own_queue(stage: &Stage) {
     // Long enough that a busy machine handles a message in less.
-    let settings = Settings { pending: Duration::from_secs(8), ..settings() };
+    let settings = pending(Duration::from_secs(8));
     let till = stage.open_without_workers_with(settings.clone()).await;
     let order = till.order().await;
     stage.command("ALTER TABLE buyer_credit RENAME TO buyer_credit_elsewhere").await;
@@ -383,7 +366,7 @@ async fn a_timeout_message_that_was_given_up_goes_back_to_its_own_queue(stage: &
     let replayed = std::time::Instant::now();
     shop.app.dead_letters().replay(letter.letter_id, false).await.unwrap();
     shop.seen.until("order.timeout", "handled", 1).await;
-    assert!(replayed.elapsed() < settings.pending, "it does not wait once more");
+    assert!(replayed.elapsed() < settings.order.timeout.pending, "it does not wait once more");
     assert_eq!(shop.market.order(order.order_id).await.unwrap().cancel_reason.as_deref(), Some("timeout"));
     till.stop().await;
     shop.stop().await;

@@ -8,9 +8,9 @@ mod support;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use support::{Pair, Shop, Stage, eventually, settings};
+use support::{Pair, Shop, Stage, eventually, pending};
 use towpath::ids::AggregateKey;
-use towpath_market::{Order, Settings};
+use towpath_market::Order;
 
 on_every_pair!(
     the_flow_of_a_completed_order_is_whole,
@@ -90,7 +90,7 @@ const TIMED_OUT: [(&str, Option<&str>); 3] = [
 ];
 
 async fn a_cancellation_by_the_timeout_message_names_its_timeout(stage: &Stage) {
-    let shop = stage.open_with(Settings { pending: Duration::from_millis(300), ..settings() }).await;
+    let shop = stage.open_with(pending(Duration::from_millis(300))).await;
     let order = shop.order().await;
     shop.seen.until("order.timeout", "handled", 1).await;
     assert_eq!(whole_flow(&shop, &order).await, links(&TIMED_OUT));
@@ -99,12 +99,10 @@ async fn a_cancellation_by_the_timeout_message_names_its_timeout(stage: &Stage) 
 
 async fn a_cancellation_by_the_job_names_its_timeout(stage: &Stage) {
     let shop = stage.open_without_workers().await;
-    let market =
-        towpath_market::Market::open(&shop.app, Settings { pending: Duration::from_millis(1), ..settings() });
+    let market = towpath_market::Market::open(&shop.app, pending(Duration::from_millis(1)));
     let order = shop.order().await;
     eventually("closed", || async { (market.close_overdue().await.unwrap() == 1).then_some(()) }).await;
     assert_eq!(whole_flow(&shop, &order).await, links(&TIMED_OUT));
-    market.stop().await;
     shop.stop().await;
 }
 

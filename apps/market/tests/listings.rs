@@ -7,9 +7,9 @@ mod support;
 
 use std::time::Duration;
 
-use support::{Pair, Stage, eventually};
-use towpath::StoreOptions;
+use support::{Pair, Stage, eventually, settings};
 use towpath::ports::store::StoreError;
+use towpath::{Coded as _, StoreOptions, Towpath};
 use towpath_market::{MarketError, OrderStatus, Page, ProductFilter};
 
 on_every_pair!(slow_listings_end_and_make_no_command_wait, a_step_waits_for_no_answer_for_ever);
@@ -72,18 +72,28 @@ async fn a_step_waits_for_no_answer_for_ever(stage: &Stage) {
     if stage.is_local() {
         return;
     }
-    let limits = StoreOptions { statement_timeout: Duration::from_secs(1), ..few_connections() };
+    // Who holds it has all the time, also to place the order and to pay it: only the step that is refused has little.
+    let hour = Duration::from_secs(3600);
+    let options = StoreOptions { idle_transaction_timeout: hour, ..StoreOptions::default() };
+    let patient = Towpath::builder().store_options(options);
+    let holder = stage.open_without_workers_by(patient, settings()).await;
+    let order = holder.order().await;
+    // Less than the five seconds after which the database answers by itself that others are in the way.
+    let limits = StoreOptions { statement_timeout: Duration::from_secs(3), ..few_connections() };
     let shop = stage.open_with_store(limits).await;
-    let order = shop.order().await;
-    let holder = stage.open_without_workers().await;
     let mut held = holder.app.store().open_transaction().await.unwrap();
     let sql = "SELECT order_id FROM orders WHERE order_id = ?";
     held.own_tables().locked_rows("test.hold", sql, vec![order.order_id.into()]).await.unwrap();
-    let paying = tokio::time::timeout(Duration::from_secs(20), shop.market.pay(order.order_id, None));
+    let paying = tokio::time::timeout(Duration::from_secs(180), shop.market.pay(order.order_id, None));
     let refused = paying.await.expect("an answer").expect_err("somebody holds the order");
     assert!(matches!(&refused, MarketError::Store(StoreError::Unavailable(_))), "{refused:?}");
     held.abandon().await.unwrap();
-    assert_eq!(shop.market.pay(order.order_id, None).await.unwrap().status, OrderStatus::Paid);
+    assert_eq!(holder.market.pay(order.order_id, None).await.unwrap().status, OrderStatus::Paid);
+    eventually("who was refused has a connection again", || async {
+        let order = shop.market.order(order.order_id).await.ok()?;
+        (order.status == OrderStatus::Paid).then_some(())
+    })
+    .await;
     holder.stop().await;
     shop.stop().await;
 }

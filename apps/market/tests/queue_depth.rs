@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use support::log::Log;
 use support::{Pair, Stage, eventually, settings};
-use towpath_market::{Market, Settings};
+use towpath::Towpath;
+use towpath_market::Market;
 
 on_every_pair!(a_queue_with_more_than_a_thousand_messages_raises_an_alarm_once,);
 
@@ -32,11 +33,14 @@ async fn a_queue_with_more_than_a_thousand_messages_raises_an_alarm_once(stage: 
     eventually("too deep", || async { (deep().await == [("inventory.update.queue", depth)]).then_some(()) })
         .await;
 
-    let looking = Settings { queue_scan: Duration::from_millis(20), ..settings() };
-    let market = Market::open(&shop.app, looking);
+    // A process that only looks, so that nobody takes them meanwhile.
+    let mut settings = settings();
+    settings.alarm.queue_scan = Duration::from_millis(20);
+    let looking = Towpath::builder().store(&stage.store_url).broker(&stage.broker_url);
+    let looking = looking.job(Market::look_at_queues(&settings)).start().await.unwrap();
     let alarms = || log.lines(Some("market-queue-depth"), &format!(r#""depth":{depth},"#));
     eventually("the alarm", || async { (!alarms().is_empty()).then_some(()) }).await;
-    market.stop().await;
+    looking.stop().await;
     let told = alarms();
     assert_eq!(told.len(), 1, "{told:?}");
     let line = &told[0];

@@ -8,9 +8,9 @@ mod support;
 use std::time::Duration;
 
 use support::{Shop, Stage, settings};
+use towpath::Coded as _;
 use towpath_market::{
     Market, MarketError, Money, Order, OrderFilter, OrderStatus, Page, Product, ProductFilter, ProductStatus,
-    Settings,
 };
 
 on_every_pair!(
@@ -86,7 +86,9 @@ async fn a_step_is_for_the_buyer_or_for_the_seller(stage: &Stage) {
 
 async fn a_market_that_wants_actors_takes_no_step_without_one(stage: &Stage) {
     let shop = stage.open_without_workers().await;
-    let strict = Market::open(&shop.app, Settings { actor_required: true, ..settings() });
+    let mut wants_actors = settings();
+    wants_actors.order.actor_required = true;
+    let strict = Market::open(&shop.app, wants_actors);
     let (order, other) = (shop.order().await, shop.order().await);
     for (name, order, may) in [
         ("pay", &order, BUYER),
@@ -101,7 +103,6 @@ async fn a_market_that_wants_actors_takes_no_step_without_one(stage: &Stage) {
     let product = shop.product().await.product_id;
     assert_eq!(strict.withdraw(product).await.unwrap_err().code(), "market-invalid");
     assert_eq!(strict.change(product, Some("x"), None).await.unwrap_err().code(), "market-invalid");
-    strict.stop().await;
     shop.stop().await;
 }
 

@@ -6,6 +6,7 @@
 mod support;
 
 use support::{Pair, Stage, settings};
+use towpath::Coded as _;
 use towpath_market::{Page, ProductFilter};
 
 on_every_pair!(

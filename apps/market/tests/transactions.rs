@@ -8,7 +8,7 @@ mod support;
 use support::{Pair, Stage, eventually, settings};
 use towpath::Towpath;
 use towpath::ids::AggregateKey;
-use towpath_market::{Market, OrderStatus, Settings};
+use towpath_market::{Market, OrderStatus};
 use towpath_testkit::broker::TcpProxy;
 
 on_every_pair!(a_step_answers_what_its_transaction_wrote,);
@@ -76,7 +76,7 @@ async fn through(stage: &Stage, proxy: &TcpProxy) -> (Towpath, Market) {
     let (before, rest) = stage.store_url.split_once('@').unwrap();
     let (_, path) = rest.split_once('/').unwrap();
     let url = format!("{before}@{}/{path}", proxy.address());
-    let settings = Settings { scan_enabled: false, ..settings() };
+    let settings = settings();
     let builder = Towpath::builder().store(&url).broker(&stage.broker_url).without_workers();
     let app = Market::install(builder, &settings).start().await.unwrap();
     let market = Market::open(&app, settings);
@@ -115,7 +115,6 @@ async fn a_commit_whose_answer_is_lost_is_found_in_the_log() {
     assert_eq!(paid, market.order(order.order_id).await.unwrap());
     assert_eq!(once_each(&app, order.order_id).await, ["ORDER_CREATED", "ORDER_TIMEOUT", "ORDER_PAID"]);
     assert_eq!(stage.outbox_of("ORDER_PAID").await, ["NEW"]);
-    market.stop().await;
     app.stop().await;
 }
 

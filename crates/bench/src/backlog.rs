@@ -11,8 +11,7 @@ use towpath::ports::store::{Append, Expected, LeaseGrant, NewEvent, Routing};
 use towpath::sqlx::{self, Executor};
 use towpath::{ChangeContext, Payload, SqlStore};
 
-use crate::Failure;
-use crate::on_postgres;
+use crate::{Failure, bare, on_postgres};
 
 /// What both contenders say.
 pub(crate) const EVENT_TYPE: &str = "account.deposited";
@@ -67,11 +66,24 @@ impl Circumstances {
             give_positions(store, lease).await?;
             let sent = "UPDATE event_outbox SET status = 'SENT', status_changed_at = now()";
             on_postgres(pool.execute(sent).await)?;
-            // They were sent long ago: what their sending has left behind was cleaned up by autovacuum since.
-            on_postgres(pool.execute("VACUUM (ANALYZE)").await)?;
+            // They were sent long ago.
+            settle(store, "").await?;
         }
         Ok(if self.idle_session { Some(Idle(idle_session(pool).await?)) } else { None })
     }
+}
+
+/// What was done in these tables was done long ago: what it has left behind was cleaned up since, and the planner knows them. All
+/// tables, where none is named; MariaDB must be told which.
+pub(crate) async fn settle(store: &SqlStore, tables: &str) -> Result<(), Failure> {
+    let sql = if store.postgres_pool().is_some() {
+        format!("VACUUM (ANALYZE) {tables}")
+    } else if store.mysql_pool().is_some() {
+        format!("ANALYZE TABLE {tables}")
+    } else {
+        "ANALYZE".to_owned()
+    };
+    bare::execute(store, sql).await.map_err(|error| Failure::unreachable(error.to_string()))
 }
 
 /// A session that has written something and sleeps in its transaction: PostgreSQL keeps what was deleted since.

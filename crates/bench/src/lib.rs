@@ -8,10 +8,14 @@ mod bare;
 mod by_hand_consumer;
 mod by_hand_path;
 mod by_hand_relay;
+mod by_hand_tasks;
 mod consume;
 mod drain;
 mod latency;
 mod queue;
+mod task_claims;
+mod task_pick_ups;
+mod tasks;
 mod write;
 
 use clap::Subcommand;
@@ -31,6 +35,8 @@ pub enum Benchmark {
     Consume(consume::ConsumeFlags),
     /// From the commit to the handler, against the same way by hand, at a steady rate
     Latency(latency::LatencyFlags),
+    /// Tasks against jobs of hand-written workers, and how soon an idle worker begins; or what a claim costs
+    Tasks(tasks::TaskFlags),
 }
 
 impl Benchmark {
@@ -44,6 +50,7 @@ impl Benchmark {
             Self::Drain(flags) => drain::run(flags).await,
             Self::Consume(flags) => consume::run(flags).await,
             Self::Latency(flags) => latency::run(flags).await,
+            Self::Tasks(flags) => tasks::run(flags).await,
         }
     }
 }

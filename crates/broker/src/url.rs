@@ -1,6 +1,7 @@
 //! Broker URLs: which broker, and what to write instead when the URL is wrong.
 
 use std::fmt;
+use towpath_core::retry::{Coded, ErrorClass};
 
 /// A broker URL that was understood.
 #[derive(Clone, PartialEq, Eq)]
@@ -37,14 +38,18 @@ impl BadBrokerUrl {
     fn without_feature(scheme: &str, feature: &str) -> Self {
         Self(format!("this build has no support for {scheme}:// brokers; build with `--features {feature}`"))
     }
+}
 
-    /// A stable code.
-    pub fn code(&self) -> &'static str {
+impl Coded for BadBrokerUrl {
+    fn class(&self) -> ErrorClass {
+        ErrorClass::Unrecoverable
+    }
+
+    fn code(&self) -> &'static str {
         "bad-url"
     }
 
-    /// What a person can do about it.
-    pub fn next_step(&self) -> &'static str {
+    fn next_step(&self) -> &'static str {
         match (cfg!(feature = "rabbitmq"), cfg!(feature = "kafka")) {
             (true, true) => {
                 "Write local: for the in-process broker, amqp://user:password@host:5672/%2f for RabbitMQ, or kafka://host:9092 for Kafka."

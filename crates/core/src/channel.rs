@@ -177,6 +177,62 @@ impl Channel {
     }
 }
 
+/// What is said of a channel right behind [`Channel::named`]: a name that is none stays the error that it is.
+pub trait ChannelChain: Sized {
+    /// [`Channel::to`]
+    #[must_use]
+    fn to(self, exchange: impl Into<String>, routing_key: impl Into<String>) -> Self;
+    /// [`Channel::to_exchange`]
+    #[must_use]
+    fn to_exchange(self, exchange: impl Into<String>) -> Self;
+    /// [`Channel::published`]
+    #[must_use]
+    fn published(self) -> Self;
+    /// [`Channel::tracking`]
+    #[must_use]
+    fn tracking(self, start: Start) -> Self;
+    /// [`Channel::in_format`]
+    #[must_use]
+    fn in_format(self, format: impl Into<String>) -> Self;
+    /// [`Channel::from_source`]
+    #[must_use]
+    #[allow(clippy::wrong_self_convention, reason = "it has the name that the channel's own has")]
+    fn from_source(self, base: impl Into<String>) -> Self;
+    /// [`Channel::with`]
+    #[must_use]
+    fn with(self, policy: ChannelPolicy) -> Self;
+}
+
+impl ChannelChain for Result<Channel, InvalidId> {
+    fn to(self, exchange: impl Into<String>, routing_key: impl Into<String>) -> Self {
+        self.map(|channel| channel.to(exchange, routing_key))
+    }
+
+    fn to_exchange(self, exchange: impl Into<String>) -> Self {
+        self.map(|channel| channel.to_exchange(exchange))
+    }
+
+    fn published(self) -> Self {
+        self.map(Channel::published)
+    }
+
+    fn tracking(self, start: Start) -> Self {
+        self.map(|channel| channel.tracking(start))
+    }
+
+    fn in_format(self, format: impl Into<String>) -> Self {
+        self.map(|channel| channel.in_format(format))
+    }
+
+    fn from_source(self, base: impl Into<String>) -> Self {
+        self.map(|channel| channel.from_source(base))
+    }
+
+    fn with(self, policy: ChannelPolicy) -> Self {
+        self.map(|channel| channel.with(policy))
+    }
+}
+
 impl Target {
     /// Where an event of a type goes.
     pub fn destination(&self, event_type: &str) -> Destination {
@@ -217,5 +273,12 @@ mod tests {
         let own = Channel::named("a", ["*"]).unwrap().to_exchange("facts").target.unwrap();
         assert_eq!(own.destination("x.happened").to_string(), "facts:x.happened");
         assert!(Channel::named("", ["*"]).is_err());
+    }
+
+    #[test]
+    fn what_is_said_of_a_channel_follows_its_name() {
+        let channel = Channel::named("a", ["*"]).to("orders", "new").in_format("cloud-events").unwrap();
+        assert_eq!(channel.target.unwrap().destination("x.happened").to_string(), "orders:new");
+        assert!(Channel::named("", ["*"]).published().tracking(Start::Now).is_err());
     }
 }

@@ -270,6 +270,16 @@ pub enum RegistrationFlaw {
         /// The event named.
         event: &'static str,
     },
+    /// A command does not say which event it gives, and the rule for names wants that.
+    #[error(
+        "{command} of aggregate {kind} is paired with no event; say which one it gives: #[command(gives = …)]"
+    )]
+    Unpaired {
+        /// The kind.
+        kind: String,
+        /// The command.
+        command: &'static str,
+    },
     /// The machine has flaws.
     #[error("the machine of {kind} has flaws")]
     Machine {
@@ -413,6 +423,14 @@ impl<A: Aggregate> TypedDecider<A> {
                 flaws.push(RegistrationFlaw::Pairing { kind: A::KIND.to_owned(), source });
             }
             results.insert(*command, event_name.clone());
+        }
+        if A::NAME_RULE.wants_pairs() {
+            let is_paired = |name: &str| A::Command::PAIRS.iter().any(|(command, _)| *command == name);
+            let is_internal = |name: &str| A::Command::INTERNAL.contains(&name);
+            let unpaired = A::Command::NAMES.iter().filter(|name| !is_paired(name) && !is_internal(name));
+            flaws.extend(
+                unpaired.map(|command| RegistrationFlaw::Unpaired { kind: A::KIND.to_owned(), command }),
+            );
         }
         results
     }
@@ -684,6 +702,60 @@ mod tests {
         Some(Machine::named("lamp").starts("It", "dim").state("dim")),
         LampEvent::LIT
     );
+
+    /// Its names say which command gives which event; only one of them declares it.
+    #[derive(Debug, Default, Serialize, Deserialize)]
+    struct Bell;
+
+    #[derive(Serialize, Deserialize, Command)]
+    #[command(crate = "crate")]
+    enum BellCommand {
+        #[serde(rename = "Command.House.Bell.Ring")]
+        #[command(gives = BellEvent::RUNG)]
+        Ring,
+        #[serde(rename = "Command.House.Bell.Repair")]
+        Repair,
+        #[serde(rename = "Command.House.Bell.Check")]
+        #[command(internal)]
+        Check,
+    }
+
+    #[derive(Serialize, Deserialize, Event)]
+    #[event(crate = "crate")]
+    enum BellEvent {
+        #[serde(rename = "House.Bell.Rung")]
+        Rung,
+        #[serde(rename = "House.Bell.Repaired")]
+        Repaired,
+    }
+
+    impl Aggregate for Bell {
+        const KIND: &'static str = "bell";
+        const NAME_RULE: NameRule = NameRule::DOTTED;
+        type Command = BellCommand;
+        type Event = BellEvent;
+        type Refusal = std::convert::Infallible;
+
+        fn decide(&self, _: BellCommand, _: &Context) -> Result<Vec<BellEvent>, Self::Refusal> {
+            Ok(vec![BellEvent::Rung, BellEvent::Repaired])
+        }
+
+        fn evolve(self, _: &BellEvent) -> Self {
+            self
+        }
+    }
+
+    #[test]
+    fn a_command_that_is_not_paired_does_not_register_where_the_rule_wants_pairs() {
+        let flaws = flaws::<Bell>();
+        assert!(
+            matches!(
+                flaws.as_slice(),
+                [RegistrationFlaw::Unpaired { command: "Command.House.Bell.Repair", .. }]
+            ),
+            "{flaws:?}"
+        );
+    }
 
     fn flaws<A: Aggregate>() -> Vec<RegistrationFlaw> {
         TypedDecider::<A>::register().err().unwrap_or_default()

@@ -12,7 +12,7 @@ use crate::envelope::EventEnvelope;
 use crate::incoming::IncomingEvent;
 use crate::ports::broker::Received;
 use crate::ports::store::BoxError;
-use crate::retry::ErrorClass;
+use crate::retry::{Coded, ErrorClass};
 
 pub use fields::Fields;
 
@@ -152,9 +152,8 @@ pub enum FormatError {
     },
 }
 
-impl FormatError {
-    /// A stable code; each has a section in the documentation.
-    pub fn code(&self) -> &'static str {
+impl Coded for FormatError {
+    fn code(&self) -> &'static str {
         match self {
             Self::NotRegistered { .. } => "format-not-registered",
             Self::Unknown { .. } => "format-unknown",
@@ -166,13 +165,11 @@ impl FormatError {
         }
     }
 
-    /// How a retry decision sees it: the same message will be no better the next time.
-    pub fn class(&self) -> ErrorClass {
+    fn class(&self) -> ErrorClass {
         ErrorClass::Unrecoverable
     }
 
-    /// What a person can do about it.
-    pub fn next_step(&self) -> &'static str {
+    fn next_step(&self) -> &'static str {
         match self {
             Self::Panicked => "This is a bug in the format; the log has the panic.",
             Self::NotRegistered { .. } => {

@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
 
 /// The version of an aggregate: the number of events it has produced. 0 is "does not exist yet".
@@ -170,6 +171,14 @@ text_id!(
     /// The request that asked for a change.
     RequestId, "request id", 128
 );
+text_id!(
+    /// What sort of work a task is: `Outliner.Concept`. An explicit constant of the application.
+    TaskTypeName, "task type", 128
+);
+text_id!(
+    /// What a task is unique by among the open ones of its type.
+    TaskKey, "task key", 128
+);
 
 impl CorrelationId {
     /// The correlation id of a flow that begins now.
@@ -221,6 +230,23 @@ impl fmt::Debug for EventId {
     }
 }
 
+/// The identity of a task: a UUIDv7, so that older ones of a queue are taken first.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct TaskId(pub Uuid);
+
+impl fmt::Display for TaskId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Debug for TaskId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
 /// Which aggregate: its kind and its id.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -256,6 +282,15 @@ impl AggregateKey {
         hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         Lane(hash ^ (hash >> 31))
+    }
+
+    /// A text of 32 characters that no other key has: half of a SHA-256.
+    pub fn digest(&self) -> String {
+        let hash = Sha256::new()
+            .chain_update(self.kind.as_str())
+            .chain_update([0_u8])
+            .chain_update(self.id.as_str());
+        hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
     }
 }
 
@@ -336,6 +371,10 @@ mod tests {
         let first = AggregateKey::new("ab", "c").unwrap().lane();
         let second = AggregateKey::new("a", "bc").unwrap().lane();
         assert_ne!(first, second);
+        assert_ne!(
+            AggregateKey::new("ab", "c").unwrap().digest(),
+            AggregateKey::new("a", "bc").unwrap().digest()
+        );
     }
 
     #[test]

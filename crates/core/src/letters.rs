@@ -22,7 +22,7 @@ pub struct NewLetter {
     pub lane: Lane,
     /// The message as it came.
     pub message: Received,
-    /// When it came.
+    /// When it came; of one that waited behind another, when its turn came.
     pub received_at: DateTime<Utc>,
 }
 

@@ -5,7 +5,7 @@
 //! depend on the core and never the other way round.
 //!
 //! Reading order: [`ids`], [`payload`], [`name`], [`envelope`] (what a fact is); [`messages`], [`aggregate`], [`machine`],
-//! [`decider`] (how facts are decided); [`lifecycle`], [`retry`], [`flow`], [`route`] (what happens to commands and
+//! [`decider`], [`process`] (how facts are decided); [`lifecycle`], [`retry`], [`flow`], [`route`] (what happens to commands and
 //! facts); [`ports`] (what the outside must offer).
 
 pub mod aggregate;
@@ -26,8 +26,10 @@ pub mod name;
 pub mod notifications;
 pub mod payload;
 pub mod ports;
+pub mod process;
 pub mod retry;
 pub mod route;
+pub mod task;
 pub mod time;
 mod variant;
 
@@ -39,4 +41,5 @@ pub use ids::{
 pub use incoming::IncomingEvent;
 pub use messages::{Command, Event};
 pub use payload::{InvalidPayload, Payload};
+pub use process::{Correlation, NoCommands, Process, Reaction, Seen};
 pub use variant::{from_variant, to_variant};

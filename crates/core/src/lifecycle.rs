@@ -301,13 +301,16 @@ lifecycle! {
         /// Waits for a worker.
         Queued = "queued" { Start => Running, TimeOut => Timeout, Cancel => Canceled, Skip => Skipped }
         /// A worker has it.
-        Running = "running" { Succeed => Succeeded, Fail => Failed, TimeOut => Timeout, Cancel => Canceled, Skip => Skipped }
+        Running = "running" {
+            Succeed => Succeeded, Fail => Failed, TimeOut => Timeout, Cancel => Canceled, Skip => Skipped,
+            Postpone => Pending, GiveBack => Queued
+        }
         /// Done.
         Succeeded = "succeeded" (terminal) {}
         /// Broke off with an error; the policy or an operator may retry it.
         Failed = "failed" { Retry => Queued }
         /// Called off.
-        Canceled = "canceled" (terminal) {}
+        Canceled = "canceled" (terminal) { Reopen => Queued }
         /// Did not finish before its deadline; the policy or an operator may retry it.
         Timeout = "timeout" { Retry => Queued }
         /// Was not needed.
@@ -332,6 +335,12 @@ lifecycle! {
         Skip
         /// It is to run again.
         Retry
+        /// The worker reported an error, and the policy tries it again at its time.
+        Postpone
+        /// The worker stops, and gives it back as it was.
+        GiveBack
+        /// An operator lets one run after all that was called off.
+        Reopen (operator)
     }
 }
 
@@ -504,7 +513,9 @@ mod tests {
     #[test]
     fn the_way_of_a_task() {
         use TaskState::*;
-        use TaskStep::{Cancel, Enqueue, Fail, Retry, Skip, Start, Succeed, TimeOut};
+        use TaskStep::{
+            Cancel, Enqueue, Fail, GiveBack, Postpone, Reopen, Retry, Skip, Start, Succeed, TimeOut,
+        };
         let legal = [
             (Pending, Enqueue, Queued),
             (Queued, Start, Running),
@@ -520,6 +531,9 @@ mod tests {
             (Running, Skip, Skipped),
             (Failed, Retry, Queued),
             (Timeout, Retry, Queued),
+            (Running, Postpone, Pending),
+            (Running, GiveBack, Queued),
+            (Canceled, Reopen, Queued),
         ];
         exactly(TaskState::ALL, TaskStep::ALL, TaskState::next, &legal);
     }

@@ -183,6 +183,16 @@ impl Machine {
         self
     }
 
+    /// An event that leads to one state from each of these.
+    pub fn transitions<S: Into<String>>(
+        self,
+        from: impl IntoIterator<Item = S>,
+        event: &str,
+        to: &str,
+    ) -> Self {
+        from.into_iter().fold(self, |machine, from| machine.transition(from, event, to))
+    }
+
     /// An event that may happen in every state, terminal ones included, and changes none. Where a transition of
     /// some state names the same event, that transition is taken.
     pub fn stays(mut self, event: impl Into<String>) -> Self {
@@ -193,6 +203,14 @@ impl Machine {
     /// An event that may happen in this state and does not change it.
     pub fn stays_in(mut self, state: impl Into<String>, event: impl Into<String>) -> Self {
         self.stays.push(Stay { event: event.into(), state: Some(state.into()) });
+        self
+    }
+
+    /// Events that may each happen in each of these states and do not change it.
+    pub fn stay_in(mut self, states: &[&str], events: &[&str]) -> Self {
+        for state in states {
+            self = events.iter().fold(self, |machine, event| machine.stays_in(*state, *event));
+        }
         self
     }
 

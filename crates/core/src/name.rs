@@ -62,6 +62,8 @@ pub struct NameRule {
     events: &'static [EventStyle],
     /// Whether a name out of its tense, or a pair whose verbs differ, is refused.
     strict: bool,
+    /// Whether each command that users send names the event that it gives.
+    paired: bool,
     tense: Tense,
 }
 
@@ -185,17 +187,27 @@ pub struct CommandName(Arc<str>);
 
 impl NameRule {
     /// Any style. What seems out of tense is a warning, and pairs are taken as they are declared.
-    pub const ANY: Self =
-        Self { commands: &CommandStyle::ALL, events: &EventStyle::ALL, strict: false, tense: Tense::ENGLISH };
+    pub const ANY: Self = Self {
+        commands: &CommandStyle::ALL,
+        events: &EventStyle::ALL,
+        strict: false,
+        paired: false,
+        tense: Tense::ENGLISH,
+    };
 
     /// Any style, with each name in its tense, and each event that is declared as the result of a command in the past tense
     /// of the command's verb.
     pub const TENSED: Self = Self { strict: true, ..Self::ANY };
 
     /// `Command.<Domain>.<Aggregate>[.<Entity>].<Imperative>` and `<Domain>.<Aggregate>[.<Entity>].<PastTense>` and no other
-    /// style, each name in its tense; a pair shares domain, aggregate, entity and verb (G1).
-    pub const DOTTED: Self =
-        Self { commands: &[CommandStyle::DottedPascal], events: &[EventStyle::DottedPascal], ..Self::TENSED };
+    /// style, each name in its tense; each command that users send is paired with the event it gives, and a pair shares domain,
+    /// aggregate, entity and verb (G1).
+    pub const DOTTED: Self = Self {
+        commands: &[CommandStyle::DottedPascal],
+        events: &[EventStyle::DottedPascal],
+        paired: true,
+        ..Self::TENSED
+    };
 
     /// Words that state a fact without a past tense, in lower case: `ready`, `overdue`.
     pub const fn with_facts(mut self, facts: &'static [&'static str]) -> Self {
@@ -207,6 +219,11 @@ impl NameRule {
     pub const fn with_verbs(mut self, verbs: &'static [(&'static str, &'static str)]) -> Self {
         self.tense.verbs = verbs;
         self
+    }
+
+    /// Whether each command that users send must be paired with the event it gives.
+    pub fn wants_pairs(&self) -> bool {
+        self.paired
     }
 
     /// Checks the name of an event. What is no more than a warning is added to `warnings`.

@@ -27,10 +27,19 @@ pub enum ErrorClass {
     Unrecoverable,
 }
 
-/// An error that knows its class. Retry decisions ask this, never the text.
-pub trait Classified {
-    /// The class of this error.
-    fn class(&self) -> ErrorClass;
+/// An error of ours: programs compare its code, retry decisions ask its class, people are told what to do. Nobody reads the
+/// text but people.
+pub trait Coded: std::error::Error {
+    /// A stable code; each has a section in the documentation.
+    fn code(&self) -> &'static str;
+
+    /// How a retry decision sees it.
+    fn class(&self) -> ErrorClass {
+        ErrorClass::Validation
+    }
+
+    /// What a person can do about it.
+    fn next_step(&self) -> &'static str;
 }
 
 /// When a failed try is repeated, and when to give up.
@@ -314,6 +323,26 @@ pub mod duration_text {
     }
 }
 
+/// Durations as a list of texts, for `#[serde(with = "duration_texts")]`.
+pub mod duration_texts {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use super::{WrittenDuration, duration_text};
+
+    /// Writes durations as their texts.
+    pub fn serialize<S: Serializer>(durations: &[Duration], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(durations.iter().map(|duration| duration_text::format(*duration)))
+    }
+
+    /// Reads durations from their texts.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Duration>, D::Error> {
+        let written = Vec::<WrittenDuration>::deserialize(deserializer)?;
+        Ok(written.into_iter().map(|duration| duration.0).collect())
+    }
+}
+
 /// A policy as it stands in a file: durations are texts, and nothing is checked yet.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -382,6 +411,17 @@ mod tests {
 
     fn delays(policy: &RetryPolicy) -> Vec<u64> {
         (1..).map_while(|failures| policy.next_delay(failures, 0.0)).map(|delay| delay.as_secs()).collect()
+    }
+
+    #[test]
+    fn durations_are_a_list_of_texts() {
+        #[derive(Debug, PartialEq, Serialize, Deserialize)]
+        struct Section(#[serde(with = "duration_texts")] Vec<Duration>);
+        let section = Section(vec![Duration::from_secs(90), Duration::from_millis(5)]);
+        assert_eq!(serde_json::to_string(&section).unwrap(), r#"["1m30s","5ms"]"#);
+        assert_eq!(serde_json::from_str::<Section>(r#"["1m30s","5ms"]"#).unwrap(), section);
+        let refused = serde_json::from_str::<Section>(r#"["1m30s","soon"]"#).unwrap_err();
+        assert!(refused.to_string().contains("soon"), "{refused}");
     }
 
     #[test]

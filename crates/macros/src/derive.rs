@@ -2,12 +2,12 @@
 
 use proc_macro2::TokenStream;
 use quote::quote;
-use syn::{DeriveInput, Expr, LitInt, LitStr, Path};
+use syn::{DeriveInput, Expr, Fields, LitInt, LitStr, Path};
 
 use crate::variants::{Named, each_of, named};
 
 pub(crate) fn event(input: &DeriveInput) -> syn::Result<TokenStream> {
-    let (mut krate, mut version, mut upcast) = (None, None, None);
+    let (mut krate, mut version, mut upcast, mut with_schemas) = (None, None, None, false);
     each_of(&input.attrs, "event", |meta| {
         if meta.path.is_ident("crate") {
             krate = Some(meta.value()?.parse::<LitStr>()?.parse::<Path>()?);
@@ -15,8 +15,10 @@ pub(crate) fn event(input: &DeriveInput) -> syn::Result<TokenStream> {
             version = Some(meta.value()?.parse::<LitInt>()?);
         } else if meta.path.is_ident("upcast") {
             upcast = Some(meta.value()?.parse::<Path>()?);
+        } else if meta.path.is_ident("schemas") {
+            with_schemas = true;
         } else {
-            return Err(meta.error("an event takes `version`, `upcast` and `crate`"));
+            return Err(meta.error("an event takes `version`, `upcast`, `schemas` and `crate`"));
         }
         Ok(())
     })?;
@@ -38,7 +40,33 @@ pub(crate) fn event(input: &DeriveInput) -> syn::Result<TokenStream> {
     });
     let variants = named(input, "order.placed")?;
     let body = quote! { const VERSION: u16 = #number; #upcast };
-    Ok(implementation(input, &variants, &quote!(#krate::Event), &body))
+    let schemas = if with_schemas { schemas(input, &variants)? } else { TokenStream::new() };
+    let implementation = implementation(input, &variants, &quote!(#krate::Event), &body);
+    Ok(quote! { #implementation #schemas })
+}
+
+/// The JSON Schema of each payload, by the application's own schemars.
+fn schemas(input: &DeriveInput, variants: &[Named<'_>]) -> syn::Result<TokenStream> {
+    let DeriveInput { ident, vis, .. } = input;
+    let (generics, arguments, conditions) = input.generics.split_for_impl();
+    let mut listed = Vec::new();
+    for Named { variant, constant, .. } in variants {
+        let Fields::Unnamed(fields) = &variant.fields else {
+            let why = "a payload with a schema is a type of its own; write `Placed(Placed)`";
+            return Err(syn::Error::new_spanned(variant, why));
+        };
+        let payload = &fields.unnamed;
+        listed.push(quote!((Self::#constant, ::schemars::schema_for!(#payload))));
+    }
+    Ok(quote! {
+        #[automatically_derived]
+        impl #generics #ident #arguments #conditions {
+            /// The stored names with the JSON Schemas of their payloads.
+            #vis fn schemas() -> ::std::vec::Vec<(&'static str, ::schemars::Schema)> {
+                ::std::vec![#(#listed),*]
+            }
+        }
+    })
 }
 
 pub(crate) fn command(input: &DeriveInput) -> syn::Result<TokenStream> {
@@ -163,5 +191,9 @@ mod tests {
             #[event(upcast = older)] enum Happened { #[serde(rename = "a.placed")] A }
         }));
         assert_eq!(never_called, ["nothing is older than version 1; write `version = 2`"]);
+        let no_type = refused(event(&parse_quote! {
+            #[event(schemas)] enum Happened { #[serde(rename = "a.placed")] A { sku: String } }
+        }));
+        assert_eq!(no_type, ["a payload with a schema is a type of its own; write `Placed(Placed)`"]);
     }
 }

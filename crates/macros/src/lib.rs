@@ -5,6 +5,7 @@
 //! that the compiler knows.
 
 mod derive;
+mod names;
 mod row;
 mod variants;
 
@@ -17,6 +18,7 @@ use syn::{DeriveInput, parse_macro_input};
 ///
 /// - `version = 2`: the schema version that is written into new events; 1 otherwise.
 /// - `upcast = path`: a function that brings payloads of older versions into the form of this one.
+/// - `schemas`: a function `schemas()` that answers each stored name with the JSON Schema of its payload; the crate needs `schemars`.
 /// - `crate = "path"`: where Towpath is; `::towpath` otherwise.
 #[proc_macro_derive(Event, attributes(event, serde))]
 pub fn event(input: TokenStream) -> TokenStream {
@@ -55,6 +57,15 @@ pub fn command(input: TokenStream) -> TokenStream {
 #[proc_macro_derive(Row, attributes(row))]
 pub fn row(input: TokenStream) -> TokenStream {
     answer(row::row(&parse_macro_input!(input as DeriveInput)))
+}
+
+/// Makes an enum, which is `Copy` and has no content, a text in a column: a status, a colour.
+///
+/// Each variant needs `#[serde(rename = "on_sale")]`. It has `ALL`, `as_str` and `named` then, is shown by its name, and can
+/// be a field of a row and a value of a statement. `#[stored(crate = "path")]` says where Towpath is; `::towpath` otherwise.
+#[proc_macro_derive(StoredName, attributes(stored, serde))]
+pub fn stored_name(input: TokenStream) -> TokenStream {
+    answer(names::stored_name(&parse_macro_input!(input as DeriveInput)))
 }
 
 fn answer(made: syn::Result<proc_macro2::TokenStream>) -> TokenStream {

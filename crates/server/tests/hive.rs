@@ -262,7 +262,7 @@ fn a_service_is_asked_for_over_http_and_lives_its_life() {
     let services = projections.as_array().unwrap().iter().find(|one| one["name"] == "hive-services").unwrap();
     let shown =
         ["kind", "version", "made", "aggregates", "current", "failures"].map(|field| &services[field]);
-    let expected = [json!("service"), json!(2), json!(true), json!(6), json!(6), json!([])];
+    let expected = [json!("service"), json!(3), json!(true), json!(6), json!(6), json!([])];
     assert_eq!(shown, expected.each_ref(), "{projections}");
 }
 
@@ -550,7 +550,7 @@ fn own_name() -> String {
 /// A wait that a busy machine does not exceed, and a scan that finds at once what no hint has told.
 fn configuration(broker: &str, channel: &str) -> String {
     format!(
-        "broker = \"{broker}\"\n[market]\nenabled = false\n[limits]\nrequest-timeout = \"60s\"\n\
+        "broker = \"{broker}\"\n[market]\nenabled = false\n[genesis]\nenabled = false\n[limits]\nrequest-timeout = \"60s\"\n\
          [hive]\nchannel = \"{channel}\"\nwait-at-most = \"50s\"\n[hive.service.observation]\ninterval-ms = 1000\n\
          [hive.outbox.publisher]\nfixedDelayMs = 500\n"
     )

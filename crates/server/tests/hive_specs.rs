@@ -414,3 +414,31 @@ async fn a_fact_that_was_given_up_is_dead_in_hive() {
     let shown = shown_by_command(&server, &["hive", "outbox", "--status", "DEAD"]);
     assert_eq!(shown["rows"], dead["rows"]);
 }
+
+/// What a worker is told of a service, and answers, stands in the log too.
+#[test]
+fn facts_of_tasks_for_services_are_hidden_from_viewers() {
+    let (ann, vic): (Key, Key) = (new_key("ann", "operator"), new_key("vic", "viewer"));
+    let folder = tempfile::tempdir().unwrap();
+    let store = format!("sqlite://{}", folder.path().join("tasks.db").display());
+    let server = Server::start(&["--store", &store], &format!("{}\n{}\n{AT_ONCE}", ann.toml, vic.toml));
+    let scan = towpath::TaskType::named("Scanner.Scan").requested("scanner.asked");
+    let subject = towpath::ids::AggregateKey::new("service", "shop.cart").unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let builder = towpath::Towpath::builder().store(&store).without_workers().task_type(scan.clone());
+        let app = builder.start().await.unwrap();
+        let told = json!({ "env": "the-hidden-blue" });
+        let started = app.transact(async |mut tx| tx.start_task(&scan, &told).subject(&subject).await).await;
+        started.unwrap();
+        app.stop().await;
+    });
+    let [whole, seen] = [ann, vic].map(|by| {
+        eventually("the fact has a position", || {
+            let events = server.get("/api/events?limit=1000", &[("X-Api-Key", &by.key)]);
+            events.body.contains("scanner.asked").then_some(events.body)
+        })
+    });
+    assert!(whole.contains("the-hidden-blue"), "{whole}");
+    assert!(!seen.contains("the-hidden-blue") && seen.contains("payloadWithheld"), "{seen}");
+}

@@ -13,7 +13,10 @@ use promql_parser::parser::{self, Expr, LabelModifier, VectorSelector};
 use serde::{Deserialize, Serialize};
 use towpath::follow::Follower;
 use towpath::ports::broker::{Argument, Exchange, ExchangeKind, Queue, Topology};
-use towpath::{Aggregate, Channel, Consumer, Context, Delivery, HandlerError, Next, Refusal, Start, Towpath};
+use towpath::{
+    Aggregate, Answer, Attempt, Channel, Consumer, Context, Delivery, HandlerError, Next, Refusal, Start,
+    TaskType, Towpath, Worker,
+};
 
 #[derive(Default, Serialize, Deserialize)]
 struct Parcel;
@@ -51,6 +54,19 @@ impl Aggregate for Parcel {
 
     fn evolve(self, _: &ParcelEvent) -> Self {
         self
+    }
+}
+
+/// A worker that has nothing to do.
+struct Packer;
+
+impl Worker for Packer {
+    fn task(&self) -> TaskType {
+        TaskType::named("Parcel.Pack")
+    }
+
+    async fn run(&self, _: Attempt) -> Result<Answer, HandlerError> {
+        Ok(Answer::done())
     }
 }
 
@@ -253,6 +269,7 @@ async fn the_dashboard_the_alerts_and_the_page_ask_for_what_is_there() {
         .channel(channel)
         .channel(tracker)
         .topology(topology)
+        .worker(Packer, 1)
         .consumer(Consumer::of(&exchange).each("dead", dead));
     let app = app.start().await.unwrap();
     for number in 0..10 {

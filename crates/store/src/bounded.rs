@@ -1,29 +1,5 @@
 //! Reading by size: a page that is only counted may have a thousand of the largest payloads.
 
-use towpath_core::ports::store::StoreResult;
-
-use crate::sql::Value;
-use crate::store::SqlStore;
-
-impl SqlStore {
-    /// How many of the first rows of the application's own tables have so many bytes together in a column, and at least
-    /// one; and of how many. `from` is the statement without what it selects, with its order and its limit.
-    pub async fn own_rows_that_fit(
-        &self,
-        name: &'static str,
-        column: &str,
-        from: &str,
-        values: Vec<Value<'_>>,
-        bytes: u64,
-    ) -> StoreResult<(usize, usize)> {
-        let cast = self.dialect().integer_cast();
-        let sql = format!("SELECT CAST(OCTET_LENGTH({column}) AS {cast}) AS bytes {from}");
-        let rows = self.own_listing(name, &sql, values).await?;
-        let sizes = rows.iter().map(|row| row.count("bytes")).collect::<StoreResult<Vec<u64>>>()?;
-        Ok((how_many_fit(sizes.iter().copied(), bytes), sizes.len()))
-    }
-}
-
 /// How many of the first ones have so many bytes together; one, if there is any, however large it is.
 pub(crate) fn how_many_fit(sizes: impl IntoIterator<Item = u64>, bytes: u64) -> usize {
     let mut total = 0_u64;

@@ -1,5 +1,7 @@
 //! What the three databases say differently, in one place.
 
+use std::borrow::Cow;
+
 use crate::schema::{Column, ColumnKind, Index, Only, Table};
 use crate::sql::Value;
 use crate::views::ViewType;
@@ -52,6 +54,11 @@ impl Dialect {
             "(clock_timestamp() + CAST(? AS bigint) * interval '1 microsecond')",
             "DATE_ADD(UTC_TIMESTAMP(6), INTERVAL ? MICROSECOND)"
         )
+    }
+
+    /// The database's clock plus a number of microseconds that stands in the row.
+    pub(crate) fn now_plus(self, micros: &str) -> String {
+        self.now_plus_parameter().replace('?', micros)
     }
 
     /// The condition that a lease has not run out. One that was renewed in what is the future now is of a time before the
@@ -209,6 +216,30 @@ impl Dialect {
             (format!("{column} = ANY(?)"), Value::Uuids(ids.to_vec())),
             (format!("LOCATE(HEX({column}), ?) > 0"), listed())
         )
+    }
+
+    /// What each of these ids has, as a value: NULL for those that are not among them. `mark` says what becomes of a value, which
+    /// stands in it as `?`. The values are texts or numbers, all of one sort.
+    pub(crate) fn by_id<'v>(
+        self,
+        column: &str,
+        each: Vec<(Uuid, Value<'v>)>,
+        mark: &str,
+        values: &mut Vec<Value<'v>>,
+    ) -> String {
+        if each.is_empty() {
+            return "NULL".to_owned();
+        }
+        // As two parameters, where sets can be bound: then the text is the same for any number of them.
+        if say!(self, false, true, false) {
+            let (ids, each): (Vec<Uuid>, Vec<Value<'v>>) = each.into_iter().unzip();
+            let (sort, each) = set_of(each);
+            values.extend([each, Value::Uuids(ids)]);
+            return mark.replace('?', &format!("(?::{sort}[])[array_position(?::uuid[], {column})]"));
+        }
+        let cases = vec![format!(" WHEN ? THEN {mark}"); each.len()].concat();
+        values.extend(each.into_iter().flat_map(|(id, value)| [Value::from(id), value]));
+        format!("CASE {column}{cases} END")
     }
 
     /// A set of ids that is one parameter, as a table in its order; none where sets of ids cannot be bound.
@@ -389,6 +420,16 @@ impl Dialect {
         say!(self, "ON CONFLICT DO NOTHING", "ON CONFLICT DO NOTHING", "")
     }
 
+    /// Stands behind an insert whose row gives way to one that has a key of it. The answer is read from the row that is there.
+    pub(crate) fn unless_a_key_is_taken(self, table: &Table) -> String {
+        say!(
+            self,
+            "ON CONFLICT DO NOTHING".to_owned(),
+            "ON CONFLICT DO NOTHING".to_owned(),
+            self.otherwise_hold(table)
+        )
+    }
+
     /// Stands at the end of a SELECT that locks the rows it reads. SQLite's write transaction has locked everything
     /// already.
     pub fn locking(self) -> &'static str {
@@ -563,7 +604,8 @@ impl Dialect {
             _ if column.nullable => "",
             _ => " NOT NULL",
         };
-        format!("{} {}{null}", column.name, self.column_type(column.kind))
+        let default = column.default.map(|text| format!(" DEFAULT {}", self.literal(text)));
+        format!("{} {}{null}{}", column.name, self.column_type(column.kind), default.unwrap_or_default())
     }
 
     fn column_type(self, kind: ColumnKind) -> String {
@@ -583,6 +625,20 @@ impl Dialect {
             ColumnKind::Int => say!(self, "INTEGER", "integer", "INT").to_owned(),
         }
     }
+}
+
+/// Values of one sort as one set, with the name that PostgreSQL has for it.
+fn set_of(values: Vec<Value<'_>>) -> (&'static str, Value<'_>) {
+    let numbers: Option<Vec<i64>> =
+        values.iter().map(|value| if let Value::Long(number) = value { *number } else { None }).collect();
+    if let Some(numbers) = numbers {
+        return ("bigint", Value::Longs(numbers));
+    }
+    let texts = values.into_iter().map(|value| match value {
+        Value::Text(Some(text)) => text,
+        _ => Cow::default(),
+    });
+    ("text", Value::Texts(texts.collect()))
 }
 
 /// A JSON list as a table of numbers.
@@ -611,8 +667,8 @@ fn mysql_index_lines(dialect: Dialect, table: &Table, index: &Index) -> Vec<Stri
 
 /// Puts the table's alias before the column names of a condition from `schema.rs`.
 fn qualify(condition: &str, alias: &str) -> String {
-    const COLUMNS: [&str; 6] =
-        ["status", "parked_at", "state", "deleted_at", "claimed_by_id", "available_at"];
+    const COLUMNS: [&str; 7] =
+        ["status", "parked_at", "state", "deleted_at", "claimed_by_id", "available_at", "unique_key"];
     COLUMNS.iter().fold(condition.to_owned(), |text, column| {
         text.split(' ')
             .map(|word| if word == *column { format!("{alias}{word}") } else { word.to_owned() })

@@ -56,31 +56,31 @@ pub(crate) enum Place {
 
 /// How things are when a session looks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Standing {
+pub(crate) struct ServerState {
     returns: i64,
     server_started_at: DateTime<Utc>,
     /// When the session began that looks; none where the server does not say.
     session_began_at: Option<DateTime<Utc>>,
 }
 
-/// Nothing waits below this number, under this standing.
+/// Nothing waits below this number, under this state.
 #[derive(Debug, Clone)]
 pub(crate) struct Floor {
     pub(crate) at: i64,
-    under: Standing,
+    under: ServerState,
     /// When the numbers up to it were read as given, by the server's clock.
     read_at: DateTime<Utc>,
 }
 
 impl Floor {
-    /// Whether it holds for who looks under this standing.
-    pub(crate) fn holds(&self, now: &Standing) -> bool {
+    /// Whether it holds for who looks under this state.
+    pub(crate) fn holds(&self, now: &ServerState) -> bool {
         (self.under.returns, self.under.server_started_at) == (now.returns, now.server_started_at)
             && now.is_older_than(self.read_at)
     }
 }
 
-impl Standing {
+impl ServerState {
     /// Whether the server has not crashed between a moment and now: no session outlives that.
     fn is_older_than(&self, moment: DateTime<Utc>) -> bool {
         self.session_began_at.is_some_and(|began_at| began_at <= moment)
@@ -254,9 +254,9 @@ pub(crate) fn guarded<'v>(place: &'v Place, look: &str, keys: &mut Vec<Value<'v>
 }
 
 /// What a guarded look says its floor must hold under.
-pub(crate) fn standing_of(rows: &[Row]) -> StoreResult<Standing> {
+pub(crate) fn server_state(rows: &[Row]) -> StoreResult<ServerState> {
     let row = rows.first().ok_or_else(|| unreadable("standing", "the row is missing"))?;
-    Ok(Standing {
+    Ok(ServerState {
         returns: row.long("return_count")?,
         server_started_at: row.time("server_started_at")?,
         session_began_at: row.time_or_null("session_began_at")?,
@@ -305,7 +305,11 @@ fn is_prepared(virtual_transaction: &str) -> bool {
 }
 
 /// The lowest row that waits, due or not, from a number on; and the standing at the same moment.
-async fn lowest(session: &mut Session<'_>, place: &Place, from: i64) -> StoreResult<(Option<i64>, Standing)> {
+async fn lowest(
+    session: &mut Session<'_>,
+    place: &Place,
+    from: i64,
+) -> StoreResult<(Option<i64>, ServerState)> {
     let (mut keys, mut look_keys) = (values![], values![]);
     let look = match place {
         Place::Outbox(channel) => {
@@ -326,5 +330,5 @@ async fn lowest(session: &mut Session<'_>, place: &Place, from: i64) -> StoreRes
     keys.extend(values![from]);
     let rows = session.rows("floor.lowest", &sql, keys).await?;
     let lowest = rows.first().map(|row| row.long_or_null("lowest")).transpose()?.flatten();
-    Ok((lowest, standing_of(&rows)?))
+    Ok((lowest, server_state(&rows)?))
 }

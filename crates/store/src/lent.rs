@@ -49,7 +49,7 @@ impl Lendable for sqlx::MySql {
 
 /// What is known of a connection.
 #[derive(Debug, Default)]
-pub(crate) struct Standing {
+pub(crate) struct ConnectionState {
     /// A statement was sent and has not ended.
     under_way: bool,
     /// It is of no use any more.
@@ -63,7 +63,7 @@ pub(crate) struct Standing {
 /// A connection on loan. Dropped, it goes back to its pool, or is closed.
 pub(crate) struct Lent<DB: Lendable> {
     connection: PoolConnection<DB>,
-    standing: Standing,
+    standing: ConnectionState,
     limits: Limits,
 }
 
@@ -105,7 +105,7 @@ impl Silence {
 pub(crate) struct Care<'c> {
     limits: Limits,
     /// Nothing for a connection that is not ours to close.
-    standing: Option<&'c mut Standing>,
+    standing: Option<&'c mut ConnectionState>,
     /// Where it is noted that a transaction has ended before its commit.
     ended: Option<(&'c mut Option<Ended>, Dialect)>,
 }
@@ -226,7 +226,7 @@ impl<'c> Care<'c> {
 
 impl<DB: Lendable> Lent<DB> {
     pub(crate) fn new(connection: PoolConnection<DB>, limits: Limits) -> Self {
-        let standing = Standing { survives_a_drop: DB::SURVIVES_A_DROP, ..Standing::default() };
+        let standing = ConnectionState { survives_a_drop: DB::SURVIVES_A_DROP, ..ConnectionState::default() };
         Self { connection, standing, limits }
     }
 
@@ -262,6 +262,19 @@ impl<DB: Lendable> Lent<DB> {
         Ok(care.run("begin", DB::TransactionManager::begin(connection, None)).await?)
     }
 
+    /// The same with what comes first in it. If that fails, what became of the transaction is not known, and the connection is closed.
+    pub(crate) async fn begin_with(
+        &mut self,
+        name: &'static str,
+        statements: String,
+    ) -> Result<(), SqlFault> {
+        let statements = sqlx::SqlSafeStr::into_sql_str(sqlx::AssertSqlSafe(statements));
+        let (connection, mut care) = self.parts();
+        let begun = care.run(name, DB::TransactionManager::begin(connection, Some(statements))).await;
+        self.standing.given_up |= begun.is_err();
+        begun
+    }
+
     pub(crate) async fn commit(mut self) -> StoreResult<()> {
         let (connection, mut care) = self.parts();
         Ok(care.run("commit", DB::TransactionManager::commit(connection)).await?)
@@ -275,7 +288,7 @@ impl<DB: Lendable> Lent<DB> {
 
 impl<DB: Lendable> Drop for Lent<DB> {
     fn drop(&mut self) {
-        let Standing { under_way, given_up, was_handed_out, survives_a_drop } = self.standing;
+        let ConnectionState { under_way, given_up, was_handed_out, survives_a_drop } = self.standing;
         let is_lost = given_up || (under_way && !survives_a_drop);
         while !is_lost && self.connection.is_in_transaction() {
             DB::TransactionManager::start_rollback(&mut self.connection);

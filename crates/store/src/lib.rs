@@ -49,9 +49,12 @@ pub use connections::Connections;
 pub use dialect::Dialect;
 pub use lent::Ended;
 pub use ops::inbox::message_key;
-pub use own_tables::{ColumnValue, OwnConnection, OwnTables, Record, Row, Run, Step, Version, Versions};
+pub use own_tables::{
+    ColumnValue, Conditions, Json, Listing, OwnConnection, OwnTables, Page, Record, Row, Run, Step,
+    StoredName, Version, Versions,
+};
 pub use pools::StoreOptions;
-pub use projections::{Owned, Owner, Projected, ProjectedAggregate, ProjectionFailure, ProjectionProgress};
+pub use projections::{Owned, Owner};
 pub use schema::{Column, ColumnKind, Index, Table};
 pub use scratch::Scratch;
 pub use sql::{Value, fault, gives_way, is_unique_violation};

@@ -8,7 +8,8 @@ use crate::schema::{
     AGGREGATES, CHANNEL_PARKED, CHANNELS, COMMAND_BOX, DEAD_LETTERS, DOMAIN_EVENTS, EVENT_OUTBOX,
     EVENT_PENDING, EVENT_POSITIONS, FOLLOWED_LOGS, INBOX, LEASES, LOCAL_BINDINGS, LOCAL_EXCHANGES,
     LOCAL_MESSAGES, LOCAL_QUEUES, LOCAL_TOPOLOGY, LOG_HEAD, OBSERVATIONS, OPERATIONS, OUTBOX_RETURNS,
-    PARKED_LANES, PROJECTIONS, STATE_EVENTS, STATUS_VALUES, TIMERS, Table, UNITS_OF_WORK,
+    PARKED_LANES, PROCESS_INPUTS, PROCESS_TIMERS, PROCESS_UNDOS, PROJECTIONS, STATE_EVENTS, STATUS_VALUES,
+    TASK_SCHEDULES, TASKS, TIMERS, Table, UNITS_OF_WORK,
 };
 
 /// One version of the schema.
@@ -70,6 +71,16 @@ pub(crate) const MIGRATIONS: &[Migration] = &[
     Migration { version: 2, steps: &[Step::Index(&CHANNEL_PARKED, "channel_parked_due")] },
     Migration { version: 3, steps: &[Step::Create(&UNITS_OF_WORK)] },
     Migration { version: 4, steps: &[Step::Create(&PROJECTIONS), Step::Create(&OBSERVATIONS)] },
+    Migration {
+        version: 5,
+        steps: &[
+            Step::Create(&TASKS),
+            Step::Create(&TASK_SCHEDULES),
+            Step::Create(&PROCESS_INPUTS),
+            Step::Create(&PROCESS_TIMERS),
+            Step::Create(&PROCESS_UNDOS),
+        ],
+    },
 ];
 
 /// The version this build needs.

@@ -3,24 +3,30 @@
 //! The application writes its statements once, with `?`, and keeps to what the databases say alike; what they say
 //! differently (types, upserts) is done here. The probe sees these statements, too.
 //!
-//! Rows that are structs of the application's own are in `row`, what is done with them in `typed`, and how their tables change
-//! from one build to the next in `versions`.
+//! Rows that are structs of the application's own are in `row`, what is done with them in `typed` and, for who looks through many
+//! of them, in `page`; how their tables change from one build to the next is in `versions`.
 
+mod conditions;
+mod page;
 mod row;
 mod typed;
 mod versions;
+
+use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use towpath_core::ports::store::{StoreError, StoreResult};
 
 use crate::dialect::Dialect;
 use crate::schema::Table;
-use crate::sql::{MAX_VALUES, Session, Value, values};
+use crate::sql::{MAX_VALUES, Session, Value, unexpected_null, unreadable, values};
 use crate::store::{OpenConnection, Purpose, SqlStore};
 use crate::transaction::SqlTransaction;
 use uuid::Uuid;
 
-pub use row::{ColumnValue, Row};
+pub use conditions::Conditions;
+pub use page::{Listing, Page};
+pub use row::{ColumnValue, Json, Row, StoredName};
 pub use versions::{Run, Step, Version, Versions};
 
 /// How many bytes of rows one statement writes: servers refuse statements that are too large (MariaDB 16 MiB). A row that
@@ -35,7 +41,14 @@ pub struct OwnTables<'c>(Session<'c>);
 pub struct OwnConnection(OpenConnection);
 
 /// A row of the application's own.
-pub struct Record(crate::sql::Row);
+pub struct Record(Cells);
+
+enum Cells {
+    /// As the database has answered it.
+    Read(crate::sql::Row),
+    /// As it stands in memory, with a value per column of its table.
+    Held(&'static Table, Arc<Vec<Value<'static>>>),
+}
 
 impl OwnTables<'_> {
     /// Which database this is, for what it says differently.
@@ -70,7 +83,7 @@ impl OwnTables<'_> {
         sql: &str,
         values: Vec<Value<'_>>,
     ) -> StoreResult<Vec<Record>> {
-        Ok(self.0.rows(name, sql, values).await?.into_iter().map(Record).collect())
+        Ok(self.0.rows(name, sql, values).await?.into_iter().map(|row| Record(Cells::Read(row))).collect())
     }
 
     /// Runs a statement and answers its first row, if there is one.
@@ -303,58 +316,88 @@ async fn exists(session: &mut Session<'_>, table: &str) -> StoreResult<bool> {
     Ok(session.row("tables.look", sql, values![table]).await?.is_some())
 }
 
+/// The value of a column or null, from wherever the row is.
+macro_rules! cell {
+    ($record:expr, $column:expr, $read:ident, $held:ident) => {
+        match &$record.0 {
+            Cells::Read(row) => row.$read($column),
+            Cells::Held(table, values) => match held(table, values, $column)? {
+                Value::$held(value) => Ok(value.clone().map(Into::into)),
+                _ => Err(unreadable($column, "it is of another type")),
+            },
+        }
+    };
+}
+
+fn held<'r>(table: &Table, values: &'r [Value<'static>], column: &str) -> StoreResult<&'r Value<'static>> {
+    let found = table.columns().zip(values).find(|(name, _)| *name == column);
+    found.map(|(_, value)| value).ok_or_else(|| unreadable(column, "there is no such column"))
+}
+
 impl Record {
+    /// A row in memory: a value per column of its table, in the order of the declaration.
+    pub fn held(table: &'static Table, values: Arc<Vec<Value<'static>>>) -> Self {
+        Self(Cells::Held(table, values))
+    }
+
     /// A text.
     ///
     /// # Errors
     /// This and the others: there is no such column, it is null, or it is of another type.
     pub fn text(&self, column: &str) -> StoreResult<String> {
-        self.0.text(column)
+        self.text_or_null(column)?.ok_or_else(|| unexpected_null(column))
     }
 
     /// A text or null.
     pub fn text_or_null(&self, column: &str) -> StoreResult<Option<String>> {
-        self.0.text_or_null(column)
+        cell!(self, column, text_or_null, Text)
     }
 
     /// A number.
     pub fn long(&self, column: &str) -> StoreResult<i64> {
-        self.0.long(column)
+        self.long_or_null(column)?.ok_or_else(|| unexpected_null(column))
     }
 
     /// A number or null.
     pub fn long_or_null(&self, column: &str) -> StoreResult<Option<i64>> {
-        self.0.long_or_null(column)
+        cell!(self, column, long_or_null, Long)
     }
 
     /// A number that cannot be negative.
     pub fn count(&self, column: &str) -> StoreResult<u64> {
-        self.0.count(column)
+        u64::try_from(self.long(column)?).map_err(|error| unreadable(column, error))
     }
 
     /// A moment.
     pub fn time(&self, column: &str) -> StoreResult<DateTime<Utc>> {
-        self.0.time(column)
+        self.time_or_null(column)?.ok_or_else(|| unexpected_null(column))
     }
 
     /// A moment or null.
     pub fn time_or_null(&self, column: &str) -> StoreResult<Option<DateTime<Utc>>> {
-        self.0.time_or_null(column)
+        cell!(self, column, time_or_null, Time)
     }
 
     /// An id.
     pub fn uuid(&self, column: &str) -> StoreResult<Uuid> {
-        self.0.uuid(column)
+        let found: StoreResult<Option<Uuid>> = cell!(self, column, uuid_or_null, Uuid);
+        found?.ok_or_else(|| unexpected_null(column))
     }
 
     /// Bytes.
     pub fn bytes(&self, column: &str) -> StoreResult<Vec<u8>> {
-        self.0.bytes(column)
+        match &self.0 {
+            Cells::Read(row) => row.bytes(column),
+            Cells::Held(..) => Err(unreadable(column, "rows in memory have no bytes")),
+        }
     }
 
     /// Whether it is null.
     pub fn is_null(&self, column: &str) -> StoreResult<bool> {
-        self.0.is_null(column)
+        match &self.0 {
+            Cells::Read(row) => row.is_null(column),
+            Cells::Held(table, values) => Ok(held(table, values, column)?.is_null()),
+        }
     }
 
     /// A text that stands for something, such as a state by its name.
@@ -363,6 +406,6 @@ impl Record {
     /// `find` knows no such thing.
     pub fn named<T>(&self, column: &str, find: impl Fn(&str) -> Option<T>) -> StoreResult<T> {
         let text = self.text(column)?;
-        find(&text).ok_or_else(|| crate::sql::unreadable(column, format!("{text:?} is no such thing")))
+        find(&text).ok_or_else(|| unreadable(column, format!("{text:?} is no such thing")))
     }
 }

@@ -3,12 +3,15 @@
 //! One writer and one reader per table, for all three databases. The order of a writer's values is the order of
 //! the table's declaration in `schema.rs`.
 
+use std::time::Duration;
+
 use base64::Engine as _;
 use chrono::{DateTime, Utc};
 use towpath_core::envelope::{ChangeContext, EventEnvelope, RecordedEvent};
 use towpath_core::ids::{
     ActorId, AggregateId, AggregateKey, AggregateKind, CausationId, ChannelName, CommandId, CorrelationId,
-    EventId, HandlerName, Lane, LeaseName, RequestId, TenantId, TraceId, Version,
+    EventId, HandlerName, Lane, LeaseName, RequestId, TaskId, TaskKey, TaskTypeName, TenantId, TraceId,
+    Version,
 };
 use towpath_core::letters::{Letter, NewLetter};
 use towpath_core::lifecycle::{CommandStatus, OutboxStatus, TaskState};
@@ -18,9 +21,12 @@ use towpath_core::ports::broker::{DeliveryTag, Destination, Queue, Received};
 use towpath_core::ports::queues::{Parcel, TakenMessage};
 use towpath_core::ports::store::{
     AggregateRow, Append, ChannelRow, Claim, CommandRecord, CommandResult, Disabled, InboxEntry, NewCommand,
-    NewEvent, NewTimer, OutboxRow, Snapshot, StateChange, StateEvent, StoreError, StoreResult, Timer,
+    NewEvent, NewTask, NewTimer, OutboxRow, Snapshot, StateChange, StateEvent, StoreError, StoreResult, Task,
+    Timer,
 };
+use towpath_core::task::TaskType;
 
+use crate::ops::leases::micros;
 use crate::schema::Table;
 use crate::sql::{Row, Value, code, readable, unreadable, values};
 
@@ -404,6 +410,87 @@ pub(crate) fn read_timer(row: &Row) -> StoreResult<Timer> {
         retry_count: row.small("retry_count")?,
         error_code: row.text_or_null("error_code")?,
         error_message: row.text_or_null("error_message")?,
+    })
+}
+
+/// The columns of `task_box` that one which begins has values for. The moments of the beginning follow.
+pub(crate) const TASK_COLUMNS: [&str; 14] = [
+    "task_id",
+    "task_type",
+    "unique_key",
+    "priority",
+    "payload",
+    "time_limit_micros",
+    "heartbeat_micros",
+    "subject_kind",
+    "subject_id",
+    "correlation_id",
+    "causation_id",
+    "trace_id",
+    "due_at",
+    "status",
+];
+
+/// A row of `task_box` that begins.
+pub(crate) fn task_values(task: &NewTask) -> Vec<Value<'_>> {
+    let status = if task.not_before.is_some() { TaskState::Pending } else { TaskState::Queued };
+    values![
+        task.task_id.0,
+        task.task_type.as_str(),
+        text!(task.unique_key),
+        task.priority,
+        task.payload.as_text(),
+        task.time_limit.map(|limit| micros(limit.min(TaskType::LONGEST))),
+        micros(task.heartbeat.min(TaskType::LONGEST)),
+        task.subject.as_ref().map(|subject| subject.kind.as_str()),
+        task.subject.as_ref().map(|subject| subject.id.as_str()),
+        task.correlation_id.as_str(),
+        text!(task.causation_id),
+        text!(task.trace_id),
+        task.not_before,
+        status.as_str(),
+    ]
+}
+
+pub(crate) fn read_task(row: &Row) -> StoreResult<Task> {
+    let subject = match (row.text_or_null("subject_kind")?, row.text_or_null("subject_id")?) {
+        (Some(kind), Some(id)) => Some(AggregateKey::from_stored(kind, id)),
+        _ => None,
+    };
+    let result = row.text_or_null("result")?;
+    let duration = |micros: i64| Duration::from_micros(micros.unsigned_abs());
+    Ok(Task {
+        task: NewTask {
+            task_id: TaskId(row.uuid("task_id")?),
+            task_type: TaskTypeName::from_stored(row.text("task_type")?),
+            unique_key: row.text_or_null("unique_key")?.map(TaskKey::from_stored),
+            priority: row.long("priority")?,
+            not_before: row.time_or_null("due_at")?,
+            payload: stored_payload("payload", row.text("payload")?)?,
+            time_limit: row.long_or_null("time_limit_micros")?.map(duration),
+            heartbeat: duration(row.long("heartbeat_micros")?),
+            subject,
+            correlation_id: CorrelationId::from_stored(row.text("correlation_id")?),
+            causation_id: row.text_or_null("causation_id")?.map(CausationId::from_stored),
+            trace_id: row.text_or_null("trace_id")?.map(TraceId::from_stored),
+        },
+        status: stored(row, "status")?,
+        status_changed_at: row.time("status_changed_at")?,
+        status_reason: row.text_or_null("status_reason")?,
+        status_message: row.text_or_null("status_message")?,
+        started_at: row.time_or_null("started_at")?,
+        finished_at: row.time_or_null("finished_at")?,
+        failed_at: row.time_or_null("failed_at")?,
+        error_code: row.text_or_null("error_code")?,
+        error_message: row.text_or_null("error_message")?,
+        retry_count: row.count("retry_count")?,
+        result: result.map(|text| stored_payload("result", text)).transpose()?,
+        epoch: row.count("epoch")?,
+        worker: row.text_or_null("worker")?,
+        heartbeat_due_at: row.time_or_null("heartbeat_due_at")?,
+        attempt_due_at: row.time_or_null("attempt_due_at")?,
+        cancel_requested_at: row.time_or_null("cancel_requested_at")?,
+        created_at: row.time("created_at")?,
     })
 }
 

@@ -42,9 +42,11 @@ pub struct Column {
     pub(crate) name: &'static str,
     pub(crate) kind: ColumnKind,
     pub(crate) nullable: bool,
+    /// What it holds where nothing is said: a text.
+    pub(crate) default: Option<&'static str>,
 }
 
-/// An index; with `only`, over the rows that satisfy a condition.
+/// An index; with `only`, over the rows that satisfy a condition. A column may have ` DESC` behind its name.
 #[derive(Debug, Clone, Copy)]
 pub struct Index {
     pub(crate) name: &'static str,
@@ -91,11 +93,11 @@ pub(crate) struct ForeignKey {
 }
 
 const fn column(name: &'static str, kind: ColumnKind) -> Column {
-    Column { name, kind, nullable: false }
+    Column { name, kind, nullable: false, default: None }
 }
 
 const fn nullable(name: &'static str, kind: ColumnKind) -> Column {
-    Column { name, kind, nullable: true }
+    Column { name, kind, nullable: true, default: None }
 }
 
 const fn index(name: &'static str, columns: &'static [&'static str]) -> Index {
@@ -664,6 +666,90 @@ pub(crate) const TIMERS: Table = Table {
 /// Timers that wait for their moment.
 pub(crate) const TIMERS_DUE: &Index = TIMERS.index("timers_due");
 
+/// Durable work (S5). Who has a row has it under its epoch.
+pub(crate) const TASKS: Table = Table {
+    name: "task_box",
+    columns: &[
+        column("task_id", Uuid),
+        column("task_type", Name(128)),
+        nullable("unique_key", Name(128)),
+        column("priority", Count),
+        column("payload", Json),
+        nullable("result", Json),
+        // So that an attempt can be ended by who does not know the type.
+        nullable("time_limit_micros", Long),
+        column("heartbeat_micros", Long),
+        nullable("subject_kind", Name(64)),
+        nullable("subject_id", Name(128)),
+        column("correlation_id", Name(128)),
+        nullable("causation_id", Name(128)),
+        nullable("trace_id", Name(64)),
+        column("created_at", Time),
+        // It waits until then.
+        nullable("due_at", Time),
+        Column { default: Some("pending"), ..column("status", Name(16)) },
+        column("status_changed_at", Time),
+        nullable("status_reason", Name(128)),
+        nullable("status_message", Text),
+        nullable("started_at", Time),
+        nullable("finished_at", Time),
+        nullable("failed_at", Time),
+        nullable("error_code", Name(128)),
+        nullable("error_message", Text),
+        column("retry_count", Count),
+        column("epoch", Count),
+        nullable("worker", Name(160)),
+        nullable("heartbeat_due_at", Time),
+        nullable("attempt_due_at", Time),
+        nullable("cancel_requested_at", Time),
+    ],
+    primary_key: &["task_id"],
+    indexes: &[
+        // What may be taken and nothing else, in the order in which it is.
+        Index {
+            name: "task_box_queued",
+            columns: &["task_type", "priority DESC", "task_id"],
+            unique: false,
+            only: Only::Where { condition: "status = 'queued'", mysql_column: "queued_type" },
+        },
+        Index {
+            name: "task_box_pending",
+            columns: &["due_at"],
+            unique: false,
+            only: Only::Where { condition: "status = 'pending'", mysql_column: "pending_due_at" },
+        },
+        Index {
+            name: "task_box_unique",
+            columns: &["unique_key", "task_type"],
+            unique: true,
+            only: Only::Where {
+                condition: "unique_key IS NOT NULL AND status IN ('pending', 'queued', 'running')",
+                mysql_column: "open_key",
+            },
+        },
+        Index {
+            name: "task_box_subject",
+            columns: &["subject_kind", "subject_id", "task_id"],
+            unique: false,
+            only: Only::FirstNotNull,
+        },
+        // For listings, the cleaner, and who looks for workers that are silent: few run.
+        index("task_box_status", &["status", "status_changed_at", "task_id"]),
+    ],
+    foreign_key: None,
+    hot: true,
+};
+
+/// Up to which tick tasks were started by the calendar.
+pub(crate) const TASK_SCHEDULES: Table = Table {
+    name: "task_schedules",
+    columns: &[column("name", Name(128)), column("last_tick_at", Time)],
+    primary_key: &["name"],
+    indexes: &[],
+    foreign_key: None,
+    hot: false,
+};
+
 /// Channels registered in this database.
 pub(crate) const CHANNELS: Table = Table {
     name: "channels",
@@ -834,6 +920,74 @@ pub(crate) const PROJECTIONS: Table = Table {
     hot: true,
 };
 
+/// The facts that processes took, and what came of each. Forgotten with the inbox.
+pub(crate) const PROCESS_INPUTS: Table = Table {
+    name: "process_inputs",
+    columns: &[
+        column("process_kind", Name(64)),
+        column("process_id", Name(128)),
+        column("event_id", Uuid),
+        column("event_type", Name(128)),
+        column("outcome", Name(16)),
+        column("recorded_at", Time),
+    ],
+    primary_key: &["process_kind", "process_id", "event_id"],
+    indexes: &[index("process_inputs_recorded", &["recorded_at"])],
+    foreign_key: None,
+    hot: false,
+};
+
+/// The names of processes' timers.
+pub(crate) const PROCESS_TIMERS: Table = Table {
+    name: "process_timers",
+    columns: &[
+        column("process_kind", Name(64)),
+        column("process_id", Name(128)),
+        column("name", Name(128)),
+        column("timer_id", Uuid),
+        column("due_at", Time),
+    ],
+    primary_key: &["process_kind", "process_id", "name"],
+    indexes: &[index("process_timers_due", &["due_at"])],
+    foreign_key: None,
+    hot: false,
+};
+
+/// What undoes what processes did: the last of a process first.
+pub(crate) const PROCESS_UNDOS: Table = Table {
+    name: "process_undos",
+    columns: &[
+        column("undo_id", AutoId),
+        column("process_kind", Name(64)),
+        column("process_id", Name(128)),
+        // Under which it is sent.
+        column("command_id", Name(128)),
+        // Whether it undoes a command, a timer or a task, and which.
+        nullable("undoes", Name(16)),
+        nullable("undoes_id", Name(128)),
+        column("command_type", Name(128)),
+        column("aggregate_kind", Name(64)),
+        column("aggregate_id", Name(128)),
+        column("payload", Json),
+        column("recorded_at", Time),
+        // From then on it is to be undone.
+        nullable("compensating_at", Time),
+        nullable("undone_at", Time),
+    ],
+    primary_key: &["undo_id"],
+    indexes: &[
+        index("process_undos_process", &["process_kind", "process_id", "undo_id"]),
+        Index {
+            name: "process_undos_undone",
+            columns: &["undone_at"],
+            unique: false,
+            only: Only::FirstNotNull,
+        },
+    ],
+    foreign_key: None,
+    hot: false,
+};
+
 /// The revision of the local topology: one row, whose lock makes two that change it take turns.
 pub(crate) const LOCAL_TOPOLOGY: Table = Table {
     name: "local_topology",
@@ -983,6 +1137,7 @@ mod tests {
         for table in tables() {
             let named = table.indexes.iter().flat_map(|index| index.columns).chain(table.primary_key);
             for name in named {
+                let name = &name.trim_end_matches(" DESC");
                 assert!(table.columns.iter().any(|column| column.name == *name), "{}.{name}", table.name);
             }
         }

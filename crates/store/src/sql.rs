@@ -28,6 +28,8 @@ pub enum Value<'a> {
     Longs(Vec<i64>),
     /// A set of ids. Only PostgreSQL binds one.
     Uuids(Vec<Uuid>),
+    /// A set of texts. Only PostgreSQL binds one.
+    Texts(Vec<Cow<'a, str>>),
 }
 
 impl<'a> From<&'a str> for Value<'a> {
@@ -120,6 +122,24 @@ impl From<Option<DateTime<Utc>>> for Value<'_> {
 pub(crate) const MAX_VALUES: usize = 32_000;
 
 impl Value<'_> {
+    /// The same without what it borrows from; none for bytes and sets, which cannot be kept.
+    pub fn kept(self) -> Option<Value<'static>> {
+        Some(match self {
+            Self::Text(text) => text.map(Cow::into_owned).into(),
+            Self::Long(number) => Value::Long(number),
+            Self::Uuid(id) => Value::Uuid(id),
+            Self::Time(moment) => Value::Time(moment),
+            Self::Bytes(_) | Self::Longs(_) | Self::Uuids(_) | Self::Texts(_) => return None,
+        })
+    }
+
+    pub(crate) fn is_null(&self) -> bool {
+        matches!(
+            self,
+            Self::Text(None) | Self::Long(None) | Self::Uuid(None) | Self::Time(None) | Self::Bytes(None)
+        )
+    }
+
     /// How many bytes of a statement it takes, roughly.
     pub(crate) fn size(&self) -> usize {
         match self {
@@ -128,6 +148,7 @@ impl Value<'_> {
             Self::Long(_) | Self::Uuid(_) | Self::Time(_) => 16,
             Self::Longs(numbers) => numbers.len() * 8,
             Self::Uuids(ids) => ids.len() * 16,
+            Self::Texts(texts) => texts.iter().map(|text| text.len() + 4).sum(),
         }
     }
 }
@@ -225,7 +246,7 @@ pub(crate) enum Row {
 }
 
 macro_rules! bind_all {
-    ($sql:expr, $values:expr, $time:expr, $longs:expr, $uuids:expr) => {{
+    ($sql:expr, $values:expr, $time:expr, $longs:expr, $uuids:expr, $texts:expr) => {{
         // A long text has a list written into it and will not come again: it must not push others out of the
         // connection's cache of prepared statements.
         let kept = $sql.0.len() < 4096;
@@ -239,6 +260,7 @@ macro_rules! bind_all {
                 Value::Bytes(bytes) => query.bind(*bytes),
                 Value::Longs(numbers) => query.bind($longs(numbers)),
                 Value::Uuids(ids) => query.bind($uuids(ids)),
+                Value::Texts(texts) => query.bind($texts(texts)),
             };
         }
         query
@@ -249,6 +271,11 @@ macro_rules! bind_all {
 #[cfg(any(feature = "sqlite", feature = "mysql"))]
 fn never_bound<T>(_set: &[T]) -> Option<i64> {
     None
+}
+
+#[cfg(feature = "postgres")]
+fn borrowed<'t>(texts: &'t [Cow<'_, str>]) -> Vec<&'t str> {
+    texts.iter().map(AsRef::as_ref).collect()
 }
 
 /// Without its zone, which is always UTC, it is sent as a DATETIME. As a TIMESTAMP it would become NULL before 1970, and on
@@ -390,18 +417,25 @@ impl<'c> Session<'c> {
             match connection {
                 #[cfg(feature = "sqlite")]
                 Connection::Sqlite(connection) => {
-                    let query =
-                        bind_all!(sql, values, |moment| moment.timestamp_micros(), never_bound, never_bound);
+                    let query = bind_all!(
+                        sql,
+                        values,
+                        |moment| moment.timestamp_micros(),
+                        never_bound,
+                        never_bound,
+                        never_bound
+                    );
                     query.execute(&mut **connection).await.map(|done| done.rows_affected())
                 }
                 #[cfg(feature = "postgres")]
                 Connection::Postgres(connection) => {
-                    let query = bind_all!(sql, values, |moment| moment, Vec::as_slice, Vec::as_slice);
+                    let query =
+                        bind_all!(sql, values, |moment| moment, Vec::as_slice, Vec::as_slice, borrowed);
                     query.execute(&mut **connection).await.map(|done| done.rows_affected())
                 }
                 #[cfg(feature = "mysql")]
                 Connection::MySql(connection) => {
-                    let query = bind_all!(sql, values, naive, never_bound, never_bound);
+                    let query = bind_all!(sql, values, naive, never_bound, never_bound, never_bound);
                     query.execute(&mut **connection).await.map(|done| done.rows_affected())
                 }
             }
@@ -438,8 +472,14 @@ impl<'c> Session<'c> {
             match connection {
                 #[cfg(feature = "sqlite")]
                 Connection::Sqlite(connection) => {
-                    let query =
-                        bind_all!(sql, values, |moment| moment.timestamp_micros(), never_bound, never_bound);
+                    let query = bind_all!(
+                        sql,
+                        values,
+                        |moment| moment.timestamp_micros(),
+                        never_bound,
+                        never_bound,
+                        never_bound
+                    );
                     query
                         .fetch_all(&mut **connection)
                         .await
@@ -447,7 +487,8 @@ impl<'c> Session<'c> {
                 }
                 #[cfg(feature = "postgres")]
                 Connection::Postgres(connection) => {
-                    let query = bind_all!(sql, values, |moment| moment, Vec::as_slice, Vec::as_slice);
+                    let query =
+                        bind_all!(sql, values, |moment| moment, Vec::as_slice, Vec::as_slice, borrowed);
                     query
                         .fetch_all(&mut **connection)
                         .await
@@ -455,7 +496,7 @@ impl<'c> Session<'c> {
                 }
                 #[cfg(feature = "mysql")]
                 Connection::MySql(connection) => {
-                    let query = bind_all!(sql, values, naive, never_bound, never_bound);
+                    let query = bind_all!(sql, values, naive, never_bound, never_bound, never_bound);
                     query
                         .fetch_all(&mut **connection)
                         .await
@@ -621,10 +662,10 @@ impl Row {
 
 /// A stored value that cannot be what was written.
 pub(crate) fn unreadable(what: &str, source: impl Into<towpath_core::ports::store::BoxError>) -> StoreError {
-    StoreError::Corrupt { what: what.to_owned(), source: source.into() }
+    StoreError::corrupt(what, source)
 }
 
-fn unexpected_null(column: &str) -> StoreError {
+pub(crate) fn unexpected_null(column: &str) -> StoreError {
     unreadable(column, "it is null")
 }
 

@@ -12,7 +12,7 @@ use crate::floors::{Floors, Place};
 use crate::lent::{Care, Lent, Limits, Silence};
 use crate::ops::cleaning::Walked;
 use crate::pools::{Pool, StoreOptions};
-use crate::sql::{Session, classify};
+use crate::sql::{Session, SqlFault, classify};
 use crate::transaction::{Inner, JoinTransaction, SqlTransaction};
 use crate::url::StoreUrl;
 
@@ -241,6 +241,24 @@ impl SqlStore {
             }
         };
         Ok(self.opened(inner))
+    }
+
+    /// A transaction with what comes first in it, in one round trip; nothing where that takes two.
+    #[cfg(feature = "postgres")]
+    pub(crate) async fn transaction_with(
+        &self,
+        name: &'static str,
+        statements: impl FnOnce() -> String,
+    ) -> Option<Result<SqlTransaction, SqlFault>> {
+        let Pool::Postgres { all, .. } = &self.pool else { return None };
+        self.probe.before(name);
+        let begin = async {
+            let lent = self.lent_by(all).await.map_err(SqlFault::Other)?;
+            let mut lent = Lent::new(lent, self.limits.clone());
+            lent.begin_with(name, statements()).await?;
+            Ok(self.opened(Inner::Postgres(lent)))
+        };
+        Some(begin.await)
     }
 }
 

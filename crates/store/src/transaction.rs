@@ -1,27 +1,32 @@
 //! Open transactions: ours, and the caller's own.
 
+use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use towpath_core::envelope::RecordedEvent;
-use towpath_core::ids::{EventId, HandlerName, Lane, Position};
+use towpath_core::ids::{
+    AggregateKey, EventId, HandlerName, Lane, Position, TaskId, TaskKey, TaskTypeName, Version,
+};
 use towpath_core::letters::{Letter, NewLetter};
 use towpath_core::lifecycle::InboxStatus;
 use towpath_core::ports::operations::{OperationAnswer, OperationClaim};
 use towpath_core::ports::probe::Probe;
 use towpath_core::ports::store::{
-    Adopted, Append, AppendRules, Appended, AppendedTogether, Expected, FirstDelivery, FollowedLog,
-    InboxMark, LeaseGrant, NewCommand, NewTimer, StoreError, StoreResult, StoreTx, Transactions, Watch,
-    Watched,
+    Adopted, AggregateRow, Append, AppendRules, Appended, AppendedTogether, Canceling, Expected,
+    FirstDelivery, FollowedLog, HeldTask, InboxMark, LeaseGrant, NewCommand, NewTask, NewTimer, NewUndo,
+    ProcessInput, Projected, StartedTask, StoreError, StoreResult, StoreTx, Task, TaskClaim, TaskEnding,
+    TaskRetry, Transactions, Watch, Watched,
 };
 use uuid::Uuid;
 
 use crate::dialect::Dialect;
 use crate::lent::{Care, Ended, Lent, Limits};
 use crate::ops;
-use crate::sql::{Session, classify};
+use crate::schema::PROJECTIONS;
+use crate::sql::{Session, SqlFault, classify};
 use crate::store::SqlStore;
 
 /// A transaction of the store's own, open on one of the three databases. Dropped without a commit, it is rolled back.
@@ -290,6 +295,20 @@ impl SqlStore {
         self.transaction().await
     }
 
+    /// Opens the transaction of a unit of work; nothing when one of the same unit has committed. One that is open is waited for.
+    pub async fn open_unit(&self, unit_id: Uuid) -> StoreResult<Option<SqlTransaction>> {
+        #[cfg(feature = "postgres")]
+        if let Some(opened) = self.transaction_with("unit.begin", || ops::units::begin_sql(unit_id)).await {
+            return match opened {
+                Ok(transaction) => Ok(Some(transaction)),
+                Err(SqlFault::Unique { .. }) => Ok(None),
+                Err(fault) => Err(fault.into()),
+            };
+        }
+        let mut transaction = self.transaction().await?;
+        Ok(ops::units::begin(&mut transaction.session(), unit_id).await?.then_some(transaction))
+    }
+
     /// Opens a transaction that comes true only if a grant is still the newest of its lease: nobody takes it before the end.
     ///
     /// # Errors
@@ -316,12 +335,23 @@ impl Transactions for SqlStore {
     async fn begin_under(&self, grant: &LeaseGrant) -> StoreResult<Box<dyn StoreTx>> {
         Ok(Box::new(self.open_transaction_under(grant).await?))
     }
+
+    async fn begin_unit(&self, unit_id: Uuid) -> StoreResult<Option<Box<dyn StoreTx>>> {
+        let opened = self.open_unit(unit_id).await?;
+        Ok(opened.map(|transaction| -> Box<dyn StoreTx> { Box::new(transaction) }))
+    }
 }
 
 #[async_trait]
 impl StoreTx for SqlTransaction {
     async fn append(&mut self, append: &Append) -> StoreResult<Appended> {
         ops::append::append_tx(&mut self.session(), append).await
+    }
+
+    async fn lock_aggregate(&mut self, aggregate: &AggregateKey) -> StoreResult<Option<AggregateRow>> {
+        let mut session = self.session();
+        let lock = session.dialect().for_update();
+        ops::aggregates::find_aggregate(&mut session, aggregate, lock).await
     }
 
     async fn mark(
@@ -352,10 +382,6 @@ impl StoreTx for SqlTransaction {
 
     async fn send(&mut self, command: &NewCommand) -> StoreResult<bool> {
         ops::commands::accept_once(&mut self.session(), command).await
-    }
-
-    async fn begin_unit(&mut self, unit_id: Uuid) -> StoreResult<bool> {
-        ops::units::begin(&mut self.session(), unit_id).await
     }
 
     async fn append_by(
@@ -450,6 +476,114 @@ impl StoreTx for SqlTransaction {
 
     async fn look_at_all(&mut self, observer: &str) -> StoreResult<()> {
         ops::observations::look_at_all(&mut self.session(), observer).await
+    }
+
+    async fn lock_projected(
+        &mut self,
+        projection: &str,
+        kind: &str,
+        ids: &[String],
+    ) -> StoreResult<BTreeMap<String, Projected>> {
+        ops::projections::lock(&mut self.session(), projection, kind, ids).await
+    }
+
+    async fn note_projected(
+        &mut self,
+        projection: &str,
+        kind: &str,
+        by: u32,
+        reached: &[(String, Version)],
+    ) -> StoreResult<()> {
+        let rows = ops::projections::noted(projection, kind, by, reached);
+        self.own_tables().put("projection.note", &PROJECTIONS, rows).await
+    }
+
+    async fn projection_made_by(&mut self, projection: &str, kind: &str) -> StoreResult<u32> {
+        ops::projections::made_by(&mut self.session(), projection, kind).await
+    }
+
+    async fn projection_failed(
+        &mut self,
+        projection: &str,
+        kind: &str,
+        id: &str,
+        reason: (&str, &str),
+    ) -> StoreResult<()> {
+        ops::projections::fail(&mut self.session(), projection, kind, id, reason).await
+    }
+
+    async fn forget_projected(&mut self, projection: &str, kind: &str, id: &str) -> StoreResult<()> {
+        ops::projections::forget(&mut self.session(), projection, kind, id).await
+    }
+
+    async fn start_tasks(&mut self, tasks: &[NewTask]) -> StoreResult<Vec<StartedTask>> {
+        ops::tasks::start(&mut self.session(), tasks).await
+    }
+
+    async fn open_task(&mut self, task_type: &TaskTypeName, key: &TaskKey) -> StoreResult<Option<TaskId>> {
+        ops::tasks::open(&mut self.session(), task_type, key).await
+    }
+
+    async fn cancel_task(&mut self, task_id: TaskId, reason: &str) -> StoreResult<Canceling> {
+        ops::tasks::cancel(&mut self.session(), task_id, reason).await
+    }
+
+    async fn take_tick(&mut self, schedule: &str, tick: DateTime<Utc>) -> StoreResult<bool> {
+        ops::tasks::take_tick(&mut self.session(), schedule, tick).await
+    }
+
+    async fn lock_task(&mut self, task_id: TaskId) -> StoreResult<Option<Task>> {
+        ops::tasks::lock(&mut self.session(), task_id).await
+    }
+
+    async fn retry_task(&mut self, task_id: TaskId) -> StoreResult<TaskRetry> {
+        ops::tasks::retry(&mut self.session(), task_id).await
+    }
+
+    async fn claim_task(&mut self, task_id: TaskId, worker: &str) -> StoreResult<Option<Task>> {
+        ops::tasks::claim_one(&mut self.session(), task_id, worker).await
+    }
+
+    async fn hold_tasks(&mut self, claims: &[TaskClaim]) -> StoreResult<Vec<HeldTask>> {
+        ops::tasks::hold(&mut self.session(), claims).await
+    }
+
+    async fn end_tasks(&mut self, endings: &[TaskEnding]) -> StoreResult<Vec<TaskId>> {
+        ops::tasks::end(&mut self.session(), endings).await
+    }
+
+    async fn record_process_input(&mut self, input: &ProcessInput) -> StoreResult<()> {
+        ops::processes::record(&mut self.session(), input).await
+    }
+
+    async fn name_timer(
+        &mut self,
+        process: &AggregateKey,
+        name: &str,
+        timer_id: Uuid,
+        due_at: DateTime<Utc>,
+    ) -> StoreResult<()> {
+        ops::processes::name_timer(&mut self.session(), process, name, timer_id, due_at).await
+    }
+
+    async fn take_named_timers(
+        &mut self,
+        process: &AggregateKey,
+        name: Option<&str>,
+    ) -> StoreResult<Vec<Uuid>> {
+        ops::processes::take_timers(&mut self.session(), process, name).await
+    }
+
+    async fn keep_undo(&mut self, undo: &NewUndo) -> StoreResult<()> {
+        ops::processes::keep_undo(&mut self.session(), undo).await
+    }
+
+    async fn begin_undoing(&mut self, process: &AggregateKey, now: DateTime<Utc>) -> StoreResult<()> {
+        ops::processes::begin_undoing(&mut self.session(), process, now).await
+    }
+
+    async fn forget_undos(&mut self, process: &AggregateKey) -> StoreResult<()> {
+        ops::processes::forget_undos(&mut self.session(), process).await
     }
 
     async fn commit(self: Box<Self>) -> StoreResult<()> {

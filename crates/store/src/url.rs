@@ -141,6 +141,7 @@ fn without_password(url: &str) -> String {
 #[cfg(all(test, feature = "sqlite", feature = "postgres", feature = "mysql"))]
 mod tests {
     use super::*;
+    use towpath_core::retry::Coded as _;
 
     #[test]
     fn the_three_schemes_are_understood() {

@@ -70,6 +70,27 @@ impl Words {
         format!("CAST({column} AS {})", if self.is_mysql { "CHAR" } else { "text" })
     }
 
+    /// Asks for the type of a column, whether it may be null, and its default.
+    fn declaration(&self, table: &str, column: &str) -> String {
+        if self.is_mysql {
+            format!(
+                "SELECT data_type, is_nullable, column_default FROM information_schema.columns \
+                 WHERE table_schema = DATABASE() AND table_name = '{table}' AND column_name = '{column}'"
+            )
+        } else if self.is_postgres {
+            format!(
+                "SELECT CAST(data_type AS text), CAST(is_nullable AS text), CAST(column_default AS text) \
+                 FROM information_schema.columns WHERE table_schema = current_schema() AND table_name = '{table}' \
+                 AND column_name = '{column}'"
+            )
+        } else {
+            format!(
+                "SELECT type, CAST(\"notnull\" AS text), dflt_value FROM pragma_table_info('{table}') \
+                 WHERE name = '{column}'"
+            )
+        }
+    }
+
     fn uuid(&self, id: Uuid) -> String {
         if self.is_postgres { format!("'{id}'") } else { format!("X'{}'", id.simple()) }
     }
@@ -159,34 +180,25 @@ async fn a_timer_keeps_when_it_ran_how_it_ended_and_how_often_it_failed(fresh: &
 async fn failures_of_a_task_are_counted_in_64_bits_from_nothing(fresh: &Fresh) {
     fresh.store().await;
     let words = Words::of(fresh);
-    let (sql, expected) = if words.is_mysql {
-        (
-            "SELECT data_type, is_nullable, column_default FROM information_schema.columns \
-             WHERE table_schema = DATABASE() AND table_name = 'timers' AND column_name = 'retry_count'",
-            ["bigint", "NO", "0"],
-        )
-    } else if words.is_postgres {
-        (
-            "SELECT CAST(data_type AS text), CAST(is_nullable AS text), CAST(column_default AS text) \
-             FROM information_schema.columns WHERE table_schema = current_schema() AND table_name = 'timers' \
-             AND column_name = 'retry_count'",
-            ["bigint", "NO", "0"],
-        )
-    } else {
-        (
-            "SELECT type, CAST(\"notnull\" AS text), dflt_value FROM pragma_table_info('timers') \
-             WHERE name = 'retry_count'",
-            // SQLite's integers have 64 bits.
-            ["INTEGER", "1", "0"],
-        )
+    for table in ["timers", "task_box"] {
+        // SQLite's integers have 64 bits.
+        let expected =
+            if words.is_mysql || words.is_postgres { ["bigint", "NO", "0"] } else { ["INTEGER", "1", "0"] };
+        assert_eq!(row(fresh, &words.declaration(table, "retry_count")).await, expected, "{table}");
+    }
+    let [_, nullable, default] = &row(fresh, &words.declaration("task_box", "status")).await[..] else {
+        panic!("three columns")
     };
-    assert_eq!(row(fresh, sql).await, expected);
+    assert!(
+        ["NO", "1"].contains(&nullable.as_str()) && default.starts_with("'pending'"),
+        "{nullable} {default}"
+    );
 }
 
 /// A database of version 1 gets what version 2 has; one that has it already keeps it.
 async fn an_index_of_a_later_version_is_added_where_it_is_missing(fresh: &Fresh) {
     let store = SqlStore::connect(&fresh.url()).await.unwrap();
-    assert_eq!(store.migrate().await.unwrap(), [1, 2, 3, 4]);
+    assert_eq!(store.migrate().await.unwrap(), [1, 2, 3, 4, 5]);
     let index = match Words::of(fresh).is_mysql {
         true => "DROP INDEX channel_parked_due ON channel_parked",
         false => "DROP INDEX channel_parked_due",
@@ -195,13 +207,22 @@ async fn an_index_of_a_later_version_is_added_where_it_is_missing(fresh: &Fresh)
         if !is_there {
             store.own_execute("test.drop", index, Vec::new()).await.unwrap();
         }
-        for table in ["units_of_work", "projections", "observations"] {
+        for table in [
+            "units_of_work",
+            "projections",
+            "observations",
+            "task_box",
+            "task_schedules",
+            "process_inputs",
+            "process_timers",
+            "process_undos",
+        ] {
             let later = format!("DROP TABLE {table}");
             store.own_execute("test.later", &later, Vec::new()).await.unwrap();
         }
         let forget = "DELETE FROM towpath_migrations WHERE version >= 2";
         store.own_execute("test.forget", forget, Vec::new()).await.unwrap();
-        assert_eq!(store.migrate().await.unwrap(), [2, 3, 4], "there: {is_there}");
+        assert_eq!(store.migrate().await.unwrap(), [2, 3, 4, 5], "there: {is_there}");
     }
     store.own_execute("test.drop", index, Vec::new()).await.expect("it is there again");
 }

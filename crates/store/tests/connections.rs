@@ -142,7 +142,7 @@ async fn a_commit_left_halfway_costs_no_connection(fresh: Fresh) {
 async fn a_server_that_falls_silent_keeps_nobody_waiting(fresh: Fresh) {
     let limits = StoreOptions {
         max_connections: 3,
-        statement_timeout: Duration::from_millis(300),
+        statement_timeout: Duration::from_secs(2),
         acquire_timeout: Duration::from_secs(2),
         ..StoreOptions::default()
     };
@@ -155,14 +155,14 @@ async fn a_server_that_falls_silent_keeps_nobody_waiting(fresh: Fresh) {
     let own_statement = transaction.own_tables().execute("test.mark", "DELETE FROM marks", vec![]).await;
     assert!(matches!(own_statement, Err(StoreError::Unavailable(_))), "{own_statement:?}");
     let text = own_statement.unwrap_err().source().unwrap().to_string();
-    assert!(text.contains("test.mark was not answered within 300ms"), "{text}");
+    assert!(text.contains("test.mark was not answered within 2s"), "{text}");
     assert!(matches!(transaction.abandon().await, Err(StoreError::Unavailable(_))));
     assert!(matches!(committed.finish().await, Err(StoreError::Unavailable(_))));
     // The third one hangs, too; after it there are only new ones.
     let alone = stage.through.own_rows("test.marks", "SELECT mark FROM marks", vec![]).await;
     assert!(matches!(alone, Ok(_) | Err(StoreError::Unavailable(_))), "not another error");
     stage.writes_are_true().await;
-    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
     stage.closes().await;
 }
 
@@ -170,7 +170,8 @@ async fn a_server_that_falls_silent_keeps_nobody_waiting(fresh: Fresh) {
 async fn one_that_waits_in_vain_is_enough(fresh: Fresh) {
     let limits = StoreOptions {
         max_connections: 4,
-        statement_timeout: Duration::from_millis(300),
+        // One statement waits so long; the others are answered by then.
+        statement_timeout: Duration::from_secs(5),
         acquire_timeout: Duration::from_secs(2),
         ..StoreOptions::default()
     };
@@ -198,8 +199,8 @@ async fn one_that_waits_in_vain_is_enough(fresh: Fresh) {
 /// Nobody answers on new connections either, until somebody does.
 async fn a_silent_server_is_found_again(fresh: Fresh) {
     let limits = StoreOptions {
-        statement_timeout: Duration::from_millis(300),
-        acquire_timeout: Duration::from_millis(500),
+        statement_timeout: Duration::from_secs(2),
+        acquire_timeout: Duration::from_secs(2),
         ..options()
     };
     let stage = Stage::on(fresh, limits).await;
@@ -209,7 +210,7 @@ async fn a_silent_server_is_found_again(fresh: Fresh) {
         let asked = stage.through.ready().await;
         assert!(matches!(asked, Err(StoreError::Unavailable(_))), "{asked:?}");
     }
-    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
     // Old connections stay dead.
     stage.proxy.cut();
     stage.proxy.heal();

@@ -4,6 +4,8 @@
 //! does not survive that fails here, with its name, and not later in production. The aggregate's names, pairs and
 //! machine are checked as at the start, and its machine guards here as it does there.
 
+mod process;
+
 use std::collections::HashMap;
 use std::fmt::{Debug, Display};
 use std::time::Duration;
@@ -19,6 +21,8 @@ use towpath_core::{Aggregate, Context, Event, Payload, Refusal, Version, from_va
 
 use crate::clock::VirtualClock;
 use crate::difference::difference;
+
+pub use process::{GivenProcess, WhenSeen, given_process, seen};
 
 /// What has happened to the aggregate so far. Continue with [`Given::when`].
 ///
@@ -296,6 +300,11 @@ impl<A: Aggregate> History<A> {
         if moves {
             self.entered = Payload::from_value(&self.aggregate).ok();
         }
+    }
+
+    fn has_ended(&self) -> bool {
+        let machine = self.decider.machine();
+        self.state.as_deref().zip(machine).is_some_and(|(state, machine)| machine.is_terminal(state))
     }
 
     #[track_caller]

@@ -1,6 +1,6 @@
 //! What tests of Towpath, and of applications on it, need.
 //!
-//! - [`given`]: given/when/then for an aggregate, without any I/O.
+//! - [`given`], [`given_process`]: given/when/then for an aggregate and for a process, without any I/O.
 //! - [`VirtualClock`]: a clock that stands still until it is told to move.
 //! - [`CountingProbe`], [`KillProbe`], [`StopProbe`], [`PauseProbe`], [`MutantProbe`]: what happens just before a statement is sent.
 //! - [`store`]: the meaning of the store contract, as cases that every adapter runs.
@@ -24,5 +24,5 @@ pub mod store;
 
 pub use clock::VirtualClock;
 pub use control::under_control;
-pub use given::{Given, Then, When, given};
+pub use given::{Given, GivenProcess, Then, When, WhenSeen, given, given_process, seen};
 pub use probe::{CountingProbe, KillProbe, MutantProbe, PauseProbe, StopProbe};

@@ -14,7 +14,7 @@ use serde::Serialize;
 use tokio::sync::watch;
 use towpath_core::aggregate::Context;
 use towpath_core::decider::{Current, DecideError, Decider, Decision, StoredEvent};
-use towpath_core::envelope::{ChangeContext, EventEnvelope};
+use towpath_core::envelope::{ChangeContext, EventEnvelope, RecordedEvent};
 use towpath_core::ids::{
     AggregateKey, CausationId, CommandId, CorrelationId, EventId, InvalidId, Position, Version,
 };
@@ -26,7 +26,7 @@ use towpath_core::ports::store::{
     AggregateRow, Append, CommandRecord, CommandResult, CompletedCommand, DeadlineChange, Expected,
     FailedCommand, Found, LeaseGrant, NewCommand, NewEvent, Snapshot, StateChange, Store, StoreError,
 };
-use towpath_core::retry::{ErrorClass, RetryDecision, RetryPolicy};
+use towpath_core::retry::{Coded, ErrorClass, RetryDecision, RetryPolicy};
 use towpath_core::time::later;
 use tracing::Instrument as _;
 use uuid::Uuid;
@@ -49,10 +49,10 @@ const MAX_ROUNDS: u32 = 50;
 const RECONNECT_FOR: Duration = Duration::from_secs(3);
 
 /// How many events are read at a time when a state has to be folded anew.
-const FOLD_PAGE: u32 = 500;
+pub(crate) const FOLD_PAGE: u32 = 500;
 
 /// And how many bytes of payloads at a time.
-const FOLD_BYTES: u64 = 4 << 20;
+pub(crate) const FOLD_BYTES: u64 = 4 << 20;
 
 /// The answer to a command.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -190,9 +190,8 @@ pub enum SendError {
     Store(#[source] StoreError),
 }
 
-impl SendError {
-    /// A stable code.
-    pub fn code(&self) -> &'static str {
+impl Coded for SendError {
+    fn code(&self) -> &'static str {
         match self {
             Self::InvalidId(_) => "invalid-id",
             Self::UnknownCommand(_) => "unknown-command",
@@ -215,8 +214,7 @@ impl SendError {
         }
     }
 
-    /// How a retry decision sees it.
-    pub fn class(&self) -> ErrorClass {
+    fn class(&self) -> ErrorClass {
         match self {
             Self::InvalidId(_)
             | Self::UnknownCommand(_)
@@ -239,8 +237,7 @@ impl SendError {
         }
     }
 
-    /// What a person can do about it.
-    pub fn next_step(&self) -> &'static str {
+    fn next_step(&self) -> &'static str {
         match self {
             Self::InvalidId(_) | Self::InvalidPayload { .. } => {
                 "Correct what the cause names and send it again."
@@ -438,9 +435,9 @@ impl Bus {
                 // What follows may ask the store for more: a connection that is held meanwhile is one that others,
                 // doing the same, wait for.
                 session.release();
-                match self.standing(&record, incoming).await? {
-                    Standing::Answered(receipt) => return Ok(receipt),
-                    Standing::Run(found) => {
+                match self.recorded(&record, incoming).await? {
+                    Recorded::Answered(receipt) => return Ok(receipt),
+                    Recorded::Run(found) => {
                         // A command that is run again keeps the flow it was first sent in.
                         command.context = record.command.context;
                         (found, record.retry_count)
@@ -524,26 +521,26 @@ impl Bus {
     }
 
     /// What a recorded command means for one that is sent (G4).
-    async fn standing(&self, record: &CommandRecord, incoming: &Incoming) -> Result<Standing, Attempt> {
+    async fn recorded(&self, record: &CommandRecord, incoming: &Incoming) -> Result<Recorded, Attempt> {
         let command_id = || record.command.command_id.clone();
         if !incoming.command.is_same_as(record) {
             return Err(Attempt::Answer(SendError::IdReused(command_id())));
         }
         match record.status {
             CommandStatus::Completed => match self.recorded_answer(record).await {
-                Ok(receipt) => Ok(Standing::Answered(receipt)),
+                Ok(receipt) => Ok(Recorded::Answered(receipt)),
                 Err(error) => Err(Attempt::Answer(SendError::Store(error))),
             },
             // Claimed by us once, but no longer: whoever took it over has ended it, and it is not ours to run again.
             CommandStatus::Failed if incoming.claim.is_some() => {
                 Err(Attempt::Answer(SendError::StillProcessing(command_id())))
             }
-            CommandStatus::Failed => Ok(Standing::Run(Found::Failed { retry_count: record.retry_count })),
+            CommandStatus::Failed => Ok(Recorded::Run(Found::Failed { retry_count: record.retry_count })),
             CommandStatus::Processing
                 if record.claim.is_some()
                     && incoming.claim.as_ref().map(LeaseGrant::claim) == record.claim =>
             {
-                Ok(Standing::Run(incoming.claim.clone().map_or(Found::Nowhere, Found::Claimed)))
+                Ok(Recorded::Run(incoming.claim.clone().map_or(Found::Nowhere, Found::Claimed)))
             }
             CommandStatus::Pending | CommandStatus::Processing => {
                 Err(Attempt::Answer(SendError::StillProcessing(command_id())))
@@ -590,33 +587,12 @@ impl Bus {
         aggregate: &AggregateKey,
         up_to: Version,
     ) -> Result<(Payload, Option<String>), FoldError> {
-        let mut snapshot: Option<Payload> = None;
-        let mut state: Option<String> = None;
-        let mut folded = 0;
-        while folded < up_to {
-            let page = self
-                .store
-                .events_of_within(aggregate, folded, FOLD_PAGE, FOLD_BYTES)
-                .await
-                .map_err(FoldError::Store)?;
-            let events: Vec<StoredEvent<'_>> = page
-                .iter()
-                .map(|event| &event.envelope)
-                .filter(|event| event.aggregate_version <= up_to)
-                .map(StoredEvent::from)
-                .collect();
-            if events.is_empty() {
-                break;
-            }
-            folded += events.len() as u64;
-            let names: Vec<&str> = events.iter().map(|event| event.name).collect();
-            state = decider.machine_state_after(state, &names);
-            snapshot = Some(fold(decider, snapshot.as_ref(), &events)?);
+        let mut folding = Folding::of(decider, up_to);
+        while let Some(after) = folding.wants() {
+            let page = self.store.events_of_within(aggregate, after, FOLD_PAGE, FOLD_BYTES).await;
+            folding.take(&page.map_err(FoldError::Store)?)?;
         }
-        match snapshot {
-            Some(snapshot) => Ok((snapshot, state)),
-            None => fold(decider, None, &[]).map(|snapshot| (snapshot, state)),
-        }
+        folding.finish()
     }
 
     fn to_append(
@@ -745,7 +721,7 @@ fn is_lost_round(error: &StoreError) -> bool {
 }
 
 /// How a recorded command stands to one that is sent.
-enum Standing {
+enum Recorded {
     /// It may be run.
     Run(Found),
     /// It has an answer.
@@ -764,6 +740,50 @@ pub(crate) enum FoldError {
     Store(StoreError),
     Decide(DecideError),
     Panicked,
+}
+
+/// Folds an aggregate's events, page by page, up to a version.
+pub(crate) struct Folding<'d> {
+    decider: &'d dyn Decider,
+    up_to: Version,
+    snapshot: Option<Payload>,
+    state: Option<String>,
+    folded: Version,
+    is_over: bool,
+}
+
+impl<'d> Folding<'d> {
+    pub(crate) fn of(decider: &'d dyn Decider, up_to: Version) -> Self {
+        Self { decider, up_to, snapshot: None, state: None, folded: 0, is_over: false }
+    }
+
+    /// Behind which version the next page begins, if one is wanted.
+    pub(crate) fn wants(&self) -> Option<Version> {
+        (self.folded < self.up_to && !self.is_over).then_some(self.folded)
+    }
+
+    pub(crate) fn take(&mut self, page: &[RecordedEvent]) -> Result<(), FoldError> {
+        let events: Vec<StoredEvent<'_>> = page
+            .iter()
+            .map(|event| &event.envelope)
+            .filter(|event| event.aggregate_version <= self.up_to)
+            .map(StoredEvent::from)
+            .collect();
+        self.is_over = events.is_empty();
+        self.folded += events.len() as u64;
+        let names: Vec<&str> = events.iter().map(|event| event.name).collect();
+        self.state = self.decider.machine_state_after(self.state.take(), &names);
+        self.snapshot = Some(fold(self.decider, self.snapshot.as_ref(), &events)?);
+        Ok(())
+    }
+
+    /// Its state, and the state of its machine.
+    pub(crate) fn finish(self) -> Result<(Payload, Option<String>), FoldError> {
+        match self.snapshot {
+            Some(snapshot) => Ok((snapshot, self.state)),
+            None => fold(self.decider, None, &[]).map(|snapshot| (snapshot, self.state)),
+        }
+    }
 }
 
 fn fold(

@@ -7,7 +7,9 @@
 use std::time::Duration;
 
 use tokio::sync::watch;
+use towpath_core::lifecycle::TaskState;
 use towpath_core::ports::store::{LeaseGrant, StoreError, StoreResult};
+use towpath_core::retry::Coded as _;
 use towpath_core::time::earlier;
 
 use towpath_store::SqlStore;
@@ -69,15 +71,20 @@ struct Deleted {
     commands: u64,
 }
 
-/// Deletes a page at a time, with pauses, until nothing is left or until told to stop; counts what was deleted.
+/// Deletes a page at a time, with pauses, until nothing is left or until told to stop; counts what was deleted. What fails
+/// here does not keep the rest from being cleaned, unless somebody else cleans by now.
 macro_rules! page_by_page {
-    ($stopping:expr, $count:expr, $page:expr) => {
+    ($stopping:expr, $failed:expr, $count:expr, $page:expr) => {
         while !$stopping.is_asked() {
-            let deleted = $page.await?;
-            if deleted == 0 {
-                break;
+            match $page.await {
+                Ok(0) => break,
+                Ok(deleted) => $count += deleted,
+                Err(error @ StoreError::Fenced { .. }) => return Err(error),
+                Err(error) => {
+                    $failed.get_or_insert(error);
+                    break;
+                }
             }
-            $count += deleted;
             breathe($stopping).await;
         }
     };
@@ -91,27 +98,40 @@ async fn clean(
     keeping: Keeping,
     stopping: &mut Stopping,
 ) -> StoreResult<Deleted> {
-    let (mut deleted, mut others) = (Deleted::default(), 0);
+    let (mut deleted, mut others, mut failed) = (Deleted::default(), 0, None);
     // Asked anew for each pass: what is deleted too early cannot be brought back.
     let now = bus.database_time().await?;
     if let Some(before) = earlier(now, keeping.sent) {
-        page_by_page!(stopping, deleted.sent, bus.store.clean_outbox(lease, before, PAGE));
+        page_by_page!(stopping, failed, deleted.sent, bus.store.clean_outbox(lease, before, PAGE));
     }
     if let Some(before) = earlier(now, keeping.handled) {
         // Letters that ended are kept as long as the inbox remembers.
-        page_by_page!(stopping, others, store.clean_letters(lease, before, PAGE));
-        page_by_page!(stopping, deleted.handled, bus.store.clean_inbox(lease, before, PAGE));
-        page_by_page!(stopping, others, store.clean_timers(lease, before, PAGE));
-        others += store.clean_leases(lease, &["instance/", "relaying/"], keeping.handled).await?;
+        page_by_page!(stopping, failed, others, store.clean_letters(lease, before, PAGE));
+        page_by_page!(stopping, failed, deleted.handled, bus.store.clean_inbox(lease, before, PAGE));
+        page_by_page!(stopping, failed, others, store.clean_timers(lease, before, PAGE));
+        page_by_page!(stopping, failed, others, store.clean_processes(lease, before, PAGE));
+        let leases = store.clean_leases(lease, &["instance/", "relaying/"], keeping.handled).await;
+        others += leases.unwrap_or_else(|error| {
+            failed.get_or_insert(error);
+            0
+        });
     }
     if let Some(before) = earlier(now, UNITS) {
-        page_by_page!(stopping, others, store.clean_units(lease, before, PAGE));
+        page_by_page!(stopping, failed, others, store.clean_units(lease, before, PAGE));
     }
     if let Some(before) = earlier(now, keeping.commands) {
-        page_by_page!(stopping, deleted.commands, bus.store.clean_commands(lease, before, PAGE));
+        page_by_page!(stopping, failed, deleted.commands, bus.store.clean_commands(lease, before, PAGE));
+    }
+    let well = [TaskState::Succeeded, TaskState::Skipped, TaskState::Canceled];
+    let well = well.map(|status| (status, keeping.tasks));
+    let badly = [TaskState::Failed, TaskState::Timeout].map(|status| (status, keeping.failed_tasks));
+    for (status, keep) in well.into_iter().chain(badly) {
+        if let Some(before) = earlier(now, keep) {
+            page_by_page!(stopping, failed, others, store.clean_tasks(lease, status, before, PAGE));
+        }
     }
     tracing::debug!(others, "cleaned up");
-    Ok(deleted)
+    failed.map_or(Ok(deleted), Err)
 }
 
 async fn breathe(stopping: &mut Stopping) {

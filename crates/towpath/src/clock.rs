@@ -8,6 +8,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use towpath_core::envelope::to_stored_precision;
 use towpath_core::ports::clock::Clock;
 use towpath_core::ports::store::{Store, StoreResult};
+use towpath_core::retry::Coded as _;
 
 use crate::bus::with_causes;
 use crate::service::{Service, Stopping, Wake, rest};

@@ -9,11 +9,12 @@ use chrono::{DateTime, Utc};
 use towpath_core::ids::{ChannelName, Lane};
 use towpath_core::ports::store::Append;
 
-use crate::metrics::Meters;
+use crate::metrics::{Meters, table};
 use crate::observer::ObserverWake;
 use crate::registry::Registry;
 use crate::relay::RelayWakes;
 use crate::service::Wake;
+use crate::tasks::TaskWake;
 use crate::timers::TimerWake;
 use crate::tracker::TrackerWakes;
 
@@ -26,6 +27,14 @@ pub(crate) struct Committed {
     /// The soonest.
     timer_due_at: Option<DateTime<Utc>>,
     commands: bool,
+    /// Tasks that can be taken.
+    tasks: bool,
+    /// Tasks that wait for their time.
+    task_times: bool,
+    /// Tasks that run and are to be called off.
+    task_cancels: bool,
+    /// Attempts at tasks that ended: their types, and how.
+    task_attempts: Vec<(String, &'static str)>,
     observers: Vec<ObserverWake>,
     /// Names of observers that have something to look at.
     watched_by: Vec<String>,
@@ -55,6 +64,21 @@ impl Committed {
         Self { commands: true, ..Self::default() }
     }
 
+    /// A task, and until when it waits.
+    pub(crate) fn task(not_before: Option<DateTime<Utc>>) -> Self {
+        Self { tasks: not_before.is_none(), task_times: not_before.is_some(), ..Self::default() }
+    }
+
+    /// A task that runs and is to be called off.
+    pub(crate) fn canceling() -> Self {
+        Self { task_cancels: true, ..Self::default() }
+    }
+
+    /// An attempt at a task that ended.
+    pub(crate) fn attempt(task_type: String, outcome: &'static str) -> Self {
+        Self { task_attempts: vec![(task_type, outcome)], ..Self::default() }
+    }
+
     /// Something that an observer looks after.
     pub(crate) fn observed(observer: ObserverWake) -> Self {
         Self { observers: vec![observer], ..Self::default() }
@@ -71,6 +95,10 @@ impl Committed {
         self.channels.extend(more.channels);
         self.timer_due_at = [self.timer_due_at, more.timer_due_at].into_iter().flatten().min();
         self.commands |= more.commands;
+        self.tasks |= more.tasks;
+        self.task_times |= more.task_times;
+        self.task_cancels |= more.task_cancels;
+        self.task_attempts.extend(more.task_attempts);
         self.observers.extend(more.observers);
         self.watched_by.extend(more.watched_by);
     }
@@ -88,6 +116,12 @@ pub(crate) struct Wakes {
     pub(crate) trackers: TrackerWakes,
     /// Who runs commands that were accepted for later.
     pub(crate) runner: Wake,
+    /// Who takes tasks.
+    pub(crate) tasks: TaskWake,
+    /// Who lets tasks be taken at their time.
+    pub(crate) task_times: Wake,
+    /// Who asks which tasks are to be called off.
+    pub(crate) task_cancels: Wake,
     /// Observers, by their names.
     pub(crate) observers: Arc<HashMap<String, ObserverWake>>,
 }
@@ -97,6 +131,9 @@ impl Wakes {
     /// nothing finds nothing.
     pub(crate) fn act(&self, committed: &Committed, meters: &Meters) {
         meters.committed(committed.event_types.iter().map(String::as_str));
+        for (task_type, outcome) in &committed.task_attempts {
+            table::TASK_ATTEMPTS.counter(&[task_type.as_str(), outcome]).increment(1);
+        }
         let has_facts = !committed.event_types.is_empty();
         if has_facts {
             self.sequencer.wake();
@@ -104,7 +141,16 @@ impl Wakes {
         if committed.commands {
             self.runner.wake();
         }
-        if has_facts || committed.commands {
+        if committed.tasks {
+            self.tasks.wake();
+        }
+        if committed.task_times {
+            self.task_times.wake();
+        }
+        if committed.task_cancels {
+            self.task_cancels.wake();
+        }
+        if has_facts || committed.commands || committed.tasks {
             self.told.wake();
         }
         for (channel, lane) in &committed.channels {

@@ -10,7 +10,7 @@ use towpath_core::channel::{Channel, ChannelPolicy, RoutingKey, Start, Target};
 use towpath_core::format::CLOUD_EVENTS;
 use towpath_core::ids::Position;
 use towpath_core::ports::broker::{Argument, Binding, Exchange, ExchangeKind, Queue, Topology};
-use towpath_core::retry::{RetryPolicy, duration_text};
+use towpath_core::retry::{Coded, RetryPolicy, duration_text};
 
 /// Channels and what must exist on the broker for them.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -26,14 +26,12 @@ pub struct Channels {
 #[error("{0}")]
 pub struct BadChannels(String);
 
-impl BadChannels {
-    /// A stable code.
-    pub fn code(&self) -> &'static str {
+impl Coded for BadChannels {
+    fn code(&self) -> &'static str {
         "bad-channels"
     }
 
-    /// What a person can do about it.
-    pub fn next_step(&self) -> &'static str {
+    fn next_step(&self) -> &'static str {
         "Correct the line that is named; docs/channels.md shows every key."
     }
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use towpath_core::ports::broker::{Broker, BrokerError, BrokerResult, Topology};
+use towpath_core::retry::Coded as _;
 
 use crate::bus::with_causes;
 use crate::service::{Backoff, Service, Stopping, Wake, rest};
@@ -38,12 +39,12 @@ pub(crate) struct Declaration(Arc<Shared>);
 struct Shared {
     broker: Arc<dyn Broker>,
     topology: Topology,
-    standing: watch::Sender<Standing>,
+    standing: watch::Sender<Progress>,
     wake: Wake,
 }
 
 #[derive(Default)]
-struct Standing {
+struct Progress {
     /// Whether it has been declared since this instance started.
     declared: bool,
     /// The connections that the broker had when it last answered.
@@ -185,7 +186,7 @@ impl Declaration {
                 standing.send_if_modified(|standing| {
                     first = !standing.declared;
                     let is_news = first || standing.answered_at.is_none();
-                    *standing = Standing {
+                    *standing = Progress {
                         declared: true,
                         answered_at: Some(connections),
                         declared_at: Some(Instant::now()),
@@ -223,7 +224,7 @@ mod tests {
 
     use async_trait::async_trait;
     use towpath_core::ports::broker::{
-        BrokerPromises, Deliveries, Message, Published, QueueStanding, Subscription,
+        BrokerPromises, Deliveries, Message, Published, QueueStatus, Subscription,
     };
 
     use super::*;
@@ -263,7 +264,7 @@ mod tests {
             away().map(|()| unreachable!())
         }
 
-        async fn standing_of(&self, _: &[&str]) -> BrokerResult<Vec<Option<QueueStanding>>> {
+        async fn queue_status(&self, _: &[&str]) -> BrokerResult<Vec<Option<QueueStatus>>> {
             Ok(Vec::new())
         }
 

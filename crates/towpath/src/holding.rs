@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use towpath_core::ids::{InstanceId, LeaseName};
 use towpath_core::ports::store::{LeaseGrant, Store, StoreError, StoreResult};
+use towpath_core::retry::Coded as _;
 
 use crate::bus::with_causes;
 
@@ -123,14 +124,16 @@ mod tests {
 
     #[tokio::test]
     async fn work_ends_with_the_lease_and_goes_on_with_a_renewal() {
-        let (soon, hour) = (Duration::from_millis(300), Duration::from_secs(3600));
-        let first = held(1, Instant::now() + soon);
+        let hour = Duration::from_secs(3600);
+        let first = held(1, Instant::now() + hour);
         let (publish, receive) = watch::channel(Some(first.clone()));
         assert_eq!(while_held(receive.clone(), &first.grant, async { 7 }).await, Some(7));
 
         // Renewed in time: the work may take longer than the first lease.
+        let short = held(1, Instant::now() + Duration::from_secs(3));
+        publish.send_replace(Some(short.clone()));
         let work = async {
-            tokio::time::sleep(2 * soon).await;
+            tokio::time::sleep_until(short.until).await;
             8
         };
         let renewing = async { drop(publish.send_replace(Some(held(1, Instant::now() + hour)))) };
@@ -138,7 +141,7 @@ mod tests {
         assert_eq!(done, Some(8));
 
         // Not renewed: it ends when the lease may be somebody else's, and what is ready is not begun.
-        publish.send_replace(Some(held(1, Instant::now() + soon)));
+        publish.send_replace(Some(held(1, Instant::now() + Duration::from_millis(50))));
         let endless = std::future::pending::<()>();
         assert_eq!(while_held(receive.clone(), &first.grant, endless).await, None);
         assert_eq!(while_held(receive.clone(), &first.grant, async { 9 }).await, None);

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use towpath_core::ids::{ChannelName, InstanceId, Lane, LeaseName};
-use towpath_core::ports::store::{LeaseGrant, LeaseStanding, StoreResult};
+use towpath_core::ports::store::{HeldLease, LeaseGrant, StoreResult};
+use towpath_core::retry::Coded as _;
 
 use crate::bus::{Bus, with_causes};
 use crate::relay::SHAFTS;
@@ -175,7 +176,7 @@ impl Keeper {
             held.relaying = store.acquire_lease(&name, &self.instance, self.lease).await?;
         }
         // Names of channels may begin alike: those of `orders/eu` lie among those of `orders`, and do not count here.
-        let relays_this = |lease: &LeaseStanding| {
+        let relays_this = |lease: &HeldLease| {
             lease.lease.as_str().strip_prefix(&relaying_names) == Some(lease.holder.as_str())
         };
         let standings = store.leases(&relaying_names).await?;

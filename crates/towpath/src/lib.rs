@@ -28,9 +28,11 @@ mod leases;
 mod listings;
 pub mod metrics;
 mod notices;
+mod numbers;
 pub mod observer;
 mod operations;
 mod outbox;
+mod process;
 pub mod projection;
 mod publishing;
 mod registry;
@@ -43,6 +45,7 @@ mod service;
 mod services;
 mod spans;
 mod start_error;
+mod tasks;
 mod timers;
 mod towpath;
 mod tracker;
@@ -70,10 +73,12 @@ pub use registry::Registry;
 pub use send::{Accepted, Send};
 pub use sequencer::complete_head;
 pub use start_error::StartError;
+pub use tasks::{Answer, Attempt, TASK_KIND, TaskError, Worker, waiting_by_leave};
 pub use timers::Schedule;
 pub use towpath::{Towpath, View};
 pub use tracker::{ChannelError, TrackedChannels};
-pub use tx::{BeginState, ChangeState, Joined, Tx, WrongDatabase};
+pub use transact::giving_way;
+pub use tx::{BeginState, ChangeState, Joined, StartTask, Tx, WrongDatabase};
 pub use watch::{Delivering, DeliveringOutcome, Publishing, PublishingOutcome, Watch};
 
 // Crates whose types are in signatures here, or in what nearly every `upcast` and test writes.
@@ -93,7 +98,7 @@ pub use towpath_core::aggregate::{Aggregate, Context, Reason, Refusal, Refused};
 pub use towpath_core::append::{Facts, IntoAppend};
 pub use towpath_core::causes::{causes, with_causes};
 pub use towpath_core::channel;
-pub use towpath_core::channel::{Channel, ChannelPolicy, Start};
+pub use towpath_core::channel::{Channel, ChannelChain, ChannelPolicy, Start};
 pub use towpath_core::envelope::{ChangeContext, EventEnvelope, RecordedEvent};
 pub use towpath_core::flow;
 pub use towpath_core::ids;
@@ -107,8 +112,17 @@ pub use towpath_core::notifications;
 pub use towpath_core::payload::{InvalidPayload, Payload};
 pub use towpath_core::ports;
 pub use towpath_core::ports::store::{Backlog, COMMANDS_BYTES, FoundAs, OutboxBacklog, OutboxFilter};
-pub use towpath_core::retry;
+pub use towpath_core::ports::store::{
+    Canceling, StartedTask, Task, TaskClaim, TaskFilter, TaskPlace, TaskRetry,
+};
+pub use towpath_core::ports::store::{InputOutcome, ProcessInput};
+pub use towpath_core::process::{
+    Action, Correlation, InvalidReaction, NoCommands, Outgoing, Process, Reaction, Seen,
+};
+pub use towpath_core::retry::{self, Coded};
 pub use towpath_core::route::Glob;
+pub use towpath_core::task::{InvalidTaskType, TaskFact, TaskSaid, TaskType};
+pub use towpath_core::time;
 pub use towpath_core::{from_variant, to_variant};
 pub use towpath_store::{
     JoinTransaction, Scratch, SqlStore, StoreOptions, StoreUrl, fault, gives_way, is_unique_violation,
@@ -117,18 +131,22 @@ pub use towpath_store::{
 /// Tables and views of an application's own, declared as data and used on any of the databases.
 pub mod tables {
     pub use towpath_store::{
-        Column, ColumnKind, ColumnValue, Dialect, Index, OwnConnection, OwnTables, Record, Row, Run, Shows,
-        SqlTransaction, SqlView, Step, Table, Value, Version, Versions, ViewRows, ViewType,
+        Column, ColumnKind, ColumnValue, Conditions, Dialect, Index, Json, Listing, OwnConnection, OwnTables,
+        Page, Record, Row, Run, Shows, SqlTransaction, SqlView, Step, StoredName, Table, Value, Version,
+        Versions, ViewRows, ViewType,
     };
+
+    pub use crate::numbers::Numbers;
 }
 
 /// What nearly every application writes: `use towpath::prelude::*;`.
 pub mod prelude {
     pub use serde::{Deserialize, Serialize};
 
+    pub use crate::Coded as _;
     pub use crate::{
-        Aggregate, Channel, Command, Consumer, Context, Deadline, Delivery, Event, Fact, HandlerError,
-        Machine, Next, Reason, Refusal, Refused, Towpath,
+        Aggregate, Channel, ChannelChain, Command, Consumer, Context, Deadline, Delivery, Event, Fact,
+        HandlerError, Machine, Next, Reason, Refusal, Refused, Towpath,
     };
 }
 

@@ -1,18 +1,19 @@
 //! Tells other processes of commits, and hears of theirs, where the database carries notices.
 //!
-//! Commits are told together: the first one of a moment waits a little for others to join it. A notice says "look" and
-//! nothing else; without it the others look by themselves a little later.
+//! A commit is told at once, those that come right behind it are told together a little later. A notice says "look" and nothing
+//! else; without it the others look by themselves a little later.
 
 use std::time::Duration;
 
 use towpath_core::ids::InstanceId;
 use towpath_core::ports::store::Heard;
+use towpath_core::retry::Coded as _;
 use towpath_store::SqlStore;
 
 use crate::bus::{Bus, with_causes};
 use crate::service::{Service, Stopping, rest};
 
-/// How long a commit waits for others before they are told together.
+/// How long it is at least from one notice to the next.
 const SWARM: Duration = Duration::from_millis(5);
 
 /// How often to ask whether there is anybody to be told.
@@ -37,9 +38,11 @@ pub(crate) fn hear(bus: Bus, store: SqlStore, instance: InstanceId) -> Service {
 
 async fn run_telling(bus: Bus, store: SqlStore, instance: InstanceId, mut stopping: Stopping) {
     let (mut others, mut asked_at) = (false, None::<tokio::time::Instant>);
+    let mut may_tell_at = tokio::time::Instant::now();
     while !stopping.is_asked() {
         rest(&bus.wakes.told, Duration::from_secs(3600), &mut stopping).await;
-        tokio::time::sleep(SWARM).await;
+        tokio::time::sleep_until(may_tell_at).await;
+        may_tell_at = tokio::time::Instant::now() + SWARM;
         if asked_at.is_none_or(|asked| asked.elapsed() > ASK) {
             // An error is as good as a yes: telling nobody is harmless.
             let standings = store.leases("instance/").await;
@@ -94,6 +97,7 @@ async fn listen(
                 bus.wakes.sequencer.wake();
                 bus.wakes.relays.wake_all();
                 bus.wakes.runner.wake();
+                bus.wakes.tasks.wake();
             }
         }
     }

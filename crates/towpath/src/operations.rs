@@ -12,9 +12,10 @@ use towpath_core::ids::{AggregateKey, CorrelationId, EventId};
 use towpath_core::name::EventName;
 use towpath_core::payload::Payload;
 use towpath_core::ports::operations::{
-    NewOperation, OperationAnswer, OperationClaim, OperationEnd, OperationStanding,
+    BeginOutcome, NewOperation, OperationAnswer, OperationClaim, OperationEnd,
 };
 use towpath_core::ports::store::{Append, Expected, NewEvent, Snapshot, StoreError, StoreResult};
+use towpath_core::retry::Coded as _;
 use towpath_core::time::earlier;
 use uuid::Uuid;
 
@@ -109,11 +110,7 @@ struct Performed<'a> {
 impl Operations<'_> {
     /// Begins an operation, or answers how it stands. The claim lasts for a time, and then the operation counts as lost:
     /// a repeat of the same request takes it over.
-    pub async fn begin(
-        &self,
-        operation: &NewOperation,
-        for_: Duration,
-    ) -> Result<OperationStanding, StoreError> {
+    pub async fn begin(&self, operation: &NewOperation, for_: Duration) -> Result<BeginOutcome, StoreError> {
         self.bus.store.begin_operation(operation, for_).await
     }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use towpath_core::envelope::EventEnvelope;
 use towpath_core::ports::store::{FailedFilter, FailedRow, StoreError};
+use towpath_core::retry::{Coded, ErrorClass};
 use towpath_core::time::earlier;
 
 use crate::bus::Bus;
@@ -32,17 +33,22 @@ pub enum OutboxError {
     Store(#[from] StoreError),
 }
 
-impl OutboxError {
-    /// A stable code.
-    pub fn code(&self) -> &'static str {
+impl Coded for OutboxError {
+    fn class(&self) -> ErrorClass {
+        match self {
+            Self::BeyondHorizon { .. } => ErrorClass::Validation,
+            Self::Store(error) => error.class(),
+        }
+    }
+
+    fn code(&self) -> &'static str {
         match self {
             Self::BeyondHorizon { .. } => "beyond-horizon",
             Self::Store(error) => error.code(),
         }
     }
 
-    /// What a person can do about it.
-    pub fn next_step(&self) -> &'static str {
+    fn next_step(&self) -> &'static str {
         match self {
             Self::BeyondHorizon { .. } => "Make sure that no handler has handled it, then retry it by force.",
             Self::Store(error) => error.next_step(),

@@ -99,7 +99,7 @@ mod tests {
     use towpath_core::name::EventName;
     use towpath_core::payload::Payload;
     use towpath_core::ports::broker::{
-        BrokerError, BrokerPromises, BrokerResult, Deliveries, QueueStanding, Subscription, Topology,
+        BrokerError, BrokerPromises, BrokerResult, Deliveries, QueueStatus, Subscription, Topology,
     };
 
     use super::*;
@@ -152,7 +152,7 @@ mod tests {
             refused()
         }
 
-        async fn standing_of(&self, _: &[&str]) -> BrokerResult<Vec<Option<QueueStanding>>> {
+        async fn queue_status(&self, _: &[&str]) -> BrokerResult<Vec<Option<QueueStatus>>> {
             refused()
         }
 

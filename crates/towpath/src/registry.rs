@@ -21,10 +21,12 @@ use towpath_core::ports::store::{
     StoreError, StoreResult,
 };
 use towpath_core::route::{Route, Routes};
+use towpath_core::task::TaskType;
 use towpath_core::time::later;
 
 use crate::carrying::{Carrying, TooLarge};
 use crate::entity::{Entity, RegisteredEntity};
+use crate::tasks::TASK_KIND;
 
 /// How long an aggregate with this folded state may stay where it is.
 type Stay = Box<dyn Fn(&Payload) -> Result<Duration, InvalidPayload> + Send + Sync>;
@@ -46,6 +48,7 @@ pub struct Registry {
     routes: Routes,
     carrying: Carrying,
     formats: Formats,
+    tasks: BTreeMap<String, TaskType>,
 }
 
 impl Registry {
@@ -157,6 +160,34 @@ impl Registry {
     /// The formats that are registered.
     pub fn formats(&self) -> &Formats {
         &self.formats
+    }
+
+    /// Declares a sort of work.
+    ///
+    /// # Errors
+    /// Another one of its name is declared.
+    pub fn task(&mut self, of: TaskType) -> Result<(), RegistrationFlaw> {
+        let name = of.name().to_owned();
+        match self.tasks.insert(name.clone(), of.clone()) {
+            Some(other) if other != of => Err(RegistrationFlaw::Twice { what: "task type", name }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Facts of tasks are of a kind of their own, which no other aggregate can have then.
+    pub(crate) fn flaw_of_tasks(&self) -> Option<RegistrationFlaw> {
+        let is_taken = self.tasks.values().any(TaskType::has_facts) && self.has_kind(TASK_KIND);
+        is_taken.then(|| RegistrationFlaw::Twice { what: "aggregate", name: TASK_KIND.to_owned() })
+    }
+
+    /// The sort of work of that name.
+    pub fn task_type(&self, name: &str) -> Option<&TaskType> {
+        self.tasks.get(name)
+    }
+
+    /// The sorts of work that are declared, by name.
+    pub fn task_types(&self) -> impl Iterator<Item = &TaskType> {
+        self.tasks.values()
     }
 
     /// Takes a kind for confidential, whether or not it is registered here.

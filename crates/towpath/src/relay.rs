@@ -21,7 +21,7 @@ use towpath_core::ports::broker::{Broker, Published};
 use towpath_core::ports::store::{
     ClaimRoom, LeaseGrant, OutboxClaim, OutboxItem, OutboxOutcome, OutboxResult, StoreError,
 };
-use towpath_core::retry::{ErrorClass, RetryDecision};
+use towpath_core::retry::{Coded as _, ErrorClass, RetryDecision};
 use towpath_core::time::later;
 
 use crate::absence::Caution;

@@ -1,7 +1,7 @@
 //! Rows of the application's own tables: in a transaction, and for who only reads.
 
 use towpath_core::ports::store::StoreError;
-use towpath_store::{OwnConnection, Row, Value};
+use towpath_store::{Listing, OwnConnection, Page, Row, Value};
 
 use crate::towpath::Towpath;
 use crate::tx::Tx;
@@ -84,7 +84,7 @@ impl Towpath {
         self.store().open_reading().await?.own_tables().find(key).await
     }
 
-    /// Rows of a table, as [`Tx::rows`] has them. For what people look through, see [`listing`](Self::listing).
+    /// Rows of a table, as [`Tx::rows`] has them. For what people look through, see [`page`](Self::page).
     pub async fn rows<R: Row>(
         &self,
         name: &'static str,
@@ -102,6 +102,23 @@ impl Towpath {
         values: Vec<Value<'_>>,
     ) -> Result<Vec<R>, StoreError> {
         self.store().open_reading().await?.own_tables().query(name, sql, values).await
+    }
+
+    /// A page for who looks through a table: so many rows, so many bytes, and whether there is more.
+    ///
+    /// ```ignore
+    /// let listing = Listing::by("order_id", 100).only("buyer_id", Some(7_i64)).behind(last).within(1 << 20);
+    /// let page = app.page::<Order>("orders.of_buyer", listing).await?;
+    /// ```
+    ///
+    /// # Errors
+    /// As [`listing`](Self::listing) has them.
+    pub async fn page<R: Row>(
+        &self,
+        name: &'static str,
+        listing: Listing<'_>,
+    ) -> Result<Page<R>, StoreError> {
+        self.store().page(name, listing).await
     }
 
     /// A connection for what people look through: however long that takes, no command waits for it.

@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use tokio::task::{Id, JoinError, JoinSet};
 use towpath_core::ids::CommandId;
 use towpath_core::ports::store::{CLAIMED_BYTES, CommandRecord, LeaseGrant, StoreResult};
+use towpath_core::retry::Coded as _;
 
 use crate::bus::{Bus, Incoming, SendError, with_causes};
 use crate::leases::Held;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use towpath_core::ids::{InstanceId, LeaseName, Position};
 use towpath_core::ports::store::{Sequenced, StoreError, StoreResult};
+use towpath_core::retry::Coded as _;
 use towpath_store::SqlStore;
 use uuid::Uuid;
 

@@ -18,8 +18,9 @@ use crate::relay::{self, RelayContext};
 use crate::runner::{self, Pace};
 use crate::service::{Service, stop_all};
 use crate::start_error::StartError;
+use crate::tasks::Engine;
 use crate::towpath::Towpath;
-use crate::{cleaner, jobs, notices, operations, projection, sequencer, timers};
+use crate::{cleaner, jobs, notices, operations, projection, sequencer, tasks, timers};
 
 use self::Stage::{Always, Keeper, Worker};
 use self::Start::{Asking, AtOnce};
@@ -30,9 +31,12 @@ const SERVICES: &[(Stage, Start)] = &[
     (Always, AtOnce(clock)),
     (Always, AtOnce(telling)),
     (Keeper, Asking(keeping_leases)),
+    (Keeper, AtOnce(keeping_tasks)),
     (Worker, AtOnce(running_commands)),
     (Worker, AtOnce(hearing)),
     (Worker, AtOnce(firing_timers)),
+    (Worker, AtOnce(doing_tasks)),
+    (Worker, AtOnce(starting_tasks)),
     (Worker, AtOnce(ending_operations)),
     (Worker, AtOnce(cleaning)),
     (Worker, AtOnce(giving_positions)),
@@ -75,6 +79,8 @@ pub(crate) struct Parts {
     pub(crate) keeping: Keeping,
     pub(crate) network: Network,
     pub(crate) declared: Declared,
+    /// Who does tasks, where there are workers.
+    pub(crate) tasks: Option<Arc<Engine>>,
 }
 
 /// Those that run.
@@ -155,6 +161,21 @@ fn running_commands(parts: &mut Parts) -> Vec<Service> {
 
 fn firing_timers(parts: &mut Parts) -> Vec<Service> {
     vec![timers::start(parts.app.bus.clone(), parts.held.clone(), parts.pace)]
+}
+
+fn keeping_tasks(parts: &mut Parts) -> Vec<Service> {
+    parts.tasks.iter().map(|engine| tasks::keep(engine.clone())).collect()
+}
+
+fn doing_tasks(parts: &mut Parts) -> Vec<Service> {
+    parts.tasks.iter().map(|engine| tasks::work(engine.clone(), parts.pace.scan)).collect()
+}
+
+fn starting_tasks(parts: &mut Parts) -> Vec<Service> {
+    let schedules = std::mem::take(&mut parts.declared.schedules);
+    let starts = !schedules.is_empty();
+    let service = starts.then(|| tasks::keep_schedules(parts.app.clone(), schedules, parts.pace.scan));
+    service.into_iter().collect()
 }
 
 fn ending_operations(parts: &mut Parts) -> Vec<Service> {

@@ -6,6 +6,7 @@ use towpath_core::format::FormatError;
 use towpath_core::ids::InvalidId;
 use towpath_core::ports::broker::BrokerError;
 use towpath_core::ports::store::StoreError;
+use towpath_core::retry::{Coded, ErrorClass};
 
 use crate::config::BadChannels;
 use crate::tracker::ChannelError;
@@ -48,8 +49,26 @@ pub enum StartError {
 }
 
 impl StartError {
-    /// A stable code.
-    pub fn code(&self) -> &'static str {
+    /// Everything that is wrong, with causes.
+    pub fn report(&self) -> String {
+        crate::bus::with_causes(self)
+    }
+}
+
+impl Coded for StartError {
+    fn class(&self) -> ErrorClass {
+        match self {
+            Self::Store(error) => error.class(),
+            Self::Broker(error) => error.class(),
+            Self::Channel(error) => error.class(),
+            Self::BrokerUrl(error) => error.class(),
+            Self::Format { source, .. } => source.class(),
+            Self::InvalidName(_) => ErrorClass::InvalidPayload,
+            Self::Registration(_) | Self::Channels(_) | Self::Wiring(_) => ErrorClass::Validation,
+        }
+    }
+
+    fn code(&self) -> &'static str {
         match self {
             Self::Registration(_) => "registration",
             Self::InvalidName(_) => "invalid-id",
@@ -63,8 +82,7 @@ impl StartError {
         }
     }
 
-    /// What a person can do about it.
-    pub fn next_step(&self) -> &'static str {
+    fn next_step(&self) -> &'static str {
         match self {
             Self::Registration(_) => "Each flaw names the aggregate and what to write instead.",
             Self::InvalidName(_) => "Correct what the cause names.",
@@ -73,14 +91,9 @@ impl StartError {
             Self::Store(error) => error.next_step(),
             Self::BrokerUrl(error) => error.next_step(),
             Self::Format { source, .. } => source.next_step(),
-            Self::Wiring(_) => "Correct the consumer or channel that the message names.",
+            Self::Wiring(_) => "Correct what the message names.",
             Self::Broker(error) => error.next_step(),
         }
-    }
-
-    /// Everything that is wrong, with causes.
-    pub fn report(&self) -> String {
-        crate::bus::with_causes(self)
     }
 }
 

@@ -18,12 +18,13 @@ use tokio::task::{JoinError, JoinSet};
 use towpath_core::aggregate::Aggregate;
 use towpath_core::envelope::{ChangeContext, EventEnvelope, to_stored_precision};
 use towpath_core::ids::{AggregateKey, CausationId, CommandId, CorrelationId, EventId};
+use towpath_core::lifecycle::TaskState;
 use towpath_core::name::CommandName;
 use towpath_core::payload::{InvalidPayload, Payload};
 use towpath_core::ports::store::{
     CLAIMED_BYTES, LeaseGrant, NewCommand, NewTimer, StoreError, StoreResult, Timer, TimerOutcome,
 };
-use towpath_core::retry::RetryDecision;
+use towpath_core::retry::{Coded as _, RetryDecision};
 use towpath_core::time::{between, later};
 use towpath_core::to_variant;
 use uuid::Uuid;
@@ -220,12 +221,21 @@ async fn until_next(bus: &Bus, now: DateTime<Utc>, scan: Duration) -> Duration {
     waiting.first().map_or(scan, until_due).clamp(LEAST_REST.min(scan), scan)
 }
 
+/// The command that a timer sends.
+pub(crate) fn command_of_timer(timer_id: Uuid) -> CommandId {
+    CommandId::from_stored(format!("{COMMAND_PREFIX}{timer_id}"))
+}
+
 /// The event that entered the state whose deadline a recorded command is: a deadline that failed for a passing reason
-/// waits in the command box, and when it is run from there it must still be one. Its timer tells.
+/// waits in the command box, and when it is run from there it must still be one. Its timer tells. One that was called off
+/// meanwhile is answered as if its own id were that event: nothing was entered by it, and so it is not waited for.
 pub(crate) async fn deadline_of(bus: &Bus, command_id: &CommandId) -> StoreResult<Option<EventId>> {
     let timer_id = command_id.as_str().strip_prefix(COMMAND_PREFIX).and_then(|id| id.parse().ok());
     match timer_id {
-        Some(timer_id) => Ok(bus.store.timer(timer_id).await?.and_then(|timer| timer.timer.entered_by)),
+        Some(timer_id) => Ok(bus.store.timer(timer_id).await?.and_then(|timer| match timer.state {
+            TaskState::Canceled => Some(EventId(timer_id)),
+            _ => timer.timer.entered_by,
+        })),
         None => Ok(None),
     }
 }
@@ -236,7 +246,7 @@ async fn fire(bus: Bus, grant: LeaseGrant, timer: Timer) -> Fired {
     let still_in = timer.timer.entered_by;
     let NewTimer { command_type, aggregate, payload, correlation_id, causation_id, .. } = timer.timer;
     let context = ChangeContext { causation_id, ..ChangeContext::new(bus.clock.now(), correlation_id) };
-    let command_id = CommandId::from_stored(format!("{COMMAND_PREFIX}{timer_id}"));
+    let command_id = command_of_timer(timer_id);
     let command = NewCommand { command_id, command_type, aggregate, payload, context };
     let panicked = SendError::Panicked {
         kind: command.aggregate.kind.to_string(),

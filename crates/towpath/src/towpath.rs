@@ -303,6 +303,7 @@ impl Towpath {
             tracing::warn!("a job cannot stop the Towpath that runs it");
             return Vec::new();
         }
+        self.stop_waiting_for_tasks();
         let deadline = Instant::now() + patience;
         // Who stops it a second time waits for the first: closed beneath that one, the store could take nothing back.
         let _alone = self.services.stopping.lock().await;

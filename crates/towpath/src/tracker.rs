@@ -23,7 +23,7 @@ use towpath_core::ports::broker::{Broker, Published};
 use towpath_core::ports::store::{
     ChannelRow, Disabled, LeaseGrant, Parked, ParkedAggregate, StoreError, StoreResult,
 };
-use towpath_core::retry::ErrorClass;
+use towpath_core::retry::{Coded, ErrorClass};
 use towpath_core::time::later;
 use uuid::Uuid;
 
@@ -79,9 +79,8 @@ pub enum ChannelError {
     Store(#[from] StoreError),
 }
 
-impl ChannelError {
-    /// A stable code.
-    pub fn code(&self) -> &'static str {
+impl Coded for ChannelError {
+    fn code(&self) -> &'static str {
         match self {
             Self::NotTracking(_) => "channel-not-tracking",
             Self::NoTarget(_) => "channel-without-target",
@@ -91,8 +90,7 @@ impl ChannelError {
         }
     }
 
-    /// How a retry decision sees it.
-    pub fn class(&self) -> ErrorClass {
+    fn class(&self) -> ErrorClass {
         match self {
             Self::NotTracking(_) | Self::NoTarget(_) | Self::BeyondHorizon { .. } | Self::Format { .. } => {
                 ErrorClass::Validation
@@ -101,8 +99,7 @@ impl ChannelError {
         }
     }
 
-    /// What a person can do about it.
-    pub fn next_step(&self) -> &'static str {
+    fn next_step(&self) -> &'static str {
         match self {
             Self::NotTracking(_) => "Give it tracking(Start::…), or add it to the builder.",
             Self::NoTarget(_) => "Name the exchange it publishes to.",

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use towpath_core::ports::store::{StoreError, StoreTx as _};
+use towpath_core::ports::store::{StoreError, StoreResult};
 use towpath_store::{Ended, Unfinished};
 use uuid::Uuid;
 
@@ -36,6 +36,24 @@ tokio::task_local! {
 /// Refuses what would wait for the unit of work that it is inside of: SQLite has one writer.
 pub(crate) fn refuse_inside() -> Result<(), StoreError> {
     if INSIDE.try_with(|()| ()).is_ok() { Err(StoreError::Nested) } else { Ok(()) }
+}
+
+/// Runs work again that lost against others, up to 30 times in all: for who has a store and no [`Towpath`] yet, and for work
+/// that may be done twice.
+///
+/// # Errors
+/// Those of the work; `Contention` when others last.
+pub async fn giving_way<T, F>(mut work: impl FnMut() -> F) -> StoreResult<T>
+where
+    F: Future<Output = StoreResult<T>>,
+{
+    for round in 1..MOST_ROUNDS {
+        match work().await {
+            Err(StoreError::Contention(_)) => tokio::time::sleep(pause(round)).await,
+            done => return done,
+        }
+    }
+    work().await
 }
 
 impl Towpath {
@@ -73,7 +91,7 @@ impl Towpath {
         let unit_id = Uuid::now_v7();
         let mut patience = Patience::default();
         // What a commit would have answered whose answer was lost.
-        let mut in_doubt: Option<(T, Committed)> = None;
+        let mut in_doubt: Option<(T, Box<Committed>)> = None;
         loop {
             let begun_at = Instant::now();
             let end = match self.begin_unit(unit_id).await {
@@ -136,10 +154,9 @@ impl Towpath {
     }
 
     async fn begin_unit(&self, unit_id: Uuid) -> Result<Begun, StoreError> {
-        let mut sql = self.store().open_transaction().await?;
-        Ok(match sql.begin_unit(unit_id).await? {
-            true => Begun::Now(Box::new(Open::new(sql, &self.bus, Origin::Unit(unit_id)))),
-            false => Begun::Before,
+        Ok(match self.store().open_unit(unit_id).await? {
+            Some(sql) => Begun::Now(Box::new(Open::new(sql, &self.bus, Origin::Unit(unit_id)))),
+            None => Begun::Before,
         })
     }
 
@@ -178,7 +195,7 @@ impl Towpath {
                 self.bus.committed(&committed);
                 UnitEnd::Done(answer)
             }
-            Err(Unfinished::InDoubt(error)) => UnitEnd::InDoubt(answer, committed, error),
+            Err(Unfinished::InDoubt(error)) => UnitEnd::InDoubt(answer, Box::new(committed), error),
             Err(Unfinished::Not(error)) => UnitEnd::failed(error),
         }
     }
@@ -214,7 +231,7 @@ enum UnitEnd<T, E> {
     /// As if it had never been; the next round may win.
     Again(Why, E),
     /// The answer to the commit was lost.
-    InDoubt(T, Committed, StoreError),
+    InDoubt(T, Box<Committed>, StoreError),
 }
 
 /// Why a round was in vain.
@@ -264,5 +281,34 @@ impl Patience {
 
     fn bears_doubt(&self) -> bool {
         self.in_doubt_since.is_none_or(|since| since.elapsed() < LONGEST_DOUBT)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use towpath_core::retry::Coded as _;
+
+    #[tokio::test]
+    async fn what_gives_way_is_run_again_and_not_for_ever() {
+        let mut runs = 0;
+        let work = |runs: &mut u32, gives_way_until: u32| {
+            *runs += 1;
+            let run = *runs;
+            async move {
+                if run < gives_way_until { Err(StoreError::Contention("others".into())) } else { Ok(run) }
+            }
+        };
+        assert_eq!(giving_way(|| work(&mut runs, 3)).await.unwrap(), 3);
+        runs = 0;
+        let given_up = giving_way(|| work(&mut runs, u32::MAX)).await.unwrap_err();
+        assert_eq!((runs, given_up.code()), (MOST_ROUNDS, "contention"));
+        runs = 0;
+        let gone = || {
+            runs += 1;
+            async { Err::<(), _>(StoreError::Unavailable("away".into())) }
+        };
+        assert!(giving_way(gone).await.is_err());
+        assert_eq!(runs, 1, "nothing but contention is tried again");
     }
 }

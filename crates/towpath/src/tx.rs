@@ -3,9 +3,13 @@
 //! It is the same in a unit of work ([`Towpath::transact`]), in a handler, and around the application's own sqlx transaction
 //! ([`Towpath::join`]).
 
+mod processes;
 mod states;
+mod tasks;
 
+pub(crate) use processes::LockedProcess;
 pub use states::{BeginState, ChangeState};
+pub use tasks::StartTask;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -24,8 +28,9 @@ use towpath_core::name::CommandName;
 use towpath_core::payload::{InvalidPayload, Payload};
 use towpath_core::ports::operations::OperationAnswer;
 use towpath_core::ports::store::{
-    Append, Appended, BoxError, InboxMark, NewCommand, NewTimer, StoreError, StoreTx as _,
+    Append, AppendRules, Appended, BoxError, InboxMark, NewCommand, NewTimer, StoreError, StoreTx as _,
 };
+use towpath_core::retry::Coded as _;
 use towpath_core::to_variant;
 use towpath_store::{JoinTransaction, OwnTables, SqlTransaction, Value, sqlx};
 use uuid::Uuid;
@@ -225,7 +230,7 @@ impl Open {
 
 const LEFT_HALFWAY: &str = "something in it was left halfway";
 
-fn invalid(code: &'static str, source: BoxError) -> StoreError {
+pub(crate) fn invalid(code: &'static str, source: BoxError) -> StoreError {
     StoreError::InvalidChange { code, source }
 }
 
@@ -403,11 +408,20 @@ impl Tx {
     /// `ForbiddenEvent` for what the aggregate cannot have now; `VersionConflict`, `DuplicateEvent`. A unit of work and a
     /// joined transaction cannot be committed then; a handler must return the error.
     pub async fn append(&mut self, facts: impl IntoAppend) -> Result<Appended, StoreError> {
+        let registry = self.open().bus.registry.clone();
+        self.append_by(facts, registry.as_ref()).await
+    }
+
+    async fn append_by(
+        &mut self,
+        facts: impl IntoAppend,
+        rules: &dyn AppendRules,
+    ) -> Result<Appended, StoreError> {
         let open = self.open_mut();
         let append = facts.into_append(open.context())?;
         let registry = open.bus.registry.clone();
         open.begin()?;
-        let outcome = open.sql.append_by(registry.as_ref(), &append).await;
+        let outcome = open.sql.append_by(rules, &append).await;
         let (appended, written) = open.noted("an append", outcome)?;
         open.committed.and(Committed::of(&written, &registry));
         Ok(appended)
@@ -438,20 +452,27 @@ impl Tx {
             to_variant(&command).map_err(|error| invalid("invalid-payload", error.into()))?;
         let aggregate =
             AggregateKey::new(A::KIND, aggregate_id).map_err(|error| invalid("invalid-id", error.into()))?;
+        self.send_command(aggregate, CommandName::from_stored(name), payload).await?;
+        Ok(())
+    }
+
+    /// Records a command; answers its id.
+    async fn send_command(
+        &mut self,
+        aggregate: AggregateKey,
+        command_type: CommandName,
+        payload: Payload,
+    ) -> Result<CommandId, StoreError> {
         let open = self.open_mut();
-        let command = NewCommand {
-            command_id: open.next_command_id()?,
-            command_type: CommandName::from_stored(name),
-            aggregate,
-            payload,
-            context: open.context(),
-        };
+        let command_id = open.next_command_id()?;
+        let context = open.context();
+        let command = NewCommand { command_id, command_type, aggregate, payload, context };
         // Dropped halfway and sent again, it would be two commands.
         open.begin()?;
         let outcome = open.sql.send(&command).await;
         open.noted("a command", outcome)?;
         open.committed.and(Committed::command());
-        Ok(())
+        Ok(command.command_id)
     }
 
     /// Schedules a timer.

@@ -51,8 +51,7 @@ async fn committed_events_get_positions_without_gaps(fresh: &Fresh) {
 }
 
 async fn one_of_two_instances_gives_positions_and_the_other_takes_over(fresh: &Fresh) {
-    let first = fresh.builder().lease(Duration::from_millis(300)).start().await.unwrap();
-    let second = fresh.builder().lease(Duration::from_millis(300)).start().await.unwrap();
+    let (first, second) = (fresh.app().await, fresh.app().await);
     let holder = |app: &towpath::Towpath| {
         let app = app.clone();
         async move { app.store().leases("sequencer").await.unwrap().pop().map(|lease| (lease.holder, lease.live)) }

@@ -15,7 +15,7 @@ use towpath::lifecycle::OutboxStatus;
 use towpath::ports::broker::{Argument, Broker, Queue, Subscription, Topology};
 use towpath::ports::store::Inspection as _;
 use towpath::retry::RetryPolicy;
-use towpath::{Channel, ChannelPolicy, Start, StoreOptions, Towpath};
+use towpath::{Channel, ChannelPolicy, Coded as _, Start, StoreOptions, Towpath};
 use towpath_testkit::CountingProbe;
 use towpath_testkit::broker::TcpProxy;
 

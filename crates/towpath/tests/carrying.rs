@@ -8,7 +8,7 @@ use support::{Fresh, Order, OrderCommand};
 use towpath::ids::{AggregateKey, CorrelationId, EventId};
 use towpath::name::EventName;
 use towpath::ports::store::{Append, Expected, NewEvent, Routing};
-use towpath::{ChangeContext, Channel, ChannelPolicy, Payload, StartError};
+use towpath::{ChangeContext, Channel, ChannelPolicy, Coded as _, Payload, StartError};
 
 #[tokio::test]
 async fn a_command_whose_event_is_too_large_for_a_channel_is_refused() {

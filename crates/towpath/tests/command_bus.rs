@@ -14,7 +14,7 @@ use towpath::name::EventName;
 use towpath::ports::store::{
     Append, CommandRecord, Expected, Inspection as _, NewEvent, Routing, Snapshot, StateChange,
 };
-use towpath::{ChangeContext, Payload, SendError, Towpath};
+use towpath::{ChangeContext, Coded as _, Payload, SendError, Towpath};
 
 on_every_database!(
     a_command_becomes_facts_state_history_and_a_record,

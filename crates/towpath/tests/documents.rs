@@ -22,12 +22,14 @@ fn every_error_code_has_its_section() {
         "crates/towpath/src/follow/mod.rs",
         "crates/towpath/src/tracker.rs",
         "crates/towpath/src/start_error.rs",
+        "crates/towpath/src/tasks/elsewhere.rs",
+        "apps/genesis/src/session/mod.rs",
         "apps/hive/src/gateway/mod.rs",
         "apps/market/src/error.rs",
     ] {
         let source = read(path);
-        // `fn code` is a match whose arms end in the code.
-        for body in source.split("pub fn code(&self) -> &'static str {").skip(1) {
+        // `code` is a match whose arms end in the code.
+        for body in source.split("fn code(&self) -> &'static str {").skip(1) {
             let body = body.split("\n    }").next().unwrap();
             codes.extend(body.split('"').skip(1).step_by(2).map(str::to_owned));
         }
@@ -42,6 +44,7 @@ fn every_error_code_has_its_section() {
     }
     // Those of the observer are in the log and in its standing, those of whole changes with their deliveries.
     for (code, file) in [
+        ("process-not-started", "process/mod.rs"),
         ("not-in-the-log", "tx.rs"),
         ("change-too-large", "tx.rs"),
         ("observer-timeout", "observer.rs"),
@@ -64,6 +67,17 @@ fn every_error_code_has_its_section() {
         ("drift-again", "targets.rs"),
     ] {
         assert!(read(&format!("apps/hive/src/{file}")).contains(&format!("\"{code}\"")), "{code}");
+        codes.insert(code.to_owned());
+    }
+    // Those of writers are kept with the task.
+    for (code, file) in [
+        ("genesis-draft", "author.rs"),
+        ("genesis-model-answer", "openai.rs"),
+        ("genesis-model-busy", "openai.rs"),
+        ("genesis-model-refused", "openai.rs"),
+        ("genesis-model-unavailable", "openai.rs"),
+    ] {
+        assert!(read(&format!("apps/genesis/src/{file}")).contains(&format!("\"{code}\"")), "{code}");
         codes.insert(code.to_owned());
     }
     // Those of projections are kept with the delivery.

@@ -80,7 +80,14 @@ async fn facts_are_read_before_the_handler_runs_and_what_cannot_be_read_is_dead(
     app.stop().await;
 }
 
+/// On one thread: nobody lets go of what is kept between the end of the handler and the look whether it was given back.
 async fn a_handler_answers_what_comes_next(stage: &Stage) {
+    let stage = stage.again();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    tokio::task::spawn_blocking(move || runtime.block_on(answers_what_comes_next(&stage))).await.unwrap();
+}
+
+async fn answers_what_comes_next(stage: &Stage) {
     let kept = Arc::new(Mutex::new(Vec::new()));
     let keep = Arc::clone(&kept);
     let app = stage

@@ -16,7 +16,7 @@ use support::peer::{FakePeer, Mood, event_id, fact};
 use support::{Fresh, eventually_within};
 use towpath::follow::{FollowError, FollowPolicy, Follower, FollowerOf, Following};
 use towpath::ports::store::Inspection as _;
-use towpath::{Delivery, HandlerError, Next, StoreOptions, Towpath};
+use towpath::{Coded as _, Delivery, HandlerError, Next, StoreOptions, Towpath};
 use towpath_testkit::KillProbe;
 
 on_every_database!(

@@ -11,12 +11,15 @@ use std::time::Duration;
 
 use support::Fresh;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
-use towpath::{HandlerError, Job, Turn};
+use towpath::{Coded as _, HandlerError, Job, Turn};
 
 on_every_database!(
     a_job_goes_on_after_failures_and_ends_with_towpath,
     a_job_that_is_alone_is_done_by_one_instance_and_then_by_another,
     a_job_that_does_not_end_is_cut_off_and_named,
+    a_job_cannot_stop_the_towpath_that_runs_it,
+    jobs_have_names_that_can_be_told_apart,
+    who_stops_a_second_time_waits_for_the_first,
 );
 
 const SOON: Duration = Duration::from_millis(5);
@@ -53,7 +56,8 @@ async fn a_job_that_is_alone_is_done_by_one_instance_and_then_by_another(fresh: 
             tell.send(turn.app.instance().to_string()).unwrap();
             async { Ok(()) }
         });
-        fresh.builder().instance(name).lease(Duration::from_secs(3)).job(job.alone()).start()
+        // Who is slow is not taken over.
+        fresh.builder().instance(name).lease(Duration::from_secs(15)).job(job.alone()).start()
     };
     let one = instance("one").await.unwrap();
     assert_eq!(next(&mut told).await, "one");
@@ -90,4 +94,74 @@ async fn a_job_that_does_not_end_is_cut_off_and_named(fresh: &Fresh) {
     assert!(cut_off.iter().any(|name| name == "job endless"), "{cut_off:?}");
     drop(app);
     assert_eq!(Arc::strong_count(&held), 1, "nothing of it is left");
+}
+
+async fn a_job_cannot_stop_the_towpath_that_runs_it(fresh: &Fresh) {
+    let (tell, mut told) = unbounded_channel();
+    let job = Job::named("stopper", SOON, move |turn: Turn| {
+        let tell = tell.clone();
+        async move {
+            let cut_off = turn.app.stop_within(Duration::from_secs(20)).await;
+            tell.send(cut_off).unwrap();
+            turn.app.ready().await?;
+            Ok(())
+        }
+    });
+    let app = fresh.builder().job(job).start().await.unwrap();
+    for _ in 0..3 {
+        assert!(next(&mut told).await.is_empty(), "nothing is cut off, and turns go on");
+    }
+    app.ready().await.expect("the store is open");
+    assert!(app.stop_within(Duration::from_secs(20)).await.is_empty());
+}
+
+async fn jobs_have_names_that_can_be_told_apart(fresh: &Fresh) {
+    let job = |name: &str| Job::named(name, SOON, |_| async { Ok(()) });
+    let long = "long".repeat(50);
+    for (other, code) in [("sweep", "wiring"), (long.as_str(), "invalid-id")] {
+        let refused =
+            fresh.builder().job(job("sweep")).job(job(other)).start().await.err().expect("a refusal");
+        assert_eq!(refused.code(), code, "{}", refused.report());
+    }
+}
+
+/// The second must not close the store beneath what the first still waits for.
+async fn who_stops_a_second_time_waits_for_the_first(fresh: &Fresh) {
+    let (tell, mut told) = unbounded_channel();
+    let gate = Arc::new(tokio::sync::Notify::new());
+    let job = Job::named("slow", SOON, {
+        let gate = Arc::clone(&gate);
+        move |turn: Turn| {
+            let (tell, gate) = (tell.clone(), Arc::clone(&gate));
+            async move {
+                tell.send("begun".to_owned()).unwrap();
+                while !turn.is_last() {
+                    tokio::task::yield_now().await;
+                }
+                tell.send("asked".to_owned()).unwrap();
+                gate.notified().await;
+                let answer = turn.app.ready().await;
+                tell.send(format!("{:?}", answer.is_ok())).unwrap();
+                Ok(())
+            }
+        }
+    });
+    let app = fresh.builder().job(job).start().await.unwrap();
+    assert_eq!(next(&mut told).await, "begun");
+    let stop = |patience: u64| {
+        let app = app.clone();
+        tokio::spawn(async move { app.stop_within(Duration::from_secs(patience)).await })
+    };
+    let first = stop(20);
+    assert_eq!(next(&mut told).await, "asked");
+    let second = stop(0);
+    // It gets as far as it can.
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!second.is_finished(), "who stops a second time waits for the first");
+    gate.notify_one();
+    assert_eq!(next(&mut told).await, "true", "the store was still open");
+    assert!(first.await.unwrap().is_empty());
+    second.await.unwrap();
 }

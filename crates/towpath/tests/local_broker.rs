@@ -92,8 +92,9 @@ on_every_database!(
     committed_events_are_relayed_in_order_without_another_server,
 );
 
-/// Short enough that a test can wait for it, long enough for a busy machine.
+/// For a lease that runs out, in a test that waits for it. Who lives has a longer one: a machine may stand still for a second.
 const SHORT: Duration = Duration::from_millis(700);
+const LONG: Duration = Duration::from_secs(15);
 
 /// Every handle has connections of its own, as in another process.
 #[async_trait::async_trait]
@@ -127,10 +128,10 @@ async fn dying_receiver(store: &SqlStore, queue: &str, alone: bool, lease: Durat
 
 async fn a_receiver_that_dies_loses_nothing_and_is_fenced(fresh: &Fresh) {
     let (dead, living) = (store(fresh.url()).await, store(fresh.url()).await);
-    let (broker, lane) = (over(&living, SHORT), Lane::of(fresh));
+    let (broker, lane) = (over(&living, LONG), Lane::of(fresh));
     lane.declare(&broker).await;
     publish_all(&broker, &numbered(&lane.destination, 10)).await;
-    let receiver = dying_receiver(&dead, &lane.queue, false, SHORT).await;
+    let receiver = dying_receiver(&dead, &lane.queue, false, Duration::from_secs(4)).await;
     let taken = dead.take_messages(&receiver, 5, u64::MAX).await.unwrap();
     assert_eq!(taken.len(), 5);
 
@@ -177,15 +178,16 @@ async fn a_receiver_that_dies_loses_nothing_and_is_fenced(fresh: &Fresh) {
 }
 
 async fn a_living_receiver_keeps_its_messages_beyond_its_lease(fresh: &Fresh) {
+    let lease = Duration::from_secs(6);
     let store = store(fresh.url()).await;
-    let (broker, lane) = (over(&store, SHORT), Lane::of(fresh));
+    let (broker, lane) = (over(&store, lease), Lane::of(fresh));
     lane.declare(&broker).await;
     publish_all(&broker, &numbered(&lane.destination, 1)).await;
     let deliveries = subscribe(&broker, &lane.queue, 1).await;
     let held = next(&*deliveries).await;
-    let other = subscribe(&over(&store, SHORT), &lane.queue, 1).await;
+    let other = subscribe(&over(&store, lease), &lane.queue, 1).await;
     // A clock that both understand: a lease that nobody keeps.
-    let clock = dying_receiver(&store, &lane.queue, false, 3 * SHORT).await;
+    let clock = dying_receiver(&store, &lane.queue, false, lease + Duration::from_secs(1)).await;
     eventually("a lease running out", || async {
         let leases = store.leases(clock.grant.lease.as_str()).await.unwrap();
         (!leases.iter().any(|lease| lease.live)).then_some(())
@@ -289,7 +291,7 @@ async fn one_receiver_at_a_time_keeps_the_order_over_processes(fresh: &Fresh) {
     let held = next(&*first).await;
     let probe = Arc::new(CountingProbe::new());
     let watched = store(fresh.url()).await.with_probe(probe.clone());
-    let second = subscribe(&over(&watched, SHORT), &lane.queue, 5).await;
+    let second = subscribe(&over(&watched, LONG), &lane.queue, 5).await;
     let mut looks = 0;
     eventually("the second looking, several times", || {
         looks += probe.take().iter().filter(|name| **name == "queues.the_one").count();
@@ -306,7 +308,7 @@ async fn one_receiver_at_a_time_keeps_the_order_over_processes(fresh: &Fresh) {
 
 async fn the_next_one_takes_over_from_a_receiver_that_died(fresh: &Fresh) {
     let store = store(fresh.url()).await;
-    let (broker, lane) = (over(&store, SHORT), Lane::with_arguments(fresh, one_at_a_time()));
+    let (broker, lane) = (over(&store, LONG), Lane::with_arguments(fresh, one_at_a_time()));
     lane.declare(&broker).await;
     publish_all(&broker, &numbered(&lane.destination, 10)).await;
     let dead = dying_receiver(&store, &lane.queue, true, SHORT).await;
@@ -705,7 +707,7 @@ async fn committed_events_are_relayed_in_order_without_another_server(fresh: &Fr
             app.send::<Order>(id, command).await.unwrap();
         }
     }
-    let receiving = over(app.store(), SHORT);
+    let receiving = over(app.store(), LONG);
     let deliveries = subscribe(&receiving, &lane.queue, 10).await;
     let mut versions: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for received in take(&*deliveries, 15).await {
@@ -726,7 +728,7 @@ async fn committed_events_are_relayed_in_order_without_another_server(fresh: &Fr
 
     // What nobody has read yet is there after a restart.
     let app = start().await;
-    let receiving = over(app.store(), SHORT);
+    let receiving = over(app.store(), LONG);
     assert_eq!(take(&*subscribe(&receiving, &second, 10).await, 15).await.len(), 15);
     let closed = receiving.clone();
     receiving.close().await;

@@ -13,7 +13,7 @@ use support::probe::{Action, ProbeAt};
 use support::{Fresh, Order, OrderCommand, eventually};
 use towpath::ids::CommandId;
 use towpath::lifecycle::{CommandStatus, TaskState};
-use towpath::ports::store::{LeaseGrant, LeaseStanding};
+use towpath::ports::store::{HeldLease, LeaseGrant};
 use towpath::{StoreOptions, Towpath};
 use towpath_testkit::VirtualClock;
 use towpath_testkit::broker::TcpProxy;
@@ -51,7 +51,7 @@ async fn started(
 /// What the services of an instance claim under.
 async fn grant_of(app: &Towpath) -> LeaseGrant {
     let leases = app.store().leases(&format!("instance/{}", app.instance())).await.unwrap();
-    let LeaseStanding { lease, holder, epoch, .. } = leases[0].clone();
+    let HeldLease { lease, holder, epoch, .. } = leases[0].clone();
     LeaseGrant { lease, holder, epoch }
 }
 

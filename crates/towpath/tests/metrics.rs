@@ -15,7 +15,9 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use support::delivery::{Broker, Stage};
 use support::{Fresh, Order, OrderCommand, eventually};
 use towpath::ports::broker::{Exchange, ExchangeKind, Topology};
-use towpath::{Consumer, Delivery, HandlerError, Next, StoreOptions, Towpath};
+use towpath::{
+    Answer, Attempt, Consumer, Delivery, HandlerError, Next, StoreOptions, TaskType, Towpath, Worker,
+};
 use towpath_testkit::CountingProbe;
 
 on_every_pair!(what_happens_is_counted_and_what_waits_is_measured);
@@ -24,6 +26,7 @@ on_every_database!(
     however_often_one_looks_the_store_is_asked_once,
     a_store_that_is_away_is_counted_and_the_rest_is_shown,
     a_command_that_will_be_tried_again_is_a_retry,
+    tasks_and_attempts_at_them_are_measured,
 );
 
 /// A scrape.
@@ -241,6 +244,56 @@ async fn a_command_that_will_be_tried_again_is_a_retry(fresh: &Fresh) {
     for (status, count) in [("pending", 1.0), ("processing", 0.0), ("retrying", 1.0), ("failed", 1.0)] {
         assert_eq!(scrape.value("towpath_command_box", &[("status", status)]), count, "{status}");
     }
+    app.stop().await;
+}
+
+/// Refuses what it is given.
+struct Refusing;
+
+impl Worker for Refusing {
+    fn task(&self) -> TaskType {
+        TaskType::named("Painter.Draw")
+    }
+
+    async fn run(&self, _: Attempt) -> Result<Answer, HandlerError> {
+        Err(HandlerError::unrecoverable("no-ink", "there is no ink"))
+    }
+}
+
+async fn tasks_and_attempts_at_them_are_measured(fresh: &Fresh) {
+    let recorder = recorder();
+    let other = TaskType::named("Writer.Write");
+    let app = fresh.builder().worker(Refusing, 1).task_type(other.clone()).start().await.unwrap();
+    let attempts = |outcome| {
+        let labels = [("type", "Painter.Draw"), ("outcome", outcome)];
+        Scrape::of(&recorder).value("towpath_task_attempts_total", &labels)
+    };
+    assert_eq!((attempts("failed"), attempts("lost")), (0.0, 0.0));
+    let later = app.now() + Duration::from_secs(3600);
+    let started = app.transact(async |mut tx| {
+        tx.start_task(&Refusing.task(), "duck").await?;
+        tx.start_task(&other, "duck").await?;
+        tx.start_task(&other, "goose").await?;
+        tx.start_task(&other, "swan").not_before(later).await
+    });
+    started.await.unwrap();
+    eventually("an attempt", || async { (attempts("failed") == 1.0).then_some(()) }).await;
+    app.measure().await;
+    let scrape = Scrape::of(&recorder);
+    for (status, count) in [("pending", 1.0), ("running", 0.0), ("failed", 1.0)] {
+        assert_eq!(scrape.value("towpath_tasks", &[("status", status)]), count, "{status}");
+    }
+    for (task_type, count) in [("Painter.Draw", 0.0), ("Writer.Write", 2.0)] {
+        assert_eq!(scrape.value("towpath_tasks_queued", &[("type", task_type)]), count, "{task_type}");
+    }
+    // An answer that is said again is no second attempt.
+    let taken = app.claim_tasks(&[other.name()], "py-1", 1, Duration::ZERO).await.unwrap();
+    for _ in 0..2 {
+        let claim = taken[0].claim();
+        app.answer_task(claim.task_id, Some(claim.epoch), "py-1", Ok(Answer::done())).await.unwrap();
+    }
+    let labels = [("type", "Writer.Write"), ("outcome", "succeeded")];
+    assert_eq!(Scrape::of(&recorder).value("towpath_task_attempts_total", &labels), 1.0);
     app.stop().await;
 }
 

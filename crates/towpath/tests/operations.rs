@@ -5,14 +5,14 @@
 #[macro_use]
 mod support;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use support::{Fresh, eventually};
 use towpath::ids::{ActorId, AggregateKey, OperationName};
-use towpath::ports::operations::{
-    NewOperation, OperationAnswer, OperationEnd, OperationKey, OperationStanding,
-};
-use towpath::{OPERATION_KIND, OPERATION_PERFORMED, Outcome};
+use towpath::ports::operations::{BeginOutcome, NewOperation, OperationAnswer, OperationEnd, OperationKey};
+use towpath::{OPERATION_KIND, OPERATION_PERFORMED, Outcome, StoreOptions};
+use towpath_testkit::CountingProbe;
 use uuid::Uuid;
 
 on_every_database!(
@@ -38,7 +38,7 @@ async fn what_a_dead_process_left_behind_is_recorded_as_unknown(fresh: &Fresh) {
     let app = fresh.builder().lease(Duration::from_millis(300)).start().await.unwrap();
     let lost = operation("lost");
     let begun = app.operations().begin(&lost, Duration::ZERO).await.unwrap();
-    assert!(matches!(begun, OperationStanding::Begun(_)));
+    assert!(matches!(begun, BeginOutcome::Begun(_)));
     let key = AggregateKey::new(OPERATION_KIND, lost.operation_id.to_string()).unwrap();
     let events = eventually("it is recorded", || async {
         let events = app.events_of(&key, 0, 10).await.unwrap();
@@ -53,26 +53,36 @@ async fn what_a_dead_process_left_behind_is_recorded_as_unknown(fresh: &Fresh) {
 }
 
 async fn answers_are_kept_for_their_time_and_then_forgotten(fresh: &Fresh) {
-    let app = fresh
-        .builder()
-        .lease(Duration::from_millis(300))
-        .keep_operations(Duration::from_millis(1500))
-        .start()
-        .await
-        .unwrap();
-    let asked = operation("kept");
+    let statements = Arc::new(CountingProbe::new());
+    let keeping = |time: Duration| {
+        let options = StoreOptions { probe: statements.clone(), ..StoreOptions::default() };
+        let builder = fresh.builder().store_options(options).lease(Duration::from_millis(300));
+        builder.keep_operations(time).start()
+    };
     let long = Duration::from_secs(3600);
-    let OperationStanding::Begun(claim) = app.operations().begin(&asked, long).await.unwrap() else {
+    let app = keeping(long).await.unwrap();
+    let asked = operation("kept");
+    let BeginOutcome::Begun(claim) = app.operations().begin(&asked, long).await.unwrap() else {
         panic!("it is new")
     };
     let answer = OperationAnswer { status: 200, headers: vec![], body: b"yes".to_vec() };
     let end = OperationEnd::Answered(&answer);
     assert!(app.operations().end(&asked, &claim, end, Outcome::Done, Some(200)).await.unwrap());
+    // When a second look begins, one is over that could have deleted it.
+    statements.take();
+    let mut cleaned = 0;
+    eventually("what is older is forgotten", || {
+        cleaned += statements.take().iter().filter(|name| **name == "operation.clean_page").count();
+        async move { (cleaned > 1).then_some(()) }
+    })
+    .await;
     let again = app.operations().begin(&asked, long).await.unwrap();
-    assert_eq!(again, OperationStanding::Answered(answer));
+    assert_eq!(again, BeginOutcome::Answered(answer));
+    app.stop().await;
+    let app = keeping(Duration::ZERO).await.unwrap();
     eventually("its answer is forgotten", || async {
         let standing = app.operations().begin(&operation("kept"), long).await.unwrap();
-        matches!(standing, OperationStanding::Begun(_)).then_some(())
+        matches!(standing, BeginOutcome::Begun(_)).then_some(())
     })
     .await;
     app.stop().await;

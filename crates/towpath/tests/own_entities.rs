@@ -16,7 +16,7 @@ use towpath::ids::{AggregateKey, EventId};
 use towpath::machine::IllegalTransition;
 use towpath::ports::store::StoreError;
 use towpath::tables::Row;
-use towpath::{Deadline, Entity, Event, Machine, Towpath, chrono};
+use towpath::{Coded as _, Deadline, Entity, Event, Machine, Towpath, chrono};
 use uuid::Uuid;
 
 on_every_database!(

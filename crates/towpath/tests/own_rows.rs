@@ -7,9 +7,9 @@ mod support;
 
 use chrono::{DateTime, Utc};
 use support::Fresh;
-use towpath::ports::store::{StoreError, StoreResult};
-use towpath::tables::{ColumnKind, ColumnValue, Record, Row, Value};
-use towpath::{Towpath, chrono};
+use towpath::ports::store::StoreError;
+use towpath::tables::{Json, Listing, Numbers, Row, StoredName};
+use towpath::{Coded as _, Towpath, chrono};
 use uuid::Uuid;
 
 on_every_database!(
@@ -19,31 +19,23 @@ on_every_database!(
     what_is_put_replaces_and_what_is_older_stays,
     a_table_that_is_all_key_is_written_twice_without_harm,
     numbers_that_many_add_at_once_are_all_counted,
+    numbers_are_given_once_whoever_takes_them,
+    a_name_that_nobody_has_is_no_colour,
     a_row_is_locked_or_written_by_one_of_many,
     rows_are_chosen_by_what_stands_behind_their_table,
     what_is_no_column_is_refused_before_the_database_sees_it,
     what_is_rolled_back_was_never_there,
+    a_page_ends_by_rows_or_by_bytes_and_says_whether_there_is_more,
+    json_is_read_as_its_type_and_written_back_to_the_letter,
 );
 
 /// A colour by its name: a type of the application's own.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, StoredName)]
 enum Colour {
+    #[serde(rename = "red")]
     Red,
+    #[serde(rename = "green")]
     Green,
-}
-
-impl ColumnValue for Colour {
-    const KIND: ColumnKind = ColumnKind::Name(16);
-
-    fn write(&self) -> Value<'_> {
-        if *self == Self::Red { "red".into() } else { "green".into() }
-    }
-
-    fn read(record: &Record, column: &str) -> StoreResult<Self> {
-        let named =
-            |name: &str| [("red", Self::Red), ("green", Self::Green)].into_iter().find(|one| one.0 == name);
-        record.named(column, |name| named(name).map(|found| found.1))
-    }
 }
 
 #[derive(Debug, Clone, PartialEq, Row)]
@@ -101,8 +93,26 @@ struct Shown {
     text: String,
 }
 
+#[derive(Debug, Clone, PartialEq, Row)]
+#[row(table = "counters")]
+struct Counter {
+    #[row(key, name = 16)]
+    kind: String,
+    next_number: i64,
+}
+
+#[derive(Debug, Clone, PartialEq, Row)]
+#[row(table = "baskets")]
+struct Basket {
+    #[row(key)]
+    basket_id: i64,
+    prices: Json<Vec<f64>>,
+    spare: Option<Json<Vec<f64>>>,
+}
+
 async fn app(fresh: &Fresh) -> Towpath {
-    let tables = [*Bicycle::TABLE, *Word::TABLE, *Till::TABLE, *Shown::TABLE];
+    let tables =
+        [*Bicycle::TABLE, *Word::TABLE, *Till::TABLE, *Shown::TABLE, *Counter::TABLE, *Basket::TABLE];
     fresh.builder().tables(&tables).without_workers().start().await.unwrap()
 }
 
@@ -266,6 +276,44 @@ async fn numbers_that_many_add_at_once_are_all_counted(fresh: &Fresh) {
     app.stop().await;
 }
 
+/// Two processes, as far as the numbers can tell: each has blocks of its own.
+async fn numbers_are_given_once_whoever_takes_them(fresh: &Fresh) {
+    let app = app(fresh).await;
+    let kind = || "orders".to_owned();
+    insert(&app, &Counter { kind: kind(), next_number: 901 }).await.unwrap();
+    let (one, other) = (Numbers::<Counter>::of("next_number", 3), Numbers::<Counter>::of("next_number", 3));
+    let mut given = Vec::new();
+    for _ in 0..4 {
+        given.push(one.next(&app, &kind()).await.unwrap());
+        given.push(other.next(&app, &kind()).await.unwrap());
+    }
+    assert_eq!(given[..4], [901, 904, 902, 905], "from blocks of three");
+    given.sort_unstable();
+    assert!(given.windows(2).all(|pair| pair[0] < pair[1]), "each once: {given:?}");
+    let nobodys = one.next(&app, &"products".to_owned()).await.unwrap_err();
+    assert_eq!(nobodys.code(), "corrupt", "a row that is made anew would begin anew");
+    assert_eq!(app.find::<Counter>(&"products".to_owned()).await.unwrap(), None);
+    app.stop().await;
+}
+
+async fn a_name_that_nobody_has_is_no_colour(fresh: &Fresh) {
+    assert_eq!(Colour::ALL.map(Colour::as_str), ["red", "green"]);
+    assert_eq!((Colour::named("green"), Colour::named("Green")), (Some(Colour::Green), None));
+    let app = app(fresh).await;
+    insert(&app, &bicycle(1)).await.unwrap();
+    let painted = app.transact(async |mut tx| {
+        let sql = "UPDATE bicycles SET repaint = ?";
+        tx.own_tables().execute("paint", sql, vec![Colour::Green.into()]).await
+    });
+    assert_eq!(painted.await.unwrap(), 1);
+    assert_eq!(app.find::<Bicycle>(&1).await.unwrap().unwrap().repaint, Some(Colour::Green));
+    app.transact(async |mut tx| tx.execute("UPDATE bicycles SET colour = ?", &["mauve"]).await)
+        .await
+        .unwrap();
+    assert_eq!(app.find::<Bicycle>(&1).await.unwrap_err().code(), "corrupt");
+    app.stop().await;
+}
+
 async fn a_row_is_locked_or_written_by_one_of_many(fresh: &Fresh) {
     let app = app(fresh).await;
     let counting = (0..8_i64).map(|number| {
@@ -298,7 +346,7 @@ async fn rows_are_chosen_by_what_stands_behind_their_table(fresh: &Fresh) {
         .collect();
     app.transact(async |mut tx| tx.put(&all).await).await.unwrap();
     let chosen = "WHERE colour = ? AND bicycle_id > ? ORDER BY bicycle_id LIMIT ?";
-    let values = || vec![Colour::Green.write(), 0_i64.into(), 1_i64.into()];
+    let values = || vec![Colour::Green.into(), 0_i64.into(), 1_i64.into()];
     assert_eq!(app.rows::<Bicycle>("test.green", chosen, values()).await.unwrap(), all[..1]);
     let listed =
         app.listing().await.unwrap().own_tables().rows_of::<Bicycle>("test.green", chosen, values()).await;
@@ -338,5 +386,53 @@ async fn what_is_rolled_back_was_never_there(fresh: &Fresh) {
     assert_eq!(undone.await.unwrap_err().code(), "missing");
     assert_eq!(app.find::<Bicycle>(&1).await.unwrap(), None);
     assert!(app.rows::<Till>("test.tills", "", Vec::new()).await.unwrap().is_empty());
+    app.stop().await;
+}
+
+async fn a_page_ends_by_rows_or_by_bytes_and_says_whether_there_is_more(fresh: &Fresh) {
+    let app = app(fresh).await;
+    // Fifty letters of two bytes each.
+    let all: Vec<Shown> =
+        (1..=5).map(|id| Shown { shown_id: id, version: id % 2, text: "ä".repeat(50) }).collect();
+    app.transact(async |mut tx| tx.put(&all).await).await.unwrap();
+    let page = async |listing: Listing<'static>| {
+        let page = app.page::<Shown>("test.page", listing).await.unwrap();
+        let next = page.next(|last| last.shown_id);
+        (page.map(|row| row.shown_id).rows, next)
+    };
+    let by = |rows| Listing::by("shown_id", rows);
+    assert_eq!(page(by(9)).await, (vec![1, 2, 3, 4, 5], None));
+    assert_eq!(page(by(5)).await, (vec![1, 2, 3, 4, 5], Some(5)), "there may be more");
+    assert_eq!(page(by(2).behind(Some(1_i64))).await, (vec![2, 3], Some(3)));
+    assert_eq!(page(by(9).behind(Some(4_i64)).last_first()).await, (vec![3, 2, 1], None));
+    assert_eq!(page(by(9).only("version", Some(1_i64)).behind(None::<i64>)).await, (vec![1, 3, 5], None));
+    assert_eq!(page(by(9).within(250)).await, (vec![1, 2], Some(2)), "bytes, not letters");
+    assert_eq!(page(by(9).within(1)).await, (vec![1], Some(1)), "one at least");
+    assert_eq!(page(by(9).within(500)).await, (vec![1, 2, 3, 4, 5], None));
+    assert_eq!(page(by(5).within(500)).await, (vec![1, 2, 3, 4, 5], Some(5)));
+    assert_eq!(page(by(9).behind(Some(5_i64)).within(1)).await, (vec![], None));
+    for wrong in [by(1).only("shown_id = 1 OR 1", Some(1_i64)), Listing::by("shown_id; --", 1)] {
+        let refused = app.page::<Shown>("test.page", wrong).await.unwrap_err();
+        assert_eq!(refused.code(), "store-refused", "{refused:?}");
+    }
+    app.stop().await;
+}
+
+async fn json_is_read_as_its_type_and_written_back_to_the_letter(fresh: &Fresh) {
+    let app = app(fresh).await;
+    let basket = Basket { basket_id: 1, prices: Json::of(vec![1.5, 2.0]).unwrap(), spare: None };
+    assert!(insert(&app, &basket).await.unwrap());
+    assert_eq!(app.find::<Basket>(&1).await.unwrap(), Some(basket));
+    // As another program has written it.
+    let sql = "UPDATE baskets SET prices = '[ 88.50 ]', spare = '[]'";
+    app.store().own_execute("test.other", sql, Vec::new()).await.unwrap();
+    let found = app.find::<Basket>(&1).await.unwrap().unwrap();
+    assert_eq!((found.prices.as_slice(), found.spare.as_ref().unwrap().len()), ([88.5].as_slice(), 0));
+    app.transact(async |mut tx| tx.put(std::slice::from_ref(&found)).await).await.unwrap();
+    let kept = app.find::<Basket>(&1).await.unwrap().unwrap();
+    assert_eq!(kept.prices.text(), "[ 88.50 ]");
+    assert_eq!(kept.prices.into_value(), [88.5]);
+    app.store().own_execute("test.other", "UPDATE baskets SET prices = '{}'", Vec::new()).await.unwrap();
+    assert_eq!(app.find::<Basket>(&1).await.unwrap_err().code(), "corrupt");
     app.stop().await;
 }

@@ -10,7 +10,7 @@ use towpath::ids::{AggregateKey, CorrelationId, EventId};
 use towpath::name::EventName;
 use towpath::ports::store::{Append, Expected, Inspection as _, NewEvent, Routing, StoreError};
 use towpath::sqlx::{self, Executor, Row};
-use towpath::{ChangeContext, Payload, Towpath};
+use towpath::{ChangeContext, Coded as _, Payload, Towpath};
 
 on_every_database!(
     the_applications_change_and_the_facts_commit_together,

@@ -12,7 +12,7 @@ use support::delivery::execute;
 use towpath::ports::store::StoreError;
 use towpath::tables::Step::{AddColumns, AddIndex, Create, DropIndex, Run, Sql};
 use towpath::tables::{OwnTables, Row, Version, Versions};
-use towpath::{StartError, Towpath};
+use towpath::{Coded as _, StartError, Towpath};
 
 on_every_database!(
     a_fresh_database_gets_all_versions_once,

@@ -7,7 +7,9 @@ mod support;
 use support::Fresh;
 use towpath::format::{Format, FormatError, Written};
 use towpath::ports::broker::{Broker, Exchange, ExchangeKind, Queue, Received, Subscription, Topology};
-use towpath::{Channel, Consumer, DeadLetterQueue, EventEnvelope, IncomingEvent, Start, StartError};
+use towpath::{
+    Channel, Coded as _, Consumer, DeadLetterQueue, EventEnvelope, IncomingEvent, Start, StartError,
+};
 
 const FACTS: &str = r#"
 [[channel]]

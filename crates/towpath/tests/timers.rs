@@ -17,7 +17,9 @@ use towpath::lifecycle::{CommandStatus, TaskState};
 use towpath::ports::clock::Clock as _;
 use towpath::ports::probe::Probe;
 use towpath::ports::store::Append;
-use towpath::{Aggregate, Builder, Command, Context, Deadline, Event, Machine, StoreOptions, Towpath};
+use towpath::{
+    Aggregate, Builder, Coded as _, Command, Context, Deadline, Event, Machine, StoreOptions, Towpath,
+};
 use towpath_testkit::VirtualClock;
 use uuid::Uuid;
 

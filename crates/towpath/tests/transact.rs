@@ -17,7 +17,7 @@ use support::{Fresh, Order, OrderCommand, OrderEvent, eventually};
 use towpath::ports::store::{Append, Inspection as _, StoreError};
 use towpath::sqlx;
 use towpath::tables::Value;
-use towpath::{Channel, Consumer, Delivery, HandlerError, Next, StoreOptions, Towpath, Tx};
+use towpath::{Channel, Coded as _, Consumer, Delivery, HandlerError, Next, StoreOptions, Towpath, Tx};
 use towpath_testkit::broker::TcpProxy;
 
 on_every_database!(

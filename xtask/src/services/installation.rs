@@ -62,7 +62,7 @@ pub(super) fn install_build_tools(data_root: &Path, progress: &Progress) -> Resu
 }
 
 /// Makes sure of what single tests use: a caching proxy to put before the server, and a library that sets a process' clock.
-/// Where one cannot be installed, the tests that need it end early and say so.
+/// Where one cannot be installed, the tests that need it fail, or outside of continuous integration say that they are left out.
 pub(super) fn install_for_single_tests(data_root: &Path, progress: &Progress) {
     let has_proxy = is_on_path("nginx") || Path::new("/usr/sbin/nginx").exists();
     let wanted = [("nginx-light", has_proxy), ("libfaketime", clock_library().is_some())];

@@ -271,6 +271,14 @@ impl GatewayError {
 }
 
 impl Observed {
+    /// The resource, if it is this service's: what is made of another's, or of nobody's, is not its own.
+    pub fn found_of(&self, service_id: &str) -> Option<&FoundService> {
+        match self {
+            Self::Found(found) if found.service_id.as_deref() == Some(service_id) => Some(found),
+            _ => None,
+        }
+    }
+
     /// The same with texts that every database can keep. What a platform says may hold anything, and be of any length.
     #[must_use]
     pub fn readable(self) -> Self {

@@ -2,16 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::spec::{EnvValue, ResourceName, SecretKey, ServiceSpec, ValueFrom};
 
-/// How many variables an environment has at most.
 const MOST_VARIABLES: usize = 256;
-/// How many characters the name of a variable has at most.
 const LONGEST_NAME: usize = 256;
-/// How many bytes a value has at most.
 const LONGEST_VALUE: usize = 32 << 10;
 /// How many bytes all names and values have together at most. A specification is in several facts and rows, and on a
 /// cluster in every revision.
@@ -20,22 +16,18 @@ const LARGEST_ENVIRONMENT: usize = 256 << 10;
 const LONGEST_SECRET: usize = 253;
 
 /// The body of a create.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ServiceAsked {
     /// The name: a DNS label of RFC 1035, which begins with a letter.
     pub name: String,
     /// The namespace: a DNS label of RFC 1123, which may begin with a digit.
     pub namespace: String,
-    /// The container's image.
     pub image: String,
-    /// The container's environment.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, EnvValue>,
-    /// The fewest instances.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_scale: Option<u32>,
-    /// The most instances.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_scale: Option<u32>,
     /// How many requests an instance takes at a time.
@@ -50,33 +42,24 @@ pub struct ServiceAsked {
 }
 
 /// The body of an update. The place may be left out; it cannot be changed.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct UpdateAsked {
-    /// The name, as it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The namespace, as it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// The container's image.
     pub image: String,
-    /// The container's environment.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, EnvValue>,
-    /// The fewest instances.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_scale: Option<u32>,
-    /// The most instances.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_scale: Option<u32>,
-    /// How many requests an instance takes at a time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub concurrency: Option<u32>,
-    /// Take over what others have set on the platform, and make a new revision in any case.
     #[serde(default)]
     pub force_replace: bool,
-    /// Answer when the outcome is known, or when that takes too long.
     #[serde(default)]
     pub wait: bool,
     /// Only if this is the specification that it has now.
@@ -85,7 +68,7 @@ pub struct UpdateAsked {
 }
 
 /// The body of a delete.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeleteAsked {
     /// Only if this is the specification that it has now.
@@ -95,137 +78,80 @@ pub struct DeleteAsked {
 
 /// What is wrong with what was asked for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SpecFlaw {
-    /// A namespace that the platform does not take.
-    #[error(
-        "namespace {given:?} is no DNS label (RFC 1123): write 1 to 63 of a-z, 0-9 and -, beginning and ending with a \
-         letter or digit"
-    )]
-    NotANamespace {
-        /// What was given.
-        given: String,
-    },
-    /// A name that the platform does not take.
-    #[error(
-        "name {given:?} is no DNS label (RFC 1035): write 1 to 63 of a-z, 0-9 and -, beginning with a letter and ending \
-         with a letter or digit"
-    )]
-    NotAName {
-        /// What was given.
-        given: String,
-    },
-    /// An image that cannot be one.
-    #[error("image {given:?} is none: write one such as registry.example/shop:1")]
-    NotAnImage {
-        /// What was given.
-        given: String,
-    },
-    /// A variable whose name cannot be one.
-    #[error("{given:?} is no name of a variable: write letters, digits and _, not beginning with a digit")]
-    NotAVariable {
-        /// What was given.
-        given: String,
-    },
-    /// A secret whose name cannot be one.
-    #[error(
-        "{given:?} is no name of a secret: write a-z, 0-9, - and ., beginning and ending with a letter or digit"
-    )]
-    NotASecret {
-        /// What was given.
-        given: String,
-    },
-    /// A key of a secret that cannot be one.
-    #[error("{given:?} is no key of a secret: write letters, digits, -, _ and .")]
-    NotAKey {
-        /// What was given.
-        given: String,
-    },
-    /// More than is taken.
-    #[error("{what}: {is}, and at most {at_most} are taken")]
-    TooLarge {
-        /// What there is too much of.
-        what: String,
-        /// How much.
-        is: usize,
-        /// How much may be.
-        at_most: usize,
-    },
-    /// More at the least than at the most.
-    #[error("minScale {min} is more than maxScale {max}")]
-    Scale {
-        /// The fewest.
-        min: u32,
-        /// The most.
-        max: u32,
-    },
+#[error("{message}")]
+pub struct SpecFlaw {
+    code: &'static str,
+    message: String,
 }
 
 impl SpecFlaw {
     /// A stable code.
     pub fn code(&self) -> &'static str {
-        match self {
-            Self::TooLarge { .. } => "service-spec-too-large",
-            _ => "invalid-service-spec",
-        }
+        self.code
+    }
+
+    fn invalid(message: String) -> Self {
+        Self { code: "invalid-service-spec", message }
     }
 }
 
 impl ServiceAsked {
     /// Where it is to be.
     pub fn resource(&self) -> Result<ResourceName, SpecFlaw> {
-        if !is_label(&self.namespace) {
-            return Err(SpecFlaw::NotANamespace { given: self.namespace.clone() });
+        let Self { namespace, name, .. } = self;
+        if !is_label(namespace) {
+            return Err(SpecFlaw::invalid(format!(
+                "namespace {namespace:?} is no DNS label (RFC 1123): write 1 to 63 of a-z, 0-9 and -, beginning and \
+                 ending with a letter or digit"
+            )));
         }
         // Knative gives the name to a Kubernetes Service and to revisions, whose names must begin with a letter.
-        if !is_label(&self.name) || self.name.starts_with(|one: char| one.is_ascii_digit()) {
-            return Err(SpecFlaw::NotAName { given: self.name.clone() });
+        if !is_label(name) || name.starts_with(|one: char| one.is_ascii_digit()) {
+            return Err(SpecFlaw::invalid(format!(
+                "name {name:?} is no DNS label (RFC 1035): write 1 to 63 of a-z, 0-9 and -, beginning with a letter and \
+                 ending with a letter or digit"
+            )));
         }
-        Ok(ResourceName::new(&self.namespace, &self.name))
+        Ok(ResourceName::new(namespace, name))
     }
 
     /// What it is to be.
     pub fn spec(&self) -> Result<ServiceSpec, SpecFlaw> {
-        checked(ServiceSpec {
-            image: self.image.clone(),
-            env: self.env.clone(),
-            min_scale: self.min_scale,
-            max_scale: self.max_scale,
-            concurrency: self.concurrency,
-            replacement: None,
-        })
+        let Self { image, env, min_scale, max_scale, concurrency, .. } = self.clone();
+        checked(ServiceSpec { image, env, min_scale, max_scale, concurrency, replacement: None })
     }
 }
 
 impl UpdateAsked {
     /// What it is to be.
     pub fn spec(&self) -> Result<ServiceSpec, SpecFlaw> {
-        checked(ServiceSpec {
-            image: self.image.clone(),
-            env: self.env.clone(),
-            min_scale: self.min_scale,
-            max_scale: self.max_scale,
-            concurrency: self.concurrency,
-            replacement: None,
-        })
+        let Self { image, env, min_scale, max_scale, concurrency, .. } = self.clone();
+        checked(ServiceSpec { image, env, min_scale, max_scale, concurrency, replacement: None })
     }
 }
 
 fn checked(spec: ServiceSpec) -> Result<ServiceSpec, SpecFlaw> {
     let image = &spec.image;
     if image.is_empty() || image.len() > 1024 || !image.chars().all(|one| one.is_ascii_graphic()) {
-        return Err(SpecFlaw::NotAnImage { given: image.clone() });
+        let message = format!("image {image:?} is none: write one such as registry.example/shop:1");
+        return Err(SpecFlaw::invalid(message));
     }
     check_environment(&spec.env)?;
     match (spec.min_scale, spec.max_scale) {
         // To Knative, at most 0 is no limit.
-        (Some(min), Some(max)) if min > max && max > 0 => Err(SpecFlaw::Scale { min, max }),
+        (Some(min), Some(max)) if min > max && max > 0 => {
+            Err(SpecFlaw::invalid(format!("minScale {min} is more than maxScale {max}")))
+        }
         _ => Ok(spec),
     }
 }
 
 fn check_environment(env: &BTreeMap<String, EnvValue>) -> Result<(), SpecFlaw> {
     let within = |what: &dyn Fn() -> String, is: usize, at_most: usize| match is > at_most {
-        true => Err(SpecFlaw::TooLarge { what: what(), is, at_most }),
+        true => {
+            let message = format!("{}: {is}, and at most {at_most} are taken", what());
+            Err(SpecFlaw { code: "service-spec-too-large", message })
+        }
         false => Ok(()),
     };
     within(&|| "variables in env".to_owned(), env.len(), MOST_VARIABLES)?;
@@ -233,7 +159,9 @@ fn check_environment(env: &BTreeMap<String, EnvValue>) -> Result<(), SpecFlaw> {
         let begins = || name.chars().take(64).collect::<String>();
         within(&|| format!("characters of the variable {}…", begins()), name.len(), LONGEST_NAME)?;
         if !is_variable(name) {
-            return Err(SpecFlaw::NotAVariable { given: name.clone() });
+            return Err(SpecFlaw::invalid(format!(
+                "{name:?} is no name of a variable: write letters, digits and _, not beginning with a digit"
+            )));
         }
         match value {
             EnvValue::Plain(value) => {
@@ -250,11 +178,17 @@ fn check_secret(secret: &str, key: &str) -> Result<(), SpecFlaw> {
     let shown = |text: &str| text.chars().take(LONGEST_SECRET).collect::<String>();
     // A DNS subdomain: labels with dots between them.
     if secret.len() > LONGEST_SECRET || !secret.split('.').all(is_label) {
-        return Err(SpecFlaw::NotASecret { given: shown(secret) });
+        return Err(SpecFlaw::invalid(format!(
+            "{:?} is no name of a secret: write a-z, 0-9, - and ., beginning and ending with a letter or digit",
+            shown(secret)
+        )));
     }
     let fits = |one: u8| one.is_ascii_alphanumeric() || b"-_.".contains(&one);
     if !(1..=LONGEST_SECRET).contains(&key.len()) || !key.bytes().all(fits) {
-        return Err(SpecFlaw::NotAKey { given: shown(key) });
+        let key = shown(key);
+        return Err(SpecFlaw::invalid(format!(
+            "{key:?} is no key of a secret: write letters, digits, -, _ and ."
+        )));
     }
     Ok(())
 }

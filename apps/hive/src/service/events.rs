@@ -5,12 +5,14 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use towpath::Event;
 
-use crate::gateway::{Condition, ConditionStatus, Observed, RouteTarget};
+use super::FailureNote;
+use crate::gateway::{Condition, ConditionStatus, FoundService, RouteTarget};
 use crate::spec::{ResourceName, ServiceSpec, SpecHash};
 
 /// A fact about a service.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Event)]
 #[allow(clippy::large_enum_variant, reason = "a few of them live at a time, on their way to and from JSON")]
+#[event(schemas)]
 pub enum ServiceEvent {
     /// Somebody asked for a service.
     #[serde(rename = "service.creation.requested")]
@@ -26,7 +28,7 @@ pub enum ServiceEvent {
     SpecApplied(SpecApplied),
     /// The platform has refused the specification for good.
     #[serde(rename = "service.creation.failed")]
-    CreationFailed(CreationFailed),
+    CreationFailed(NotConverged),
     /// Somebody asked for another specification.
     #[serde(rename = "service.update.requested")]
     UpdateRequested(UpdateRequested),
@@ -115,20 +117,6 @@ pub struct SpecApplied {
     pub changed: bool,
 }
 
-/// `service.creation.failed`
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct CreationFailed {
-    /// Which specification was refused.
-    pub spec_hash: SpecHash,
-    /// Which one in the row.
-    pub spec_version: u64,
-    /// A stable code.
-    pub reason: String,
-    /// What the platform said.
-    pub message: String,
-}
-
 /// `service.update.requested`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -172,7 +160,7 @@ pub struct SnapshotUpdated {
 }
 
 /// What is known of the platform's side of a service.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Snapshot {
     /// When it was seen.
@@ -225,7 +213,7 @@ pub struct Converged {
     pub url: Option<String>,
 }
 
-/// `service.convergence.failed` and `service.failed`
+/// `service.creation.failed`, `service.convergence.failed` and `service.failed`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NotConverged {
@@ -257,42 +245,17 @@ pub struct ExternalPurged {
     pub observed_at: DateTime<Utc>,
 }
 
+impl NotConverged {
+    /// Why, as the service keeps it.
+    pub(super) fn note(&self) -> FailureNote {
+        FailureNote { reason: self.reason.clone(), message: self.message.clone() }
+    }
+}
+
 impl Snapshot {
-    /// What a look showed, as a service sees it that wants to be `desired`. A resource of another service is not its own.
-    pub fn of(
-        service_id: Option<&str>,
-        observed: &Observed,
-        desired: &SpecHash,
-        consecutive_failures: u32,
-        observed_at: DateTime<Utc>,
-    ) -> Self {
-        let own = match observed {
-            Observed::Found(found)
-                // What carries nobody's mark was made by hand, or taken over.
-                if service_id.is_none() || found.service_id.as_deref() == service_id =>
-            {
-                Some(found)
-            }
-            Observed::Found(_) | Observed::NotFound => None,
-        };
-        let Some(found) = own else {
-            return Self {
-                observed_at,
-                present: false,
-                ready: None,
-                observed_spec_hash: None,
-                hash_match: false,
-                generation: None,
-                ready_condition: Condition::default(),
-                configurations_ready: Condition::default(),
-                routes_ready: Condition::default(),
-                latest_created_revision: None,
-                latest_ready_revision: None,
-                traffic: Vec::new(),
-                url: None,
-                consecutive_failures: 0,
-            };
-        };
+    /// What a look showed of its own resource, as a service sees it that wants to be `desired`.
+    pub fn of(found: Option<&FoundService>, desired: &SpecHash, observed_at: DateTime<Utc>) -> Self {
+        let Some(found) = found else { return Self { observed_at, ..Self::default() } };
         Self {
             observed_at,
             present: true,
@@ -311,13 +274,12 @@ impl Snapshot {
             latest_ready_revision: found.latest_ready_revision.clone(),
             traffic: found.traffic.clone(),
             url: found.url.clone(),
-            consecutive_failures,
+            consecutive_failures: 0,
         }
     }
 
     /// Whether two say the same, whenever they were seen.
     pub fn says_the_same(&self, other: &Self) -> bool {
-        let then = Self { observed_at: other.observed_at, ..self.clone() };
-        then == *other
+        Self { observed_at: other.observed_at, ..self.clone() } == *other
     }
 }

@@ -5,6 +5,8 @@
 //! good; `service.updated` after the `service.ready` of an update; `service.external.purged` after the snapshot that shows
 //! a resource gone which nobody here has asked to delete.
 
+#![allow(missing_docs, reason = "where a name says it, no comment repeats it")]
+
 mod asked;
 mod events;
 
@@ -12,11 +14,13 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use towpath::name::NameRule;
 use towpath::retry::ErrorClass;
+use towpath::tables::StoredName;
 use towpath::{Aggregate, Command, Context, Machine, Reason, Refusal};
 
 pub use asked::{DeleteAsked, ServiceAsked, SpecFlaw, UpdateAsked};
 pub use events::*;
 
+use crate::gateway::Condition;
 use crate::spec::{ResourceName, ServiceSpec, SpecHash};
 
 /// A service, as its facts say.
@@ -25,24 +29,17 @@ use crate::spec::{ResourceName, ServiceSpec, SpecHash};
 pub struct Service {
     /// Where it is; none before its first fact.
     pub status: Option<ServiceStatus>,
-    /// Where it runs.
     pub resource: ResourceName,
-    /// What it is to be.
     pub spec: ServiceSpec,
-    /// The hash of that.
     pub desired_spec_hash: SpecHash,
-    /// How many specifications it has had.
     pub spec_version: u64,
-    /// Whether the last one replaces what others have set.
     pub force_replace: bool,
     /// The last specification that the platform took.
     pub applied_spec_version: u64,
-    /// What is known of the platform's side.
     pub snapshot: Option<Snapshot>,
     /// Which observation that is from, by its number among those of the platform's side.
     #[serde(default)]
     pub observation: u64,
-    /// Why it is FAILED.
     pub failure: Option<FailureNote>,
     /// The last specification that was seen to run; 0 for none.
     #[serde(default)]
@@ -55,31 +52,30 @@ pub struct Service {
     pub purged_at: Option<DateTime<Utc>>,
 }
 
-/// Why a service is FAILED.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FailureNote {
-    /// A code.
     pub reason: String,
-    /// A text for people.
     pub message: String,
 }
 
 /// The states of a service (H1).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "UPPERCASE")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, StoredName)]
 pub enum ServiceStatus {
     /// It was asked for, and is not confirmed yet.
+    #[serde(rename = "CREATING")]
     Creating,
     /// Another specification was asked for, and is not confirmed yet.
+    #[serde(rename = "UPDATING")]
     Updating,
-    /// What was asked for runs.
+    #[serde(rename = "READY")]
     Ready,
-    /// What was asked for does not run.
+    #[serde(rename = "FAILED")]
     Failed,
     /// It is to be gone, and that is not confirmed yet.
+    #[serde(rename = "DELETING")]
     Deleting,
-    /// It is gone.
+    #[serde(rename = "DELETED")]
     Deleted,
 }
 
@@ -87,15 +83,12 @@ pub enum ServiceStatus {
 /// may be of no interest any more, and then give nothing.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Command)]
 pub enum ServiceCommand {
-    /// Make it.
     #[serde(rename = "Command.Hive.Service.Create")]
     #[command(gives = ServiceEvent::CREATION_REQUESTED)]
     Create(ServiceAsked),
-    /// Make it another.
     #[serde(rename = "Command.Hive.Service.Update")]
     #[command(gives = ServiceEvent::UPDATE_REQUESTED)]
     Update(UpdateAsked),
-    /// Make an end of it.
     #[serde(rename = "Command.Hive.Service.Delete")]
     #[command(gives = ServiceEvent::DELETION_REQUESTED)]
     Delete(DeleteAsked),
@@ -118,31 +111,23 @@ pub enum ServiceCommand {
     /// The platform was seen without it.
     #[serde(rename = "Command.Hive.Service.Deletion.Confirm")]
     #[command(internal, gives = ServiceEvent::DELETED)]
-    ConfirmDeletion {
-        /// What was seen.
-        snapshot: Snapshot,
-    },
+    ConfirmDeletion { snapshot: Snapshot },
 }
 
 /// What was waited for in vain.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ConvergenceExpired {
-    /// Which specification.
     pub spec_version: u64,
     /// For how long it was waited for, and what is known of it.
     pub message: String,
 }
 
-/// How an apply ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ApplyOutcome {
-    /// Of which specification.
     pub spec_hash: SpecHash,
-    /// Which one in the row.
     pub spec_version: u64,
-    /// What came of it.
     pub result: ApplyResult,
 }
 
@@ -150,27 +135,13 @@ pub struct ApplyOutcome {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "camelCase")]
 pub enum ApplyResult {
-    /// The platform has it.
-    Applied {
-        /// The generation of the resource.
-        generation: i64,
-        /// Whether anything had to be changed.
-        changed: bool,
-    },
-    /// The platform will not have it.
-    Refused {
-        /// A stable code.
-        reason: String,
-        /// What it said.
-        message: String,
-    },
+    Applied { generation: i64, changed: bool },
+    Refused { reason: String, message: String },
 }
 
-/// A look at the platform.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TakeObservation {
-    /// What was seen.
     pub snapshot: Snapshot,
     /// The number of the observation among those of the platform's side: a later one counts for more, in whatever order they
     /// are taken in.
@@ -189,28 +160,14 @@ pub const CONVERGENCE_DEADLINE: &str = "convergence-deadline";
 /// A service's "no" where its machine is not asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ServiceRefusal {
-    /// There is no such service.
     #[error("there is no such service")]
     NotFound,
-    /// What was asked for cannot be.
     #[error("the specification cannot be: {0}")]
     InvalidSpec(#[from] SpecFlaw),
-    /// It has another specification than the asker believes.
     #[error("the service has specification {is} by now, not {expected}")]
-    OtherSpec {
-        /// The one that it has.
-        is: u64,
-        /// The one that the asker has seen.
-        expected: u64,
-    },
-    /// An update that names another place.
+    OtherSpec { is: u64, expected: u64 },
     #[error("the service is {is}, and a service does not move: delete it and create {asked}")]
-    Moves {
-        /// Where it is.
-        is: ResourceName,
-        /// Where it was asked to be.
-        asked: ResourceName,
-    },
+    Moves { is: ResourceName, asked: ResourceName },
 }
 
 /// The code of a request that was made of another specification than the one that is there.
@@ -236,20 +193,9 @@ impl Refusal for ServiceRefusal {
 }
 
 impl ServiceStatus {
-    /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Creating, Self::Updating, Self::Ready, Self::Failed, Self::Deleting, Self::Deleted];
-
-    /// As it is stored and sent.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Creating => "CREATING",
-            Self::Updating => "UPDATING",
-            Self::Ready => "READY",
-            Self::Failed => "FAILED",
-            Self::Deleting => "DELETING",
-            Self::Deleted => "DELETED",
-        }
+    /// Whether nothing more comes of it by itself.
+    pub fn is_settled(self) -> bool {
+        matches!(self, Self::Ready | Self::Failed | Self::Deleted)
     }
 
     /// Whether what was asked for is not confirmed yet, one way or the other.
@@ -257,6 +203,9 @@ impl ServiceStatus {
         matches!(self, Self::Creating | Self::Updating)
     }
 }
+
+/// What follows from a command, or the service's "no".
+type Decided = Result<Vec<ServiceEvent>, ServiceRefusal>;
 
 impl Aggregate for Service {
     const KIND: &'static str = "service";
@@ -267,39 +216,31 @@ impl Aggregate for Service {
     type Event = ServiceEvent;
     type Refusal = ServiceRefusal;
 
-    fn decide(
-        &self,
-        command: ServiceCommand,
-        context: &Context,
-    ) -> Result<Vec<ServiceEvent>, ServiceRefusal> {
+    fn decide(&self, command: ServiceCommand, context: &Context) -> Decided {
         let requested_by = context.actor_id.as_ref().map(ToString::to_string);
-        let status = match (&command, self.status) {
+        Ok(match (command, self.status) {
             // Whether there is one already is the machine's business.
-            (ServiceCommand::Create(asked), _) => return self.create(asked, requested_by),
-            (_, Some(status)) => status,
+            (ServiceCommand::Create(asked), _) => self.create(&asked, requested_by)?,
             (_, None) => return Err(ServiceRefusal::NotFound),
-        };
-        Ok(match command {
-            ServiceCommand::Create(_) => Vec::new(),
-            ServiceCommand::Update(asked) => self.update(asked, requested_by)?,
-            ServiceCommand::Delete(asked) => {
+            (ServiceCommand::Update(asked), _) => self.update(&asked, requested_by)?,
+            (ServiceCommand::Delete(asked), _) => {
                 self.check_version(asked.if_spec_version)?;
                 vec![
                     ServiceEvent::DeletionRequested(DeletionRequested { requested_by }),
                     ServiceEvent::DeletionMarked(DeletionMarked { resource: self.resource.clone() }),
                 ]
             }
-            ServiceCommand::Refresh {} => vec![ServiceEvent::SnapshotUpdated(SnapshotUpdated {
-                snapshot: self.snapshot.clone(),
-                observation: None,
-                refresh_requested: true,
-            })],
-            ServiceCommand::RecordApply(outcome) => self.record_apply(status, outcome),
-            ServiceCommand::TakeObservation(taken) => self.take_observation(status, taken),
-            ServiceCommand::ExpireConvergence(expired) => self.expire(status, expired),
-            ServiceCommand::ConfirmDeletion { snapshot } => {
+            (ServiceCommand::Refresh {}, _) => {
+                let snapshot = self.snapshot.clone();
+                let asked = SnapshotUpdated { snapshot, observation: None, refresh_requested: true };
+                vec![ServiceEvent::SnapshotUpdated(asked)]
+            }
+            (ServiceCommand::RecordApply(outcome), _) => self.record_apply(outcome),
+            (ServiceCommand::TakeObservation(taken), Some(status)) => self.take_observation(status, taken),
+            (ServiceCommand::ExpireConvergence(expired), _) => self.expire(expired),
+            (ServiceCommand::ConfirmDeletion { snapshot }, _) => {
                 let observed_at = snapshot.observed_at;
-                vec![seen(snapshot, None), ServiceEvent::Deleted(Deleted { observed_at })]
+                vec![seen(Some(snapshot), None), ServiceEvent::Deleted(Deleted { observed_at })]
             }
         })
     }
@@ -327,22 +268,12 @@ impl Aggregate for Service {
                 }
                 self.observation = updated.observation.unwrap_or(self.observation);
             }
-            ServiceEvent::Ready(_) => {
-                self.status = Some(ServiceStatus::Ready);
-                self.failure = None;
-            }
-            ServiceEvent::ConvergenceConfirmed(converged) => {
-                self.converged_spec_version = converged.spec_version;
-            }
-            ServiceEvent::ConvergenceFailed(failed) => self.failed_spec_version = failed.spec_version,
-            ServiceEvent::CreationFailed(refused) => {
-                let (reason, message) = (refused.reason.clone(), refused.message.clone());
-                self.failure = Some(FailureNote { reason, message });
-            }
+            ServiceEvent::Ready(_) => (self.status, self.failure) = (Some(ServiceStatus::Ready), None),
+            ServiceEvent::ConvergenceConfirmed(seen) => self.converged_spec_version = seen.spec_version,
+            ServiceEvent::ConvergenceFailed(seen) => self.failed_spec_version = seen.spec_version,
+            ServiceEvent::CreationFailed(refused) => self.failure = Some(refused.note()),
             ServiceEvent::Failed(failed) => {
-                self.status = Some(ServiceStatus::Failed);
-                let (reason, message) = (failed.reason.clone(), failed.message.clone());
-                self.failure = Some(FailureNote { reason, message });
+                (self.status, self.failure) = (Some(ServiceStatus::Failed), Some(failed.note()));
             }
             ServiceEvent::ExternalPurged(purged) => self.purged_at = Some(purged.observed_at),
             ServiceEvent::Deleted(_) => self.status = Some(ServiceStatus::Deleted),
@@ -354,95 +285,63 @@ impl Aggregate for Service {
     }
 
     fn machine() -> Option<Machine> {
-        let converging = ["CREATING", "UPDATING"];
-        let settled = ["READY", "FAILED"];
-        let mut machine = Machine::named("service")
+        let (converging, settled) = (["CREATING", "UPDATING"], ["READY", "FAILED"]);
+        let machine = Machine::named("service")
             .state("CREATING")
             .state("UPDATING")
             .state("READY")
             .state("FAILED")
             .state("DELETING")
             .terminal("DELETED")
-            .starts(ServiceEvent::CREATION_REQUESTED, "CREATING");
-        for from in settled {
-            machine = machine.transition(from, ServiceEvent::UPDATE_REQUESTED, "UPDATING");
-        }
-        for from in settled {
-            machine = machine.transition(from, ServiceEvent::DELETION_REQUESTED, "DELETING");
-        }
-        for from in converging {
-            machine = machine.transition(from, ServiceEvent::READY, "READY");
-        }
-        for from in converging {
-            machine = machine.transition(from, ServiceEvent::FAILED, "FAILED");
-        }
-        machine = machine
+            .starts(ServiceEvent::CREATION_REQUESTED, "CREATING")
+            .transitions(settled, ServiceEvent::UPDATE_REQUESTED, "UPDATING")
+            .transitions(settled, ServiceEvent::DELETION_REQUESTED, "DELETING")
+            .transitions(converging, ServiceEvent::READY, "READY")
+            .transitions(converging, ServiceEvent::FAILED, "FAILED")
             .transition("DELETING", ServiceEvent::DELETED, "DELETED")
-            .stays(ServiceEvent::SNAPSHOT_UPDATED);
-        for state in converging {
-            for event in [
-                ServiceEvent::SPEC_ACCEPTED,
-                ServiceEvent::SPEC_APPLY_STARTED,
-                ServiceEvent::SPEC_APPLIED,
-                ServiceEvent::CREATION_FAILED,
-                ServiceEvent::CONVERGENCE_CONFIRMED,
-                ServiceEvent::CONVERGENCE_FAILED,
-            ] {
-                machine = machine.stays_in(state, event);
-            }
-        }
-        for state in converging.into_iter().chain(settled) {
-            machine = machine.stays_in(state, ServiceEvent::EXTERNAL_PURGED);
-        }
-        Some(
-            machine
-                .stays_in("READY", ServiceEvent::UPDATED)
-                .stays_in("DELETING", ServiceEvent::DELETION_MARKED),
-        )
+            .stays(ServiceEvent::SNAPSHOT_UPDATED)
+            .stay_in(
+                &converging,
+                &[
+                    ServiceEvent::SPEC_ACCEPTED,
+                    ServiceEvent::SPEC_APPLY_STARTED,
+                    ServiceEvent::SPEC_APPLIED,
+                    ServiceEvent::CREATION_FAILED,
+                    ServiceEvent::CONVERGENCE_CONFIRMED,
+                    ServiceEvent::CONVERGENCE_FAILED,
+                ],
+            )
+            .stay_in(&["CREATING", "UPDATING", "READY", "FAILED"], &[ServiceEvent::EXTERNAL_PURGED])
+            .stays_in("READY", ServiceEvent::UPDATED)
+            .stays_in("DELETING", ServiceEvent::DELETION_MARKED);
+        Some(machine)
     }
 
     fn reason(event: &ServiceEvent) -> Option<Reason> {
-        match event {
-            ServiceEvent::Failed(failed) => {
-                Some(Reason { code: failed.reason.clone(), message: Some(failed.message.clone()) })
-            }
-            _ => None,
-        }
+        let ServiceEvent::Failed(failed) = event else { return None };
+        Some(Reason { code: failed.reason.clone(), message: Some(failed.message.clone()) })
     }
 }
 
 impl Service {
-    fn create(
-        &self,
-        asked: &ServiceAsked,
-        requested_by: Option<String>,
-    ) -> Result<Vec<ServiceEvent>, ServiceRefusal> {
+    fn create(&self, asked: &ServiceAsked, requested_by: Option<String>) -> Decided {
         let resource = asked.resource()?;
         let requested = CreationRequested { resource: resource.clone(), requested_by };
-        let mut events = vec![ServiceEvent::CreationRequested(requested)];
-        events.extend(self.accept(asked.spec()?, resource, asked.force_replace, asked.wait));
-        Ok(events)
+        let [accepted, started] = self.accept(asked.spec()?, resource, asked.force_replace, asked.wait);
+        Ok(vec![ServiceEvent::CreationRequested(requested), accepted, started])
     }
 
-    fn update(
-        &self,
-        asked: UpdateAsked,
-        requested_by: Option<String>,
-    ) -> Result<Vec<ServiceEvent>, ServiceRefusal> {
+    fn update(&self, asked: &UpdateAsked, requested_by: Option<String>) -> Decided {
         let is = &self.resource;
-        let named = ResourceName {
-            namespace: asked.namespace.clone().unwrap_or_else(|| is.namespace.clone()),
-            name: asked.name.clone().unwrap_or_else(|| is.name.clone()),
-        };
+        let namespace = asked.namespace.as_ref().unwrap_or(&is.namespace);
+        let named = ResourceName::new(namespace, asked.name.as_ref().unwrap_or(&is.name));
         if named != *is {
             return Err(ServiceRefusal::Moves { is: is.clone(), asked: named });
         }
         self.check_version(asked.if_spec_version)?;
-        let previous_spec_hash = self.desired_spec_hash.clone();
-        let mut events =
-            vec![ServiceEvent::UpdateRequested(UpdateRequested { previous_spec_hash, requested_by })];
-        events.extend(self.accept(asked.spec()?, is.clone(), asked.force_replace, asked.wait));
-        Ok(events)
+        let requested = UpdateRequested { previous_spec_hash: self.desired_spec_hash.clone(), requested_by };
+        let [accepted, started] = self.accept(asked.spec()?, named, asked.force_replace, asked.wait);
+        Ok(vec![ServiceEvent::UpdateRequested(requested), accepted, started])
     }
 
     /// Whether the asker has seen what there is.
@@ -481,47 +380,40 @@ impl Service {
         ]
     }
 
-    fn record_apply(&self, status: ServiceStatus, outcome: ApplyOutcome) -> Vec<ServiceEvent> {
+    /// Whether it waits for this specification still. Otherwise it has gone on, and what became of an earlier one is of no
+    /// interest.
+    fn waits_for(&self, spec_version: u64) -> bool {
+        self.status.is_some_and(ServiceStatus::is_converging) && spec_version == self.spec_version
+    }
+
+    fn record_apply(&self, outcome: ApplyOutcome) -> Vec<ServiceEvent> {
         let ApplyOutcome { spec_hash, spec_version, result } = outcome;
-        // The service has gone on meanwhile: what became of an earlier specification is of no interest.
-        if !status.is_converging() || spec_version != self.spec_version {
-            return Vec::new();
-        }
         match result {
+            _ if !self.waits_for(spec_version) => Vec::new(),
             // Applied again by a look that found it gone: that is known.
             ApplyResult::Applied { .. } if self.applied_spec_version == spec_version => Vec::new(),
             ApplyResult::Applied { generation, changed } => {
                 vec![ServiceEvent::SpecApplied(SpecApplied { spec_hash, spec_version, generation, changed })]
             }
-            ApplyResult::Refused { reason, message } => vec![
-                ServiceEvent::CreationFailed(CreationFailed {
-                    spec_hash: spec_hash.clone(),
-                    spec_version,
-                    reason: reason.clone(),
-                    message: message.clone(),
-                }),
-                ServiceEvent::Failed(NotConverged { spec_hash, spec_version, reason, message }),
-            ],
+            ApplyResult::Refused { reason, message } => {
+                let failed = NotConverged { spec_hash, spec_version, reason, message };
+                vec![ServiceEvent::CreationFailed(failed.clone()), ServiceEvent::Failed(failed)]
+            }
         }
     }
 
     /// Nothing more is waited for (H6): what is known of it is all that will be.
-    fn expire(&self, status: ServiceStatus, expired: ConvergenceExpired) -> Vec<ServiceEvent> {
-        let ConvergenceExpired { spec_version, message } = expired;
-        if !status.is_converging() || spec_version != self.spec_version {
+    fn expire(&self, ConvergenceExpired { spec_version, message }: ConvergenceExpired) -> Vec<ServiceEvent> {
+        if !self.waits_for(spec_version) {
             return Vec::new();
         }
-        let (spec_hash, reason) = (self.desired_spec_hash.clone(), CONVERGENCE_DEADLINE.to_owned());
-        let not_converged = NotConverged { spec_hash, spec_version, reason, message };
-        vec![
-            ServiceEvent::SnapshotUpdated(SnapshotUpdated {
-                snapshot: self.snapshot.clone(),
-                observation: None,
-                refresh_requested: false,
-            }),
-            ServiceEvent::ConvergenceFailed(not_converged.clone()),
-            ServiceEvent::Failed(not_converged),
-        ]
+        self.fail(seen(self.snapshot.clone(), None), CONVERGENCE_DEADLINE.to_owned(), message)
+    }
+
+    fn fail(&self, seen: ServiceEvent, reason: String, message: String) -> Vec<ServiceEvent> {
+        let (spec_hash, spec_version) = (self.desired_spec_hash.clone(), self.spec_version);
+        let failed = NotConverged { spec_hash, spec_version, reason, message };
+        vec![seen, ServiceEvent::ConvergenceFailed(failed.clone()), ServiceEvent::Failed(failed)]
     }
 
     fn take_observation(&self, status: ServiceStatus, taken: TakeObservation) -> Vec<ServiceEvent> {
@@ -534,17 +426,20 @@ impl Service {
         let observation = (observation > 0).then_some(observation);
         // What is wanted may have changed since somebody looked.
         snapshot.hash_match = snapshot.observed_spec_hash.as_ref() == Some(&self.desired_spec_hash);
-        let (spec_hash, spec_version) = (self.desired_spec_hash.clone(), self.spec_version);
-        let conclusive = status.is_converging() && looked_for == self.spec_version && snapshot.hash_match;
+        let conclusive = self.waits_for(looked_for) && snapshot.hash_match;
         match snapshot.ready {
             // An end is told by KnativeServiceDeletedObserved, and afterwards there is nothing to tell.
             _ if status == ServiceStatus::Deleted => Vec::new(),
             _ if status == ServiceStatus::Deleting && !snapshot.present => Vec::new(),
             Some(true) if conclusive => {
-                let (revision, url) = (snapshot.latest_ready_revision.clone(), snapshot.url.clone());
-                let converged = Converged { spec_hash, spec_version, revision, url };
+                let converged = Converged {
+                    spec_hash: self.desired_spec_hash.clone(),
+                    spec_version: self.spec_version,
+                    revision: snapshot.latest_ready_revision.clone(),
+                    url: snapshot.url.clone(),
+                };
                 let mut events = vec![
-                    seen(snapshot, observation),
+                    seen(Some(snapshot), observation),
                     ServiceEvent::ConvergenceConfirmed(converged.clone()),
                     ServiceEvent::Ready(converged.clone()),
                 ];
@@ -554,22 +449,16 @@ impl Service {
                 events
             }
             Some(false) if conclusive && snapshot.consecutive_failures >= failure_threshold => {
-                let condition = &snapshot.ready_condition;
-                let reason = condition.reason.clone().unwrap_or_else(|| "NotReady".to_owned());
-                let message =
-                    condition.message.clone().unwrap_or_else(|| "the service is not ready".to_owned());
-                let not_converged = NotConverged { spec_hash, spec_version, reason, message };
-                vec![
-                    seen(snapshot, observation),
-                    ServiceEvent::ConvergenceFailed(not_converged.clone()),
-                    ServiceEvent::Failed(not_converged),
-                ]
+                let Condition { reason, message, .. } = snapshot.ready_condition.clone();
+                let reason = reason.unwrap_or_else(|| "NotReady".to_owned());
+                let message = message.unwrap_or_else(|| "the service is not ready".to_owned());
+                self.fail(seen(Some(snapshot), observation), reason, message)
             }
             _ => {
                 let was_present = self.snapshot.as_ref().is_some_and(|snapshot| snapshot.present);
                 let purged = was_present && !snapshot.present && status != ServiceStatus::Deleting;
                 let observed_at = snapshot.observed_at;
-                let mut events = vec![seen(snapshot, observation)];
+                let mut events = vec![seen(Some(snapshot), observation)];
                 if purged {
                     let resource = self.resource.clone();
                     events.push(ServiceEvent::ExternalPurged(ExternalPurged { resource, observed_at }));
@@ -580,7 +469,6 @@ impl Service {
     }
 }
 
-fn seen(snapshot: Snapshot, observation: Option<u64>) -> ServiceEvent {
-    let snapshot = Some(snapshot);
+fn seen(snapshot: Option<Snapshot>, observation: Option<u64>) -> ServiceEvent {
     ServiceEvent::SnapshotUpdated(SnapshotUpdated { snapshot, observation, refresh_requested: false })
 }

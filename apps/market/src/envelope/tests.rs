@@ -2,6 +2,7 @@
 
 use chrono::DateTime;
 use proptest::prelude::*;
+use towpath::Coded as _;
 use towpath::format::Formats;
 use towpath::ids::CorrelationId;
 use towpath::ports::broker::{DeliveryTag, Destination};

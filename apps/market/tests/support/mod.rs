@@ -16,11 +16,10 @@ use towpath::ports::broker::{
     Binding, Broker, Deliveries, Destination, Message, Published, Queue, Received, Settlement, Subscription,
     Topology,
 };
-use towpath::retry::RetryPolicy;
 use towpath::sqlx::{self, Row as _};
 use towpath::{
-    BrokerUrl, ChannelPolicy, Delivering, DeliveringOutcome, LocalBroker, LocalOptions, RabbitMq, Scratch,
-    SqlStore, StoreOptions, Towpath, Watch,
+    BrokerUrl, Delivering, DeliveringOutcome, LocalBroker, LocalOptions, RabbitMq, Scratch, SqlStore,
+    StoreOptions, Towpath, Watch,
 };
 use towpath_market::topology::EXCHANGE;
 use towpath_market::{Market, Order, Product, Settings};
@@ -91,6 +90,11 @@ impl Stage {
         self.start(Towpath::builder(), broker_url, settings).await
     }
 
+    /// The same, on a Towpath that differs.
+    pub async fn open_by(&self, builder: towpath::Builder) -> Shop {
+        self.start(builder, &self.broker_url, settings()).await.expect("start")
+    }
+
     async fn start(
         &self,
         builder: towpath::Builder,
@@ -110,11 +114,15 @@ impl Stage {
         Ok(Shop { app, market, seen })
     }
 
+    /// A market whose broker is away: nothing is published or handled.
+    pub async fn open_without_a_broker(&self, settings: Settings) -> Shop {
+        self.try_open("amqp://127.0.0.1:1", settings).await.expect("start")
+    }
+
     /// A market with the contract's own delays between attempts, on a clock that only the test moves.
     pub async fn open_at(&self, clock: &Arc<VirtualClock>) -> Shop {
-        let usual = settings();
-        let outbox = ChannelPolicy { scan: usual.outbox.scan, ..Settings::default().outbox };
-        let settings = Settings { outbox, clock: clock.clone(), ..usual };
+        let mut settings = settings();
+        settings.outbox.retries = Settings::default().outbox.retries;
         let builder = Towpath::builder().clock(clock.clone());
         self.start(builder, &self.broker_url, settings).await.expect("start")
     }
@@ -125,7 +133,11 @@ impl Stage {
     }
 
     pub async fn open_without_workers_with(&self, settings: Settings) -> Shop {
-        let builder = Towpath::builder().store(&self.store_url).broker(&self.broker_url).without_workers();
+        self.open_without_workers_by(Towpath::builder(), settings).await
+    }
+
+    pub async fn open_without_workers_by(&self, builder: towpath::Builder, settings: Settings) -> Shop {
+        let builder = builder.store(&self.store_url).broker(&self.broker_url).without_workers();
         let app = Market::install(builder, &settings).start().await.expect("start");
         let market = Market::open(&app, settings);
         Shop { app, market, seen: Arc::default() }
@@ -133,9 +145,7 @@ impl Stage {
 
     /// The same with other connections.
     pub async fn open_with_store(&self, options: StoreOptions) -> Shop {
-        let settings = Settings { scan_enabled: false, ..settings() };
-        let builder = Towpath::builder().store_options(options).without_workers();
-        self.start(builder, &self.broker_url, settings).await.expect("start")
+        self.open_by(Towpath::builder().store_options(options).without_workers()).await
     }
 
     /// A handle of the test's own on the broker.
@@ -345,7 +355,6 @@ impl Drop for Stage {
 
 impl Shop {
     pub async fn stop(self) {
-        self.market.stop().await;
         self.app.stop().await;
     }
 
@@ -369,11 +378,26 @@ impl Shop {
 
 /// Settings that suit a test: the contract's, but quick, and without the job.
 pub fn settings() -> Settings {
-    let usual = Settings::default();
-    let mut outbox = usual.outbox.clone();
-    outbox.retries = RetryPolicy::Fixed(vec![Duration::from_millis(50); 3]);
-    outbox.scan = Duration::from_millis(200);
-    Settings { scan_enabled: false, outbox, ..usual }
+    let mut settings = Settings::default();
+    settings.order.timeout.scan_enabled = false;
+    settings.outbox.retries = vec![Duration::from_millis(50); 3];
+    settings.outbox.scan = Duration::from_millis(200);
+    settings
+}
+
+/// The same with another time to pay.
+pub fn pending(pending: Duration) -> Settings {
+    let mut settings = settings();
+    settings.order.timeout.pending = pending;
+    settings
+}
+
+/// The same with the job, which looks so often.
+pub fn with_the_job(time_to_pay: Duration, scan: Duration) -> Settings {
+    let mut settings = pending(time_to_pay);
+    settings.order.timeout.scan_enabled = true;
+    settings.order.timeout.scan = scan;
+    settings
 }
 
 /// Messages as they are published.

@@ -52,9 +52,14 @@ impl Formats {
     pub fn named(&self, name: &str) -> Result<&dyn Format, FormatError> {
         let found = self.0.iter().find(|format| format.name() == name);
         found.map(AsRef::as_ref).ok_or_else(|| {
-            let known: Vec<&str> = self.0.iter().map(|format| format.name()).collect();
+            let known: Vec<&str> = self.names().collect();
             FormatError::NotRegistered { format: name.to_owned(), known: known.join(", ") }
         })
+    }
+
+    /// Their names.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|format| format.name())
     }
 
     /// An event as a message, in the format of a channel.

@@ -9,7 +9,7 @@ use towpath_core::ids::{ActorId, AggregateKey, CausationId, CorrelationId, Event
 use towpath_core::name::EventName;
 use towpath_core::payload::Payload;
 use towpath_core::ports::broker::DeliveryTag;
-use towpath_core::retry::ErrorClass;
+use towpath_core::retry::{Coded as _, ErrorClass};
 
 use super::*;
 

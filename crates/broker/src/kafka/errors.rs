@@ -71,6 +71,7 @@ pub(super) fn outcome(error: &KafkaError) -> Published {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use towpath_core::retry::Coded as _;
     use towpath_core::retry::ErrorClass;
 
     #[test]

@@ -36,7 +36,7 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use tokio::time::Instant;
 use towpath_core::ports::broker::{
-    Broker, BrokerError, BrokerPromises, BrokerResult, Deliveries, Message, Published, QueueStanding,
+    Broker, BrokerError, BrokerPromises, BrokerResult, Deliveries, Message, Published, QueueStatus,
     Subscription, Topology,
 };
 use towpath_core::ports::clock::Clock;
@@ -192,7 +192,7 @@ impl Broker for Kafka {
         Ok(Box::new(deliveries))
     }
 
-    async fn standing_of(&self, queues: &[&str]) -> BrokerResult<Vec<Option<QueueStanding>>> {
+    async fn queue_status(&self, queues: &[&str]) -> BrokerResult<Vec<Option<QueueStatus>>> {
         Ok(vec![None; queues.len()])
     }
 

@@ -140,6 +140,7 @@ fn check_argument(queue: &str, name: &str, value: &Argument) -> BrokerResult<()>
 mod tests {
     use super::*;
     use towpath_core::ports::broker::ExchangeKind;
+    use towpath_core::retry::Coded as _;
 
     fn topology() -> Topology {
         Topology {

@@ -26,7 +26,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 pub(crate) use towpath_core::causes::with_causes;
 use towpath_core::ports::broker::{
-    Broker, BrokerError, BrokerPromises, BrokerResult, Deliveries, Message, Published, QueueStanding,
+    Broker, BrokerError, BrokerPromises, BrokerResult, Deliveries, Message, Published, QueueStatus,
     Subscription, Topology,
 };
 use towpath_core::ports::queues::{QueueDepth, Queues};
@@ -162,11 +162,11 @@ impl Broker for LocalBroker {
         Ok(Box::new(receiving::subscribe(&self.shared, subscription).await?))
     }
 
-    async fn standing_of(&self, queues: &[&str]) -> BrokerResult<Vec<Option<QueueStanding>>> {
+    async fn queue_status(&self, queues: &[&str]) -> BrokerResult<Vec<Option<QueueStatus>>> {
         const OPERATION: &str = "asking about queues";
         self.shared.check_open()?;
         let depths = self.shared.queues.queue_depths(queues).await.map_err(|error| told(error, OPERATION))?;
-        let standing = |depth: QueueDepth| QueueStanding {
+        let standing = |depth: QueueDepth| QueueStatus {
             ready: depth.ready,
             unsettled: Some(depth.taken),
             delayed: Some(depth.delayed),

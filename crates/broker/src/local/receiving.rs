@@ -12,6 +12,7 @@ use towpath_core::ports::broker::{
 };
 use towpath_core::ports::queues::{Ending, Fate, Receiver, TakenMessage};
 use towpath_core::ports::store::{StoreError, StoreResult};
+use towpath_core::retry::Coded as _;
 use uuid::Uuid;
 
 use super::{CLOSED, Shared, locked, told, unavailable, with_causes};

@@ -24,8 +24,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::time::{Instant, timeout_at};
 use towpath_core::ports::broker::{
-    Broker, BrokerPromises, BrokerResult, Deliveries, Message, Published, QueueStanding, Subscription,
-    Topology,
+    Broker, BrokerPromises, BrokerResult, Deliveries, Message, Published, QueueStatus, Subscription, Topology,
 };
 
 use crate::{BadBrokerUrl, BrokerUrl};
@@ -127,8 +126,8 @@ impl Broker for RabbitMq {
         Ok(Box::new(RabbitDeliveries::subscribe(&self.receiving, subscription).await?))
     }
 
-    async fn standing_of(&self, queues: &[&str]) -> BrokerResult<Vec<Option<QueueStanding>>> {
-        topology::standing_of(&self.receiving, queues).await
+    async fn queue_status(&self, queues: &[&str]) -> BrokerResult<Vec<Option<QueueStatus>>> {
+        topology::queue_status(&self.receiving, queues).await
     }
 
     async fn close(&self) {

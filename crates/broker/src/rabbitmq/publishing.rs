@@ -16,7 +16,7 @@ use towpath_core::ports::broker::{BrokerError, BrokerResult, Message, Published,
 
 use super::errors::{channel_closed_over, is_missing, unavailable, words};
 use super::link::{Link, Live};
-use super::refusals::{Refusals, Standing, no_exchange};
+use super::refusals::{Known, Refusals, no_exchange};
 use super::verdicts::{Answer, Return, verdicts};
 use super::wire::{Outgoing, outgoing, short};
 use crate::deadline::after;
@@ -104,11 +104,11 @@ impl Publisher {
         let mut asking: Option<Channel> = None;
         let mut outcomes = Vec::with_capacity(messages.len());
         for Message { destination, .. } in messages {
-            let standing = self.refusals().standing(destination, &live, Instant::now());
+            let standing = self.refusals().known(destination, &live, Instant::now());
             let refused = match standing {
-                Standing::Open => None,
-                Standing::Refused(reason) => Some(reason),
-                Standing::NotAsked => {
+                Known::Open => None,
+                Known::Refused(reason) => Some(reason),
+                Known::NotAsked => {
                     let exchange = destination.exchange.as_str();
                     let is_there = match short("exchange", exchange) {
                         Ok(name) => self.is_there(name, &live, &mut asking, deadline).await?,

@@ -38,7 +38,7 @@ struct Denied {
 
 /// What is known of a destination.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum Known {
     /// Nothing speaks against it.
     Open,
     /// Its exchange has not been asked for on this connection.
@@ -49,19 +49,19 @@ pub(super) enum Standing {
 
 impl Refusals {
     /// What is known of a destination on this connection, at this time.
-    pub(super) fn standing(&self, to: &Destination, live: &Arc<Live>, now: Instant) -> Standing {
+    pub(super) fn known(&self, to: &Destination, live: &Arc<Live>, now: Instant) -> Known {
         if let Some(denied) = self.denied.get(to).filter(|denied| denied.until > now) {
-            return Standing::Refused(denied.reason.clone());
+            return Known::Refused(denied.reason.clone());
         }
         if self.missing.get(&to.exchange).is_some_and(|until| *until > now) {
-            return Standing::Refused(no_exchange(&to.exchange));
+            return Known::Refused(no_exchange(&to.exchange));
         }
         let same = std::ptr::eq(self.connection.as_ptr(), Arc::as_ptr(live));
         // The default exchange is always there, and may not be asked for.
         if to.exchange.is_empty() || (same && self.present.contains(&to.exchange)) {
-            Standing::Open
+            Known::Open
         } else {
-            Standing::NotAsked
+            Known::NotAsked
         }
     }
 

@@ -5,7 +5,7 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Channel, Error};
 use tokio::time::{Instant, timeout_at};
 use towpath_core::ports::broker::{
-    Argument, Binding, BrokerError, BrokerResult, Exchange, ExchangeKind, Queue, QueueStanding, Topology,
+    Argument, Binding, BrokerError, BrokerResult, Exchange, ExchangeKind, Queue, QueueStatus, Topology,
 };
 
 use super::ANSWER;
@@ -39,7 +39,7 @@ pub(super) async fn declare(link: &Link, topology: &Topology) -> BrokerResult<()
 
 /// Asks for queues by declaring them passively, which changes nothing. One that is missing takes its channel with it, and
 /// the others are asked on a new one.
-pub(super) async fn standing_of(link: &Link, queues: &[&str]) -> BrokerResult<Vec<Option<QueueStanding>>> {
+pub(super) async fn queue_status(link: &Link, queues: &[&str]) -> BrokerResult<Vec<Option<QueueStatus>>> {
     const ASKING: &str = "asking about a queue";
     let deadline = Instant::now() + ANSWER;
     let mut open = None;
@@ -53,10 +53,10 @@ pub(super) async fn standing_of(link: &Link, queues: &[&str]) -> BrokerResult<Ve
         let asked = channel.queue_declare(name(queue)?, passive, FieldTable::default());
         match timeout_at(deadline, asked).await {
             Ok(Ok(found)) => {
-                standings.push(Some(QueueStanding {
+                standings.push(Some(QueueStatus {
                     ready: u64::from(found.message_count()),
                     consumers: Some(u64::from(found.consumer_count())),
-                    ..QueueStanding::default()
+                    ..QueueStatus::default()
                 }));
                 open = Some((live, channel));
             }

@@ -464,3 +464,23 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn several_states_are_taken_each_by_itself() {
+    let machine = Machine::named("parcel")
+        .state("packed")
+        .state("sent")
+        .terminal("lost")
+        .starts("parcel.packed", "packed")
+        .transition("packed", "parcel.sent", "sent")
+        .transitions(["packed", "sent"], "parcel.lost", "lost")
+        .stay_in(&["packed", "sent"], &["parcel.weighed", "parcel.seen"])
+        .check(&["parcel.packed", "parcel.sent", "parcel.lost", "parcel.weighed", "parcel.seen"])
+        .unwrap();
+    for state in ["packed", "sent"] {
+        assert_eq!(machine.step(Some(state), "parcel.lost"), Ok(Step::Moves { to: "lost" }));
+        assert_eq!(machine.step(Some(state), "parcel.weighed"), Ok(Step::Stays));
+        assert_eq!(machine.step(Some(state), "parcel.seen"), Ok(Step::Stays));
+    }
+    assert!(machine.step(Some("lost"), "parcel.seen").is_err());
+}

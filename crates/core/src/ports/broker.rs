@@ -12,7 +12,7 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
 use crate::ports::store::BoxError;
-use crate::retry::ErrorClass;
+use crate::retry::{Coded, ErrorClass};
 
 /// Shorthand for what broker operations answer.
 pub type BrokerResult<T> = Result<T, BrokerError>;
@@ -93,27 +93,6 @@ pub enum BrokerError {
 }
 
 impl BrokerError {
-    /// How a retry decision sees it.
-    pub fn class(&self) -> ErrorClass {
-        match self {
-            Self::Unavailable(_) => ErrorClass::Transient,
-            Self::Denied(_) => ErrorClass::Denied,
-            Self::Missing { .. } => ErrorClass::NotFound,
-            Self::Mismatch { .. } | Self::Refused { .. } => ErrorClass::Unrecoverable,
-        }
-    }
-
-    /// A stable code; each has a section in the documentation.
-    pub fn code(&self) -> &'static str {
-        match self {
-            Self::Unavailable(_) => "broker-unavailable",
-            Self::Mismatch { .. } => "topology-mismatch",
-            Self::Missing { .. } => "topology-missing",
-            Self::Denied(_) => "broker-denied",
-            Self::Refused { .. } => "broker-refused",
-        }
-    }
-
     /// The same once more, for somebody else who asks; of its causes only the words are left.
     pub fn repeated(&self) -> Self {
         let words = |source: &BoxError| BoxError::from(source.to_string());
@@ -127,9 +106,29 @@ impl BrokerError {
             Self::Refused { operation, source } => Self::Refused { operation, source: words(source) },
         }
     }
+}
 
-    /// What a person can do about it.
-    pub fn next_step(&self) -> &'static str {
+impl Coded for BrokerError {
+    fn code(&self) -> &'static str {
+        match self {
+            Self::Unavailable(_) => "broker-unavailable",
+            Self::Mismatch { .. } => "topology-mismatch",
+            Self::Missing { .. } => "topology-missing",
+            Self::Denied(_) => "broker-denied",
+            Self::Refused { .. } => "broker-refused",
+        }
+    }
+
+    fn class(&self) -> ErrorClass {
+        match self {
+            Self::Unavailable(_) => ErrorClass::Transient,
+            Self::Denied(_) => ErrorClass::Denied,
+            Self::Missing { .. } => ErrorClass::NotFound,
+            Self::Mismatch { .. } | Self::Refused { .. } => ErrorClass::Unrecoverable,
+        }
+    }
+
+    fn next_step(&self) -> &'static str {
         match self {
             Self::Unavailable(_) => {
                 "Check that the broker runs and the URL is right; nothing is lost meanwhile."
@@ -187,6 +186,89 @@ impl ExchangeKind {
             Self::Direct => "direct",
             Self::Fanout => "fanout",
         }
+    }
+}
+
+/// ```
+/// # use towpath_core::ports::broker::{ExchangeKind, Queue, Topology};
+/// let topology = Topology::default()
+///     .exchange("orders", ExchangeKind::Topic)
+///     .queue(Queue::named("billing").dead_to("orders", "dead"))
+///     .bind("billing", "orders", "order.paid");
+/// assert_eq!(
+///     topology.to_string(),
+///     "exchange  orders  (topic)\n\
+///      queue     billing  (x-dead-letter-exchange = orders, x-dead-letter-routing-key = dead)\n\
+///      binding   orders  --order.paid-->  billing"
+/// );
+/// ```
+impl Topology {
+    /// With another exchange.
+    pub fn exchange(mut self, name: impl Into<String>, kind: ExchangeKind) -> Self {
+        self.exchanges.push(Exchange { name: name.into(), kind });
+        self
+    }
+
+    /// With another queue.
+    pub fn queue(mut self, queue: Queue) -> Self {
+        self.queues.push(queue);
+        self
+    }
+
+    /// A queue takes what an exchange routes by a key.
+    pub fn bind(
+        mut self,
+        queue: impl Into<String>,
+        exchange: impl Into<String>,
+        routing_key: impl Into<String>,
+    ) -> Self {
+        let (queue, exchange, routing_key) = (queue.into(), exchange.into(), routing_key.into());
+        self.bindings.push(Binding { queue, exchange, routing_key });
+        self
+    }
+}
+
+impl Queue {
+    /// A queue without arguments.
+    pub fn named(name: impl Into<String>) -> Self {
+        Self { name: name.into(), arguments: Vec::new() }
+    }
+
+    /// What waits for so long has died.
+    pub fn expiring(mut self, after: Duration) -> Self {
+        let milliseconds = i64::try_from(after.as_millis()).unwrap_or(i64::MAX);
+        self.arguments.push(("x-message-ttl".to_owned(), Argument::Number(milliseconds)));
+        self
+    }
+
+    /// What dies goes to this exchange, under this key.
+    pub fn dead_to(mut self, exchange: impl Into<String>, routing_key: impl Into<String>) -> Self {
+        for (name, value) in
+            [("x-dead-letter-exchange", exchange.into()), ("x-dead-letter-routing-key", routing_key.into())]
+        {
+            self.arguments.push((name.to_owned(), Argument::Text(value)));
+        }
+        self
+    }
+}
+
+/// As people read it: a line for each thing.
+impl fmt::Display for Topology {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let exchanges = self
+            .exchanges
+            .iter()
+            .map(|exchange| format!("exchange  {}  ({})", exchange.name, exchange.kind.as_str()));
+        let queues = self.queues.iter().map(|queue| {
+            let arguments = queue.arguments.iter().map(|(name, value)| format!("{name} = {value}"));
+            let arguments = arguments.collect::<Vec<_>>().join(", ");
+            let arguments = if arguments.is_empty() { arguments } else { format!("  ({arguments})") };
+            format!("queue     {}{arguments}", queue.name)
+        });
+        let bindings = self.bindings.iter().map(|Binding { queue, exchange, routing_key }| {
+            format!("binding   {exchange}  --{routing_key}-->  {queue}")
+        });
+        f.write_str(&exchanges.chain(queues).chain(bindings).collect::<Vec<_>>().join("\n"))
     }
 }
 
@@ -365,7 +447,7 @@ pub enum Settlement {
 
 /// How much a queue holds, and for whom. What a broker does not tell is left open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct QueueStanding {
+pub struct QueueStatus {
     /// Messages that can be received now.
     pub ready: u64,
     /// Messages that are with a receiver and not settled.
@@ -410,7 +492,7 @@ pub trait Broker: Send + Sync + 'static {
 
     /// How much each of these queues holds, in their order; `None` for one that is not there. A look and no more: it takes
     /// no message and creates nothing.
-    async fn standing_of(&self, queues: &[&str]) -> BrokerResult<Vec<Option<QueueStanding>>>;
+    async fn queue_status(&self, queues: &[&str]) -> BrokerResult<Vec<Option<QueueStatus>>>;
 
     /// Ends all connections. What was received and not settled is delivered again.
     async fn close(&self);

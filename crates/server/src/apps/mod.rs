@@ -1,10 +1,14 @@
 //! Our own applications on the server: everything of each of them is in its folder.
 
+#[cfg(feature = "genesis")]
+mod genesis;
 #[cfg(feature = "hive")]
 mod hive;
 #[cfg(feature = "market")]
 mod market;
 
+#[cfg(feature = "genesis")]
+pub use genesis::Genesis;
 #[cfg(feature = "hive")]
 pub use hive::Hive;
 #[cfg(feature = "market")]
@@ -14,6 +18,8 @@ use crate::Server;
 
 /// The list of them.
 pub const OURS: &[fn(Server) -> Server] = &[
+    #[cfg(feature = "genesis")]
+    Server::with::<Genesis>,
     #[cfg(feature = "hive")]
     Server::with::<Hive>,
     #[cfg(feature = "market")]

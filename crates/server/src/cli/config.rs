@@ -13,8 +13,8 @@ use towpath::config::{ChannelEntry, TopologyEntry};
 use towpath::notifications::LARGEST_PAGE_SIZE;
 use towpath::{Channels, StoreOptions};
 
-use super::Failure;
 use super::settings::{SettingFlags, Settings, Source};
+use super::{Failure, told};
 use crate::http::access::{ASYMMETRIC, ApiKey, JwtSettings, Role};
 use crate::http::limits::LimitSettings;
 use crate::http::tls::TlsFiles;
@@ -181,7 +181,7 @@ impl ServeFlags {
         };
         let listen = self.listen.or(file.listen).unwrap_or_else(|| DEFAULT_LISTEN.to_owned());
         let channels = Channels::of_entries(file.channel, file.topology)
-            .map_err(|error| Failure::usage(format!("{error} [{}]\n{}", error.code(), error.next_step())))?;
+            .map_err(|error| Failure::usage(told(&error)))?;
         let limits = limits(&settings)?;
         let listen: SocketAddr = listen.parse().map_err(|_| {
             Failure::usage(format!(

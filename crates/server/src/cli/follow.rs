@@ -4,14 +4,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use towpath::Towpath;
 use towpath::follow::{FollowError, FollowPolicy, Follower};
 use towpath::retry::ErrorClass;
+use towpath::{Coded as _, Towpath};
 
 use super::config::ServeFlags;
 use super::serve::{not_started, start_log};
 use super::signals::told_to_stop;
-use super::{Failure, output};
+use super::{Failure, output, told};
 use crate::plugin::erased::Applications;
 
 /// The flags of `towpath follow`.
@@ -89,7 +89,7 @@ pub(crate) async fn follow(flags: FollowFlags, applications: &Applications) -> R
 }
 
 fn failure(error: &FollowError) -> Failure {
-    let message = format!("{} [{}]\n{}", error.report(), error.code(), error.next_step());
+    let message = told(error);
     match error {
         FollowError::BadUrl(_) | FollowError::InvalidName(_) => Failure::usage(message),
         FollowError::Store(_) => Failure::unreachable(message),

@@ -23,6 +23,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use towpath::Coded;
 use towpath::ports::store::StoreError;
 
 use crate::Server;
@@ -89,6 +90,11 @@ impl Failure {
     pub fn unreachable(message: impl Into<String>) -> Self {
         Self { code: ExitCode::from(3), message: message.into() }
     }
+}
+
+/// What, why, and what to do.
+pub(crate) fn told(error: &(impl Coded + 'static)) -> String {
+    format!("{} [{}]\n{}", towpath::with_causes(error), error.code(), error.next_step())
 }
 
 /// What, why, and what to do.

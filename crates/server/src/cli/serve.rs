@@ -7,7 +7,7 @@ use towpath::{BrokerUrl, StartError, StoreUrl, Towpath};
 
 use super::config::{Config, LogSettings, ServeFlags};
 use super::signals::told_to_stop;
-use super::{Failure, output};
+use super::{Failure, output, told};
 use crate::Server;
 use crate::http::access::{Access, Tokens};
 use crate::http::limits::{LimitSettings, Limits};
@@ -25,8 +25,7 @@ pub(crate) async fn serve(flags: ServeFlags, server: Server) -> Result<(), Failu
     // What is written wrong is told before anything is touched.
     let tls = config.tls.clone().map(Tls::read).transpose().map_err(Failure::usage)?;
     let store = StoreUrl::parse(&config.store)?;
-    let broker = BrokerUrl::parse(&config.broker)
-        .map_err(|error| Failure::usage(format!("{error} [{}]\n{}", error.code(), error.next_step())))?;
+    let broker = BrokerUrl::parse(&config.broker).map_err(|error| Failure::usage(told(&error)))?;
     #[cfg(feature = "otel")]
     let traces = crate::otel::Traces::begin()
         .map_err(|error| Failure::usage(format!("traces cannot be sent: {error}")))?;
@@ -82,7 +81,7 @@ pub(crate) async fn serve(flags: ServeFlags, server: Server) -> Result<(), Failu
         readiness: readiness.clone(),
     };
     let listener = http::Patient { listener, patience: http::PATIENCE, tls };
-    let drain = config.drain;
+    let (drain, waiting) = (config.drain, app.clone());
     let told_to_stop = async move {
         stop_signal.await;
         readiness.stop();
@@ -90,8 +89,9 @@ pub(crate) async fn serve(flags: ServeFlags, server: Server) -> Result<(), Failu
             tracing::info!(?drain, "told to stop: /readyz says so, and requests are still taken for a while");
             tokio::time::sleep(drain).await;
         }
-        // Streams have no end of their own, and the server waits for all connections.
+        // Streams have no end of their own, and the server waits for all connections. So it does for who waits for a task.
         feed.stop();
+        waiting.stop_waiting_for_tasks();
     };
     let grace = config.shutdown_timeout;
     connections::serve(listener, http::router(state, paths), &config.limits, grace, told_to_stop).await;
@@ -112,10 +112,9 @@ pub(crate) async fn serve(flags: ServeFlags, server: Server) -> Result<(), Failu
 
 /// Why Towpath did not start. What is written wrong is the user's; the rest could not be reached.
 pub(crate) fn not_started(error: StartError) -> Failure {
-    let told = format!("{} [{}]\n{}", error.report(), error.code(), error.next_step());
     match error {
-        StartError::Format { .. } => Failure::usage(told),
-        _ => Failure::unreachable(told),
+        StartError::Format { .. } => Failure::usage(told(&error)),
+        _ => Failure::unreachable(told(&error)),
     }
 }
 

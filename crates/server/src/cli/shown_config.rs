@@ -74,13 +74,22 @@ fn section(text: &mut String, name: &str, holds: &toml::Table, in_file: Option<&
     let (tables, values): (Vec<_>, Vec<_>) = holds.iter().partition(|(_, value)| value.is_table());
     for (key, value) in values {
         let source = if in_file.is_some_and(|file| file.contains_key(key)) { "file" } else { "default" };
-        text.push_str(&format!("{key} = {value} # {source}\n"));
+        text.push_str(&format!("{key} = {} # {source}\n", without_secrets_in(value)));
     }
     for (key, value) in tables {
         let inner = in_file.and_then(|file| file.get(key)).and_then(toml::Value::as_table);
         if let toml::Value::Table(table) = value {
             section(text, &format!("{name}.{key}"), table, inner);
         }
+    }
+}
+
+/// A value, its URLs without who logs in and without what their queries hold.
+fn without_secrets_in(value: &toml::Value) -> toml::Value {
+    match value {
+        toml::Value::String(text) if text.contains("://") => toml::Value::String(without_secrets(text)),
+        toml::Value::Array(all) => toml::Value::Array(all.iter().map(without_secrets_in).collect()),
+        value => value.clone(),
     }
 }
 
@@ -177,5 +186,17 @@ mod tests {
         let read: toml::Table = toml::from_str(&text).unwrap();
         assert_eq!(read["access"]["key"][0]["name"].as_str(), Some("ci"));
         assert_eq!(read["limits"]["headers"].as_integer(), Some(7));
+    }
+
+    #[test]
+    fn an_applications_section_is_shown_without_secrets() {
+        let holds = "url = \"https://me:s3cret@host/v1?key=s3cret\"\n\
+                     [worker]\nhosts = [\"http://me:s3cret@one\", \"two\"]\n";
+        let (mut text, holds) = (String::new(), toml::from_str(holds).unwrap());
+        section(&mut text, "library", &holds, Some(&holds));
+        assert!(!text.contains("s3cret"), "{text}");
+        let read: toml::Table = toml::from_str(&text).unwrap();
+        assert_eq!(read["library"]["url"].as_str(), Some("https://host/v1?…"));
+        assert_eq!(read["library"]["worker"]["hosts"][1].as_str(), Some("two"));
     }
 }

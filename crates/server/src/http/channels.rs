@@ -7,13 +7,14 @@ use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use towpath::channel::{RoutingKey, Target};
-use towpath::format::TOWPATH;
+use towpath::format::{CLOUD_EVENTS, TOWPATH};
 use towpath::ids::{ActorId, ChannelName, HandlerName};
 use towpath::lifecycle::LetterStatus;
 use towpath::ports::store::{ChannelRow, Disabled};
 use towpath::{Backlog, Channel, ConsumerView, OutboxBacklog, Start, Towpath};
 use utoipa::ToSchema;
-use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, Schema, Type};
+use utoipa::openapi::schema::{Object, ObjectBuilder, OneOfBuilder, Schema, Type};
+use utoipa::openapi::{OpenApi, RefOr};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -87,8 +88,23 @@ fn usual_format() -> String {
     TOWPATH.to_owned()
 }
 
-fn format() -> utoipa::openapi::schema::Object {
-    one_of(["towpath", "market", "cloud-events"])
+fn format() -> Object {
+    one_of([TOWPATH, CLOUD_EVENTS])
+}
+
+/// Names the formats that this server knows: those of its applications, too.
+pub(super) fn name_formats(document: &mut OpenApi, app: &Towpath) {
+    let names = app.registry().formats().names();
+    let known = ObjectBuilder::new()
+        .schema_type(Type::String)
+        .enum_values(Some(names))
+        .description(Some("How an event looks as a message."))
+        .build();
+    let schemas = document.components.as_mut().map(|components| &mut components.schemas);
+    let request = schemas.and_then(|schemas| schemas.get_mut(&*ChannelRequest::name()));
+    if let Some(RefOr::T(Schema::Object(request))) = request {
+        request.properties.insert("format".to_owned(), known.into());
+    }
 }
 
 /// Where a channel begins: `first`, `now`, or a position.

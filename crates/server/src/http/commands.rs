@@ -113,7 +113,7 @@ async fn send(
 #[derive(Serialize, ToSchema)]
 #[schema(as = CommandAnswer)]
 #[serde(rename_all = "camelCase")]
-struct Answer<'a> {
+pub(crate) struct Answer<'a> {
     #[schema(value_type = String)]
     command_id: &'a CommandId,
     #[schema(schema_with = command_status)]
@@ -127,7 +127,7 @@ struct Answer<'a> {
 }
 
 impl<'a> Answer<'a> {
-    fn seen(receipt: &'a Receipt, sight: &Sight) -> Self {
+    pub(crate) fn seen(receipt: &'a Receipt, sight: &Sight) -> Self {
         Self {
             command_id: &receipt.command_id,
             status: receipt.status,

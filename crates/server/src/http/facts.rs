@@ -5,7 +5,9 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
-use towpath::ids::{AggregateId, AggregateKey, AggregateKind, InvalidId};
+use towpath::ids::{AggregateId, AggregateKey, AggregateKind, EventId, InvalidId};
+use towpath::name::EventName;
+use towpath::ports::store::InputOutcome;
 use towpath::{Payload, Towpath};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -27,6 +29,7 @@ pub(super) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(aggregate))
         .routes(routes!(history))
         .routes(routes!(events_of))
+        .routes(routes!(inputs))
 }
 
 /// Events behind a position
@@ -203,6 +206,52 @@ async fn events_of(
     room.json(&EventsOfAggregate { events: events.iter().map(|event| Event::seen(event, &sight)).collect() })
 }
 
+/// Which facts that a process took.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct InputQuery {
+    /// Only what is behind this event.
+    after: Option<uuid::Uuid>,
+    /// At most so many.
+    #[serde(default = "usually", deserialize_with = "limit")]
+    #[param(required = false, minimum = 1, maximum = 1000)]
+    limit: u32,
+}
+
+/// The facts that a process took, and what came of each
+///
+/// By their ids, for as long as the inbox remembers. An aggregate that is no process took none. `next` is what to give as `after` to
+/// read on; it is missing on the last page.
+#[utoipa::path(
+    get,
+    path = "/api/aggregates/{kind}/{id}/inputs",
+    tag = "facts",
+    operation_id = "listInputs",
+    params(("kind" = String, Path, description = "What sort of process."), ("id" = String, Path, description = "Which one."), InputQuery),
+    responses(
+        (status = 200, description = "The facts.", body = Inputs),
+        (status = 404, description = "There is no such aggregate."),
+    )
+)]
+async fn inputs(
+    State(app): State<Towpath>,
+    Path((kind, id)): Path<(String, String)>,
+    Query(InputQuery { after, limit }): Query<InputQuery>,
+) -> Result<Response, Problem> {
+    let key = key(kind, id)?;
+    exists(&app, &key).await?;
+    let inputs = app.process_inputs(&key, after.map(EventId), limit).await?;
+    let next = inputs.last().filter(|_| inputs.len() == limit as usize).map(|input| input.event_id);
+    let inputs = inputs.iter().map(|input| Input {
+        event_id: input.event_id,
+        event_type: &input.event_type,
+        outcome: input.outcome,
+        recorded_at: input.recorded_at,
+    });
+    Ok(Json(Inputs { inputs: inputs.collect(), next }).into_response())
+}
+
 fn key(kind: String, id: String) -> Result<AggregateKey, Problem> {
     // What no aggregate can be called is not there.
     AggregateKey::new(kind, id).map_err(|error| Problem::not_found(error.to_string()))
@@ -259,6 +308,32 @@ struct EventsOfAggregate<'a> {
 #[derive(Serialize, ToSchema)]
 pub(crate) struct History<'a> {
     pub(crate) history: Vec<StateChange<'a>>,
+}
+
+/// Facts that a process took.
+#[derive(Serialize, ToSchema)]
+struct Inputs<'a> {
+    inputs: Vec<Input<'a>>,
+    /// What to give as `after` to read on.
+    #[schema(value_type = Option<uuid::Uuid>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<EventId>,
+}
+
+/// A fact that a process took.
+#[derive(Serialize, ToSchema)]
+#[schema(as = ProcessInput)]
+#[serde(rename_all = "camelCase")]
+struct Input<'a> {
+    #[schema(value_type = uuid::Uuid)]
+    event_id: EventId,
+    #[serde(rename = "type")]
+    #[schema(value_type = String)]
+    event_type: &'a EventName,
+    /// `started`, `reacted`, `ignored` or `after_end`.
+    #[schema(value_type = String)]
+    outcome: InputOutcome,
+    recorded_at: DateTime<Utc>,
 }
 
 /// An aggregate as it is now.

@@ -49,6 +49,9 @@ pub(crate) struct Limits {
     buckets: Option<Buckets>,
     running: Arc<Semaphore>,
     shares: Shares,
+    /// Those among the running who only wait for tasks.
+    waiting: Arc<Semaphore>,
+    waiting_shares: Shares,
 }
 
 /// A bucket of tokens per caller.
@@ -76,8 +79,10 @@ impl Limits {
         });
         let running = Arc::new(Semaphore::new(settings.concurrent_requests.min(Semaphore::MAX_PERMITS)));
         let each = settings.concurrent_requests as u64 * settings.caller_share.min(100) / 100;
-        let shares = Shares::of(usize::try_from(each).unwrap_or(usize::MAX).max(1));
-        Self { settings, buckets, running, shares }
+        let each = usize::try_from(each).unwrap_or(usize::MAX).max(1);
+        let waiting = Arc::new(Semaphore::new(running.available_permits() / 2));
+        let waiting_shares = Shares::of(each / 2);
+        Self { settings, buckets, running, shares: Shares::of(each), waiting, waiting_shares }
     }
 
     /// Takes one of the places that this caller may have, and keeps it with the request's own.
@@ -93,6 +98,19 @@ impl Limits {
         // A request has one caller.
         let _ = held.share.set(share);
         Ok(())
+    }
+
+    /// Leave to wait for tasks, where anybody may (`caller` is none) or this caller. Who waits has a place and does nothing in it:
+    /// half of all places, and half of each caller's, are for those who do.
+    pub(super) fn leave_to_wait(
+        &self,
+        caller: Option<&str>,
+    ) -> Option<(OwnedSemaphorePermit, Option<OwnedSemaphorePermit>)> {
+        let share = match caller {
+            Some(caller) => Some(self.waiting_shares.share_of(caller).try_acquire_owned().ok()?),
+            None => None,
+        };
+        Some((Arc::clone(&self.waiting).try_acquire_owned().ok()?, share))
     }
 
     /// Takes a token out of a caller's bucket, or answers that it is empty.
@@ -291,7 +309,11 @@ mod tests {
     use super::*;
 
     fn limits(requests_per_second: u32, burst: u32) -> Limits {
-        Limits::new(LimitSettings {
+        Limits::new(settings(requests_per_second, burst))
+    }
+
+    fn settings(requests_per_second: u32, burst: u32) -> LimitSettings {
+        LimitSettings {
             body_bytes: 1,
             header_bytes: 1,
             headers: 1,
@@ -305,7 +327,22 @@ mod tests {
             caller_share: 100,
             requests_per_second,
             burst,
-        })
+        }
+    }
+
+    #[test]
+    fn half_of_the_places_is_for_those_who_do_not_wait() {
+        let limits =
+            Limits::new(LimitSettings { concurrent_requests: 12, caller_share: 50, ..settings(0, 0) });
+        let of = |caller: Option<&str>, most| -> Vec<_> {
+            (0..most).map_while(|_| limits.leave_to_wait(caller)).collect()
+        };
+        let ann = of(Some("ann"), 12);
+        assert_eq!(ann.len(), 3, "half of what one caller may have");
+        let bob = of(Some("bob"), 2);
+        assert_eq!((bob.len(), of(None, 12).len()), (2, 1), "half of all");
+        drop(ann);
+        assert_eq!(of(Some("bob"), 12).len(), 1, "its own half");
     }
 
     #[test]

@@ -27,14 +27,14 @@ pub(super) fn routes() -> OpenApiRouter<App> {
     path = "/api/machines",
     tag = "machines",
     operation_id = "listMachines",
-    responses((status = 200, description = "The machines.", body = Listed))
+    responses((status = 200, description = "The machines.", body = MachineList))
 )]
 async fn list(State(app): State<Towpath>) -> Response {
     let aggregates = app.registry().deciders().map(|decider| Registered {
         kind: decider.kind().as_str(),
         commands: decider.commands().iter().map(|command| command.as_str()).collect(),
         events: decider.events().iter().map(|event| event.as_str()).collect(),
-        machine: decider.machine().map(Shown::from),
+        machine: decider.machine().map(MachineShown::from),
     });
     let entities = app.registry().entities().map(|entity| Registered {
         kind: entity.kind().as_str(),
@@ -44,7 +44,7 @@ async fn list(State(app): State<Towpath>) -> Response {
     });
     let mut machines: Vec<_> = aggregates.chain(entities).collect();
     machines.sort_by_key(|registered| registered.kind);
-    Json(Listed { machines }).into_response()
+    Json(MachineList { machines }).into_response()
 }
 
 /// How a machine is to be shown.
@@ -80,7 +80,7 @@ fn formats() -> utoipa::openapi::schema::Object {
     params(("kind" = String, Path, description = "What sort of aggregate."), As),
     responses(
         (status = 200, description = "The machine.", content(
-            (Shown = "application/json"),
+            (MachineShown = "application/json"),
             (String = "text/plain"),
             (String = "image/svg+xml"),
         )),
@@ -95,7 +95,7 @@ async fn show(
     let machine = app.registry().machine_of_kind(&kind);
     let machine = machine.ok_or_else(|| Problem::not_found(format!("there is no machine of {kind}")))?;
     Ok(match shown.format {
-        Format::Json => Json(Shown::from(machine)).into_response(),
+        Format::Json => Json(MachineShown::from(machine)).into_response(),
         Format::Mermaid => {
             ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], machine.to_mermaid()).into_response()
         }
@@ -106,7 +106,7 @@ async fn show(
 /// The aggregates that are registered here.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Machines)]
-struct Listed<'a> {
+struct MachineList<'a> {
     machines: Vec<Registered<'a>>,
 }
 
@@ -117,13 +117,13 @@ struct Registered<'a> {
     commands: Vec<&'a str>,
     events: Vec<&'a str>,
     /// Nothing for one without.
-    machine: Option<Shown<'a>>,
+    machine: Option<MachineShown<'a>>,
 }
 
 /// A state machine.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Machine)]
-struct Shown<'a> {
+struct MachineShown<'a> {
     name: &'a str,
     states: Vec<StateShown<'a>>,
     transitions: Vec<TransitionShown<'a>>,
@@ -176,7 +176,7 @@ struct StayShown<'a> {
     state: Option<&'a str>,
 }
 
-impl<'a> From<&'a CheckedMachine> for Shown<'a> {
+impl<'a> From<&'a CheckedMachine> for MachineShown<'a> {
     fn from(machine: &'a CheckedMachine) -> Self {
         let states = machine.states().iter().map(|state| StateShown {
             name: &state.name,

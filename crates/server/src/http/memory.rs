@@ -52,12 +52,13 @@ const UNIT: u64 = 1 << 10;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Paths that answer with one thing, which may be as large as a payload. How large it is shows when it has been read.
-const ONE_THING: [&str; 5] = [
+const ONE_THING: [&str; 6] = [
     "/api/aggregates/{kind}/{id}",
     "/api/aggregates/{kind}/{id}/history",
     "/api/commands/{id}",
     "/api/dead-letters/{id}",
     "/api/outbox/{id}",
+    "/api/tasks/{id}",
 ];
 
 /// The room of a server. Clones share it.

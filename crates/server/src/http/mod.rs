@@ -3,7 +3,7 @@
 pub(crate) mod access;
 mod channels;
 pub(crate) mod command_ids;
-mod commands;
+pub(crate) mod commands;
 pub(crate) mod conditional;
 pub(crate) mod connections;
 mod dead_letters;
@@ -26,6 +26,8 @@ pub(crate) mod range;
 mod request;
 mod shares;
 pub(crate) mod stream;
+pub(crate) mod task_workers;
+pub(crate) mod tasks;
 pub(crate) mod tls;
 pub(crate) mod wire;
 
@@ -39,7 +41,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use serde::Serialize;
-use towpath::{Towpath, with_causes};
+use towpath::{Coded as _, Towpath, with_causes};
 use utoipa::ToSchema;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
@@ -70,7 +72,8 @@ pub(crate) struct App {
 
 /// All paths. Each part of the API brings its own, and each application.
 pub(crate) fn router(app: App, applications: Vec<Paths>) -> Router {
-    let (paths, document) = paths(applications);
+    let (paths, mut document) = paths(applications);
+    channels::name_formats(&mut document, &app.towpath);
     let paths = paths
         .merge(docs::routes(&document))
         .fallback(nothing_here)
@@ -89,6 +92,8 @@ fn paths(applications: Vec<Paths>) -> (Router<App>, OpenApi) {
         .merge(stream::routes())
         .merge(outbox::routes())
         .merge(dead_letters::routes())
+        .merge(tasks::routes())
+        .merge(task_workers::routes())
         .merge(channels::routes())
         .merge(machines::routes())
         .merge(projections::routes())

@@ -225,7 +225,7 @@ impl Pieces {
                 event_type: event.envelope.event_type.as_str(),
                 occurred_on: event.envelope.occurred_at,
                 event: Envelope::seen(&event.envelope, &self.sight),
-                payload_withheld: self.sight.withholds(&event.envelope.aggregate.kind),
+                payload_withheld: self.sight.withholds_fact(&event.envelope),
             };
             serde_json::to_writer(&mut piece, &notification).map_err(|error| self.unwritable(error))?;
         }

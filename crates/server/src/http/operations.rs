@@ -1,7 +1,7 @@
 //! Every change that is asked for over HTTP: done once per Idempotency-Key, and recorded as a fact.
 //!
 //! This is a layer around all paths, so a new one has both without being asked. Commands are left out: their own record
-//! says who sent them, and their id is their key.
+//! says who sent them, and their id is their key. So is what workers ask all the time.
 
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
@@ -17,9 +17,9 @@ use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 use towpath::ids::OperationName;
 use towpath::ports::operations::{
-    NewOperation, OperationAnswer, OperationClaim, OperationEnd, OperationKey, OperationStanding,
+    BeginOutcome, NewOperation, OperationAnswer, OperationClaim, OperationEnd, OperationKey,
 };
-use towpath::{Circumstances, Outcome, Ran, Towpath};
+use towpath::{Circumstances, Coded as _, Outcome, Ran, Towpath};
 use uuid::Uuid;
 
 use super::App;
@@ -28,6 +28,7 @@ use super::command_ids::idempotency_key;
 use super::limits::{Place, reads_only};
 use super::problem::{ChangeOutcome, Problem};
 use super::request::Identity;
+use super::task_workers::ASKED_ALL_THE_TIME;
 
 /// Headers that belong to an answer and are given again with it.
 const KEPT_HEADERS: [HeaderName; 3] = [header::CONTENT_TYPE, header::LOCATION, header::ETAG];
@@ -45,7 +46,7 @@ pub(super) async fn once_and_recorded(State(app): State<App>, request: Request, 
     let (Some(route), Some(identity), Some(caller)) = (route, identity, caller) else {
         return next.run(request).await;
     };
-    if reads_only(request.method()) {
+    if reads_only(request.method()) || ASKED_ALL_THE_TIME.contains(&route.as_str()) {
         return next.run(request).await;
     }
     let circumstances = identity.circumstances(&caller);
@@ -150,10 +151,10 @@ impl ChangeRequest {
         // The claim runs from when the store was asked, which is not before this.
         let began = Instant::now();
         let claim = match app.operations().begin(&self.operation, for_).await {
-            Ok(OperationStanding::Begun(claim)) => claim,
-            Ok(OperationStanding::Answered(answer)) => return again(answer),
-            Ok(OperationStanding::Running) => return still_running(),
-            Ok(OperationStanding::Different) => {
+            Ok(BeginOutcome::Begun(claim)) => claim,
+            Ok(BeginOutcome::Answered(answer)) => return again(answer),
+            Ok(BeginOutcome::Running) => return still_running(),
+            Ok(BeginOutcome::Different) => {
                 return Problem::new(
                     StatusCode::CONFLICT,
                     "key-reused",

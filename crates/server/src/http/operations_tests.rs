@@ -10,20 +10,22 @@ use axum::extract::{Path, Request, State};
 use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use futures_util::FutureExt as _;
 use http_body_util::BodyExt as _;
 use tokio::sync::Notify;
 use tower::ServiceExt as _;
 use towpath::ids::{ActorId, AggregateKey, CommandId, OperationName};
 use towpath::ports::operations::{
-    NewOperation, OperationAnswer, OperationKey, OperationStanding, Operations as _,
+    BeginOutcome, NewOperation, OperationAnswer, OperationKey, Operations as _,
 };
 use towpath::ports::store::{Expected, StoreError};
-use towpath::{OPERATION_KIND, OPERATION_PERFORMED, SendError, Towpath};
+use towpath::{OPERATION_KIND, OPERATION_PERFORMED, SendError, TaskType, Towpath};
 use uuid::Uuid;
 
-use crate::http::access::{Access, ApiKey, NewKey, Role};
+use crate::http::access::{Access, ApiKey, Caller, NewKey, Role};
 use crate::http::limits::{LimitSettings, Limits};
 use crate::http::problem::{AfterDone as _, Problem};
+use crate::http::task_workers::{FailureAsked, ResultAsked};
 use crate::http::{App, Feed, FeedOptions, around};
 
 struct Bench {
@@ -52,7 +54,8 @@ impl Bench {
     async fn with(request_timeout: Duration, concurrent_requests: usize) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let url = format!("sqlite://{}", folder.path().join("towpath.db").display());
-        let towpath = Towpath::builder().store(&url).lease(Duration::from_secs(3600)).start().await.unwrap();
+        let builder = Towpath::builder().store(&url).task_type(TaskType::named("Scales.Weigh"));
+        let towpath = builder.lease(Duration::from_secs(3600)).start().await.unwrap();
         let made = [NewKey::make().unwrap(), NewKey::make().unwrap()];
         let keys = ["ann", "bob"].iter().zip(&made);
         let keys =
@@ -167,7 +170,7 @@ impl Bench {
             asked_at: chrono::Utc::now(),
         };
         let begun = self.towpath.store().begin_operation(&operation, for_).await.unwrap();
-        assert!(matches!(begun, OperationStanding::Begun(_)));
+        assert!(matches!(begun, BeginOutcome::Begun(_)));
         operation
     }
 
@@ -364,8 +367,7 @@ async fn an_answer_that_committed_with_its_effect_is_the_answer_whatever_comes_a
 async fn what_a_process_did_before_it_died_is_answered_to_who_asks_again() {
     let bench = Bench::new(LONG).await;
     let dead = bench.claim("/api/things/7", "k", "1", Duration::ZERO).await;
-    let OperationStanding::Begun(claim) = bench.towpath.store().begin_operation(&dead, LONG).await.unwrap()
-    else {
+    let BeginOutcome::Begun(claim) = bench.towpath.store().begin_operation(&dead, LONG).await.unwrap() else {
         panic!("its time is over")
     };
     let mut transaction = bench.towpath.store().begin().await.unwrap();
@@ -377,6 +379,38 @@ async fn what_a_process_did_before_it_died_is_answered_to_who_asks_again() {
     assert_eq!((again.status, again.replayed, again.body.as_str()), (200, true, "made"));
     assert_eq!(bench.effects.load(Ordering::SeqCst), 0);
     bench.towpath.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_done_with_a_task_commits_with_its_answer() {
+    let bench = Bench::new(LONG).await;
+    let (app, of) = (&bench.towpath, &TaskType::named("Scales.Weigh"));
+    let started = app.transact(async |mut tx| tx.start_task(of, "duck").await).await.unwrap();
+    let task_id = started.task_id.to_string();
+    let caller = Caller { name: ActorId::new("ann").unwrap(), role: Role::Operator, until: None };
+    let retry =
+        || crate::http::tasks::retry(State(app.clone()), caller.clone(), crate::http::Path(task_id.clone()));
+    let fail = || {
+        let asked: FailureAsked = serde_json::from_str(r#"{"retry":false}"#).unwrap();
+        asked.answer(app, &caller, &task_id)
+    };
+    let done = || {
+        let asked: ResultAsked = serde_json::from_str(r#"{"result":7}"#).unwrap();
+        asked.answer(app, &caller, &task_id)
+    };
+    let changes = [("failed", fail().boxed()), ("queued", retry().boxed()), ("succeeded", done().boxed())];
+    for (status, change) in changes {
+        let operation = bench.claim("/api/things/7", status, "", Duration::ZERO).await;
+        let begun = app.operations().begin(&operation, LONG).await.unwrap();
+        let BeginOutcome::Begun(claim) = begun else { panic!("its time is over") };
+        let ran = app.operations().run(&claim, change).await;
+        assert!(ran.answer.is_ok() && ran.wrote_answer, "{status}");
+        // It is killed here, before it says that it has ended.
+        let answer = app.operations().answer_of(&claim).await.unwrap().unwrap();
+        let body: serde_json::Value = serde_json::from_slice(&answer.body).unwrap();
+        assert_eq!((answer.status, body["status"].as_str()), (200, Some(status)));
+    }
+    app.stop().await;
 }
 
 #[tokio::test]
@@ -537,7 +571,9 @@ async fn what_needs_a_key_is_kept_from_shared_caches() {
 }
 
 /// The claim runs from when the store was asked for it, however late that answers.
-#[tokio::test(flavor = "multi_thread")]
+///
+/// On one thread: of two moments that are over, the earlier one is told first.
+#[tokio::test]
 async fn what_waited_for_its_claim_is_cut_off_before_the_claim_runs_out() {
     let bench = Bench::new(LONG).await;
     let other = bench.claim("/api/late", "other", "", LONG).await;
@@ -545,15 +581,36 @@ async fn what_waited_for_its_claim_is_cut_off_before_the_claim_runs_out() {
     let key = OperationKey { name, ..other.key.clone() };
     let operation = NewOperation { key, operation_id: Uuid::now_v7(), ..other };
     let asked = super::ChangeRequest { operation, has_key: true };
-    let (cut_after, waits) = (Duration::from_secs(3), Duration::from_millis(2500));
+    let (cut_after, waits) = (Duration::from_secs(3), Duration::from_secs(2));
+    // The one says that it runs, the other lives as long as it does.
+    let (begins, runs) = (Notify::new(), Arc::new(()));
+    let run = async {
+        let _runs = Arc::clone(&runs);
+        begins.notify_one();
+        std::future::pending().await
+    };
     // Nobody else can write on SQLite meanwhile.
     let holder = bench.towpath.store().open_transaction().await.unwrap();
-    let begun = std::time::Instant::now();
-    let run = asked.perform(&bench.towpath, cut_after + super::MARGIN / 2, std::future::pending());
+    let run = asked.perform(&bench.towpath, cut_after + super::MARGIN / 2, run);
     tokio::pin!(run);
+    assert!(run.as_mut().now_or_never().is_none(), "it asks for its claim");
+    let asked_by = tokio::time::Instant::now();
     assert!(tokio::time::timeout(waits, &mut run).await.is_err(), "it waits for its claim");
     holder.abandon().await.unwrap();
-    assert_eq!(run.await.status(), StatusCode::GATEWAY_TIMEOUT);
-    assert!(begun.elapsed() < cut_after + Duration::from_secs(2), "it took {:?}", begun.elapsed());
+    // Counted from the claim, it would run for longer than this by half of what it has waited.
+    let too_late = async {
+        begins.notified().await;
+        tokio::time::sleep_until(asked_by + cut_after + waits / 2).await;
+    };
+    let response = tokio::select! {
+        biased;
+        response = &mut run => response,
+        () = too_late => {
+            // How it ended may still be on its way to the store.
+            assert_eq!(Arc::strong_count(&runs), 1, "it was not cut off");
+            run.await
+        }
+    };
+    assert_eq!(response.status(), StatusCode::GATEWAY_TIMEOUT);
     bench.towpath.stop().await;
 }

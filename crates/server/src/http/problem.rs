@@ -6,7 +6,7 @@ use serde::Serialize;
 use towpath::ids::InvalidId;
 use towpath::ports::store::StoreError;
 use towpath::retry::ErrorClass;
-use towpath::{ChannelError, LettersError, OutboxError, SendError, with_causes};
+use towpath::{ChannelError, Coded, LettersError, OutboxError, SendError, TaskError, with_causes};
 use utoipa::ToSchema;
 
 use super::request;
@@ -47,6 +47,17 @@ impl Problem {
             || matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT);
         let standing = if passing { ChangeOutcome::Passing } else { ChangeOutcome::Final };
         Self { status, code: code.into(), title: title.into(), detail: detail.into(), standing }
+    }
+
+    /// An error of ours, with the status that its class has. What is a conflict is kept under an Idempotency-Key: say
+    /// [`passing`](Self::passing) where asking again may help.
+    pub fn of(error: &impl Coded) -> Self {
+        Self::new(status_of(error.class()), error.code(), error.to_string(), error.next_step())
+    }
+
+    /// The same with another status.
+    fn at(self, status: StatusCode) -> Self {
+        Self { status, ..self }
     }
 
     /// Its stable code.
@@ -112,20 +123,26 @@ impl Problem {
     }
 }
 
+fn status_of(class: ErrorClass) -> StatusCode {
+    match class {
+        ErrorClass::Transient => StatusCode::SERVICE_UNAVAILABLE,
+        ErrorClass::Conflict => StatusCode::CONFLICT,
+        ErrorClass::NotFound => StatusCode::NOT_FOUND,
+        ErrorClass::InvalidPayload | ErrorClass::Validation => StatusCode::UNPROCESSABLE_ENTITY,
+        ErrorClass::Denied => StatusCode::FORBIDDEN,
+        ErrorClass::Unrecoverable => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
 impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
-        let status = match error.class() {
-            _ if matches!(error, StoreError::NameTaken { .. }) => StatusCode::CONFLICT,
-            _ if matches!(error, StoreError::Unstorable(_)) => StatusCode::BAD_REQUEST,
-            ErrorClass::Transient => StatusCode::SERVICE_UNAVAILABLE,
-            ErrorClass::Conflict => StatusCode::CONFLICT,
-            ErrorClass::NotFound => StatusCode::NOT_FOUND,
-            ErrorClass::InvalidPayload | ErrorClass::Validation => StatusCode::UNPROCESSABLE_ENTITY,
-            ErrorClass::Denied => StatusCode::FORBIDDEN,
-            ErrorClass::Unrecoverable => StatusCode::INTERNAL_SERVER_ERROR,
-        };
         let passing = matches!(error.class(), ErrorClass::Transient | ErrorClass::Conflict);
-        Self::new(status, error.code(), error.to_string(), error.next_step()).passing(passing)
+        let problem = Self::of(&error).passing(passing);
+        match error {
+            StoreError::NameTaken { .. } => problem.at(StatusCode::CONFLICT),
+            StoreError::Unstorable(_) => problem.at(StatusCode::BAD_REQUEST),
+            _ => problem,
+        }
     }
 }
 
@@ -151,36 +168,41 @@ impl From<OutboxError> for Problem {
     fn from(error: OutboxError) -> Self {
         match error {
             OutboxError::Store(error) => error.into(),
-            OutboxError::BeyondHorizon { .. } => {
-                Self::new(StatusCode::CONFLICT, error.code(), error.to_string(), error.next_step())
-            }
+            OutboxError::BeyondHorizon { .. } => Self::of(&error).at(StatusCode::CONFLICT),
+        }
+    }
+}
+
+impl From<TaskError> for Problem {
+    fn from(error: TaskError) -> Self {
+        match error {
+            TaskError::Store(error) => error.into(),
+            TaskError::Unknown(_) | TaskError::UnknownType(_) => Self::of(&error),
+            TaskError::Lost { .. } | TaskError::NotQueued { .. } => Self::of(&error).at(StatusCode::CONFLICT),
         }
     }
 }
 
 impl From<LettersError> for Problem {
     fn from(error: LettersError) -> Self {
-        let status = match error {
-            LettersError::Store(error) => return error.into(),
-            LettersError::Unknown(_) => StatusCode::NOT_FOUND,
+        match error {
+            LettersError::Store(error) => error.into(),
+            LettersError::Unknown(_) | LettersError::NotTaken { .. } => Self::of(&error),
             LettersError::NotDead { .. }
             | LettersError::BeyondHorizon { .. }
-            | LettersError::WithoutBody { .. } => StatusCode::CONFLICT,
-            LettersError::NotTaken { .. } => StatusCode::SERVICE_UNAVAILABLE,
-        };
-        Self::new(status, error.code(), error.to_string(), error.next_step())
+            | LettersError::WithoutBody { .. } => Self::of(&error).at(StatusCode::CONFLICT),
+        }
     }
 }
 
 impl From<ChannelError> for Problem {
     fn from(error: ChannelError) -> Self {
-        let status = match error {
-            ChannelError::Store(error) => return error.into(),
-            ChannelError::Format { .. } => return Self::malformed(with_causes(&error), error.next_step()),
-            ChannelError::NotTracking(_) | ChannelError::NoTarget(_) => StatusCode::UNPROCESSABLE_ENTITY,
-            ChannelError::BeyondHorizon { .. } => StatusCode::CONFLICT,
-        };
-        Self::new(status, error.code(), error.to_string(), error.next_step())
+        match error {
+            ChannelError::Store(error) => error.into(),
+            ChannelError::Format { .. } => Self::malformed(with_causes(&error), error.next_step()),
+            ChannelError::BeyondHorizon { .. } => Self::of(&error).at(StatusCode::CONFLICT),
+            ChannelError::NotTracking(_) | ChannelError::NoTarget(_) => Self::of(&error),
+        }
     }
 }
 
@@ -196,13 +218,7 @@ impl From<SendError> for Problem {
             SendError::Refused { class: ErrorClass::Denied, .. } => StatusCode::FORBIDDEN,
             SendError::Refused { class: ErrorClass::Transient, .. } => StatusCode::SERVICE_UNAVAILABLE,
             SendError::Refused { .. } => StatusCode::CONFLICT,
-            other => match other.class() {
-                ErrorClass::Transient => StatusCode::SERVICE_UNAVAILABLE,
-                ErrorClass::Conflict => StatusCode::CONFLICT,
-                ErrorClass::Denied => StatusCode::FORBIDDEN,
-                ErrorClass::Unrecoverable => StatusCode::INTERNAL_SERVER_ERROR,
-                _ => StatusCode::UNPROCESSABLE_ENTITY,
-            },
+            other => status_of(other.class()),
         };
         // What the database says is for the log; what is wrong with the request is for who sent it.
         let title = if status.is_client_error() { with_causes(&error) } else { error.to_string() };

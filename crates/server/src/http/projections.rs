@@ -29,26 +29,27 @@ pub(super) fn routes() -> OpenApiRouter<App> {
     path = "/api/projections",
     tag = "projections",
     operation_id = "listProjections",
-    responses((status = 200, description = "The projections.", body = Listed))
+    responses((status = 200, description = "The projections.", body = ProjectionList))
 )]
-async fn list(State(app): State<Towpath>, caller: Caller) -> Result<Json<Listed>, Problem> {
+async fn list(State(app): State<Towpath>, caller: Caller) -> Result<Json<ProjectionList>, Problem> {
     let sight = Sight::of(&app, caller.role);
-    let projections = app.projections().await?.into_iter().map(|status| Shown::of(status, &sight)).collect();
-    Ok(Json(Listed { projections }))
+    let projections =
+        app.projections().await?.into_iter().map(|status| ProjectionShown::of(status, &sight)).collect();
+    Ok(Json(ProjectionList { projections }))
 }
 
 /// The projections of this server.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Projections)]
-struct Listed {
-    projections: Vec<Shown>,
+struct ProjectionList {
+    projections: Vec<ProjectionShown>,
 }
 
 /// A projection, and how far it is.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Projection)]
 #[serde(rename_all = "camelCase")]
-struct Shown {
+struct ProjectionShown {
     name: &'static str,
     /// Which version this server has.
     version: u32,
@@ -79,7 +80,7 @@ struct Failure {
     failed_at: DateTime<Utc>,
 }
 
-impl Shown {
+impl ProjectionShown {
     fn of(status: ProjectionStatus, sight: &Sight) -> Self {
         let made = status.is_made();
         let ProjectionStatus { name, version, kind, progress } = status;

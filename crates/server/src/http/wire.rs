@@ -1,7 +1,7 @@
 //! Facts as they are sent, with their schema. They are written as they stand, so that payloads stay the exact texts.
 
 use chrono::{DateTime, Utc};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use towpath::ids::{
     ActorId, AggregateId, AggregateKey, AggregateKind, CausationId, CorrelationId, EventId, RequestId,
     TenantId, TraceId,
@@ -9,7 +9,7 @@ use towpath::ids::{
 use towpath::lifecycle::CommandStatus;
 use towpath::name::EventName;
 use towpath::ports::store::StateEvent;
-use towpath::{EventEnvelope, Payload, RecordedEvent, Towpath};
+use towpath::{EventEnvelope, Payload, RecordedEvent, TASK_KIND, Towpath};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{Object, ObjectBuilder, Type};
 
@@ -32,10 +32,38 @@ impl Sight {
         (self.role < Role::Operator && self.towpath.registry().is_confidential(kind.as_str())).then_some(true)
     }
 
+    /// Whether the payload of a fact is withheld: also that of a task's, if the task is for something confidential.
+    pub(crate) fn withholds_fact(&self, envelope: &EventEnvelope) -> Option<bool> {
+        let of_kind = self.withholds(&envelope.aggregate.kind);
+        of_kind.or_else(|| self.withholds(&subject_of_task(envelope)?))
+    }
+
+    /// The payload of a fact, if this caller may see it.
+    pub(crate) fn of_fact<'a>(&self, envelope: &'a EventEnvelope) -> Option<&'a Payload> {
+        self.withholds_fact(envelope).is_none().then_some(&envelope.payload)
+    }
+
     /// The payload, if this caller may see it.
     pub(crate) fn of_payload<'a>(&self, kind: &AggregateKind, payload: &'a Payload) -> Option<&'a Payload> {
         self.withholds(kind).is_none().then_some(payload)
     }
+}
+
+/// The kind of what a task is for, of a fact of a task.
+fn subject_of_task(envelope: &EventEnvelope) -> Option<AggregateKind> {
+    #[derive(Deserialize)]
+    struct Said {
+        subject: Option<Subject>,
+    }
+    #[derive(Deserialize)]
+    struct Subject {
+        kind: String,
+    }
+    if envelope.aggregate.kind.as_str() != TASK_KIND {
+        return None;
+    }
+    let said: Said = serde_json::from_str(envelope.payload.as_text()).ok()?;
+    Some(AggregateKind::from_stored(said.subject?.kind))
 }
 
 /// Which aggregate: its kind and its id.
@@ -99,7 +127,7 @@ impl<'a> Envelope<'a> {
             trace_id: envelope.trace_id.as_ref(),
             actor_id: envelope.actor_id.as_ref(),
             tenant_id: envelope.tenant_id.as_ref(),
-            payload: sight.of_payload(&envelope.aggregate.kind, &envelope.payload),
+            payload: sight.of_fact(envelope),
         }
     }
 }
@@ -147,8 +175,8 @@ impl<'a> Event<'a> {
             occurred_at: envelope.occurred_at,
             correlation_id: &envelope.correlation_id,
             causation_id: envelope.causation_id.as_ref(),
-            payload: sight.of_payload(kind, &envelope.payload),
-            payload_withheld: sight.withholds(kind),
+            payload: sight.of_fact(envelope),
+            payload_withheld: sight.withholds_fact(envelope),
         }
     }
 }

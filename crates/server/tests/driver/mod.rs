@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// After which something that is waited for counts as stuck.
@@ -71,6 +72,8 @@ pub(crate) struct Server {
     pub(crate) address: String,
     pub(crate) folder: Arc<tempfile::TempDir>,
     log: Arc<Mutex<String>>,
+    /// Reads the log until the process has ended.
+    reader: Option<JoinHandle<()>>,
 }
 
 impl Server {
@@ -95,7 +98,7 @@ impl Server {
         let log = Arc::new(Mutex::new(String::new()));
         let (sender, address) = std::sync::mpsc::channel();
         let (lines, kept) = (BufReader::new(child.stderr.take().unwrap()).lines(), Arc::clone(&log));
-        std::thread::spawn(move || {
+        let reader = std::thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
                 if let Some((_, url)) = line.split_once(" listens on ")
                     && let Some((_, address)) = url.split_once("://")
@@ -109,7 +112,8 @@ impl Server {
         });
         let address = address.recv_timeout(PATIENCE);
         let address = address.unwrap_or_else(|_| panic!("it does not listen: {}", log.lock().unwrap()));
-        Self { child, address: address.replace("0.0.0.0", "127.0.0.1"), folder, log }
+        let address = address.replace("0.0.0.0", "127.0.0.1");
+        Self { child, address, folder, log, reader: Some(reader) }
     }
 
     pub(crate) fn get(&self, path: &str, headers: &[(&str, &str)]) -> Answer {
@@ -131,7 +135,7 @@ impl Server {
         ask(&self.address, method, path, headers, body)
     }
 
-    /// What it has written to standard error so far.
+    /// What it has written to standard error so far; all of it once its end was waited for.
     pub(crate) fn log(&self) -> String {
         self.log.lock().unwrap().clone()
     }
@@ -154,12 +158,20 @@ impl Server {
 
     /// Waits until it has ended; answers its exit code, if it ended by itself.
     pub(crate) fn wait_for_code(&mut self) -> Option<i32> {
-        self.child.wait().unwrap().code()
+        self.end().code()
     }
 
     /// Waits until it has ended; answers whether well.
     pub(crate) fn wait(&mut self) -> bool {
-        self.child.wait().unwrap().success()
+        self.end().success()
+    }
+
+    fn end(&mut self) -> ExitStatus {
+        let status = self.child.wait().unwrap();
+        if let Some(reader) = self.reader.take() {
+            reader.join().unwrap();
+        }
+        status
     }
 }
 

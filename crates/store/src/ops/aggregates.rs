@@ -260,11 +260,20 @@ pub(crate) async fn lock_aggregate(
         Expected::New => "",
         Expected::Exactly(_) | Expected::Any => session.dialect().for_update(),
     };
+    find_aggregate(session, &append.aggregate, lock).await
+}
+
+/// The row of an aggregate, with what locks it.
+pub(crate) async fn find_aggregate(
+    session: &mut Session<'_>,
+    aggregate: &AggregateKey,
+    lock: &str,
+) -> StoreResult<Option<AggregateRow>> {
     let sql = format!(
         "SELECT {} FROM aggregates a WHERE a.aggregate_kind = ? AND a.aggregate_id = ? {lock}",
         select_list(&AGGREGATES, "a", "")
     );
-    let key = values![append.aggregate.kind.as_str(), append.aggregate.id.as_str()];
+    let key = values![aggregate.kind.as_str(), aggregate.id.as_str()];
     match session.row("append.current", &sql, key).await? {
         Some(row) => read_aggregate(&row, ""),
         None => Ok(None),

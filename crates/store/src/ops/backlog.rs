@@ -176,6 +176,6 @@ async fn letters(session: &mut Session<'_>) -> StoreResult<Vec<LetterCount>> {
 }
 
 /// How many rows there are, up to a point.
-fn counted(rows: &str) -> String {
+pub(crate) fn counted(rows: &str) -> String {
     format!("(SELECT COUNT(*) FROM (SELECT 1 AS one FROM {rows} LIMIT {COUNTED}) AS counted)")
 }

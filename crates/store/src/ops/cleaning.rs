@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
+use towpath_core::lifecycle::TaskState;
 use towpath_core::ports::store::{Cleaning, LeaseGrant, StoreResult};
 
 use crate::ops::leases::fence;
@@ -52,6 +53,25 @@ impl Cleaning for SqlStore {
 
     async fn clean_timers(&self, lease: &LeaseGrant, before: DateTime<Utc>, limit: u32) -> StoreResult<u64> {
         transacting!(self, timers, lease, before, limit)
+    }
+
+    async fn clean_tasks(
+        &self,
+        lease: &LeaseGrant,
+        status: TaskState,
+        before: DateTime<Utc>,
+        limit: u32,
+    ) -> StoreResult<u64> {
+        transacting!(self, tasks, lease, status, before, limit)
+    }
+
+    async fn clean_processes(
+        &self,
+        lease: &LeaseGrant,
+        before: DateTime<Utc>,
+        limit: u32,
+    ) -> StoreResult<u64> {
+        transacting!(self, processes, lease, before, limit)
     }
 
     async fn clean_units(&self, lease: &LeaseGrant, before: DateTime<Utc>, limit: u32) -> StoreResult<u64> {
@@ -177,6 +197,58 @@ async fn timers(
     // One that failed and is tried again has not finished.
     let what = What { table: "timers", over: "", ended_at: "finished_at" };
     delete_oldest(session, lease, &what, before, limit).await
+}
+
+/// Deletes tasks that ended in a status before a moment. Runs in a transaction.
+async fn tasks(
+    session: &mut Session<'_>,
+    lease: &LeaseGrant,
+    status: TaskState,
+    before: DateTime<Utc>,
+    limit: u32,
+) -> StoreResult<u64> {
+    // One that runs again or waits has not finished.
+    let over = format!(" AND status = '{status}' AND finished_at IS NOT NULL");
+    let what = What { table: "task_box", over: &over, ended_at: "status_changed_at" };
+    delete_oldest(session, lease, &what, before, limit).await
+}
+
+/// Deletes what is over of processes. Runs in a transaction.
+async fn processes(
+    session: &mut Session<'_>,
+    lease: &LeaseGrant,
+    before: DateTime<Utc>,
+    limit: u32,
+) -> StoreResult<u64> {
+    let mut deleted = process_timers(session, before, limit).await?;
+    for (table, ended_at) in [("process_inputs", "recorded_at"), ("process_undos", "undone_at")] {
+        let what = What { table, over: "", ended_at };
+        deleted += delete_oldest(session, lease, &what, before, limit).await?;
+    }
+    Ok(deleted)
+}
+
+/// Deletes names of timers that were due before a moment, each by its key: an application chooses the moments, and so many
+/// may have the same one.
+async fn process_timers(session: &mut Session<'_>, before: DateTime<Utc>, limit: u32) -> StoreResult<u64> {
+    /// How many one statement names: SQLite does not take conditions of any length.
+    const TOGETHER: usize = 100;
+    let sql = format!(
+        "SELECT process_kind, process_id, name, timer_id FROM process_timers WHERE due_at < ? ORDER BY due_at LIMIT {limit}"
+    );
+    let mut deleted = 0;
+    for rows in session.rows("clean.page", &sql, values![before]).await?.chunks(TOGETHER) {
+        // Under a name there may be another timer by now.
+        let one = "(process_kind = ? AND process_id = ? AND name = ? AND timer_id = ?)";
+        let sql = format!("DELETE FROM process_timers WHERE {}", vec![one; rows.len()].join(" OR "));
+        let mut keys = values![];
+        for row in rows {
+            let (kind, id, name) = (row.text("process_kind")?, row.text("process_id")?, row.text("name")?);
+            keys.extend(values![kind, id, name, row.uuid("timer_id")?]);
+        }
+        deleted += session.execute("clean.process_timers", &sql, keys).await?;
+    }
+    Ok(deleted)
 }
 
 /// Deletes units of work that were begun before a moment. Runs in a transaction.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{InstanceId, LeaseName};
-use towpath_core::ports::store::{LeaseGrant, LeaseStanding, Leases, StoreError, StoreResult};
+use towpath_core::ports::store::{HeldLease, LeaseGrant, Leases, StoreError, StoreResult};
 
 use crate::sql::{Row, Session, Value, values};
 use crate::store::{SqlStore, reading, transacting, writing_once};
@@ -39,7 +39,7 @@ impl Leases for SqlStore {
         transacting!(self, renew_all, grants, for_)
     }
 
-    async fn leases(&self, prefix: &str) -> StoreResult<Vec<LeaseStanding>> {
+    async fn leases(&self, prefix: &str) -> StoreResult<Vec<HeldLease>> {
         reading!(self, list, prefix)
     }
 
@@ -159,7 +159,7 @@ async fn renew_all(
     Ok(held)
 }
 
-async fn list(session: &mut Session<'_>, prefix: &str) -> StoreResult<Vec<LeaseStanding>> {
+async fn list(session: &mut Session<'_>, prefix: &str) -> StoreResult<Vec<HeldLease>> {
     // Between the prefix and the prefix with its last character raised: an index serves that on every database, and
     // nothing in the prefix has to be escaped as it would have to be for LIKE.
     let sql = format!(
@@ -170,7 +170,7 @@ async fn list(session: &mut Session<'_>, prefix: &str) -> StoreResult<Vec<LeaseS
     let end = format!("{prefix}{}", char::MAX);
     let mut standings = Vec::new();
     for row in session.rows("lease.list", &sql, values![prefix, end]).await? {
-        standings.push(LeaseStanding {
+        standings.push(HeldLease {
             lease: LeaseName::from_stored(row.text("lease_name")?),
             holder: InstanceId::from_stored(row.text("holder_id")?),
             epoch: row.count("epoch")?,

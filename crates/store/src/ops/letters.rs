@@ -559,9 +559,10 @@ pub(super) async fn advance(
         return Ok(());
     }
     let next = step(status, LetterStep::Advance)?;
-    let sql =
-        "UPDATE dead_letters SET status = ?, status_changed_at = ?, due_at = ? WHERE dead_letter_id = ?";
-    session.execute("letters.advance", sql, values![next.as_str(), now, now, first]).await?;
+    // It counts as set aside from now on: what it has waited behind another is no waiting of its own.
+    let sql = "UPDATE dead_letters SET status = ?, status_changed_at = ?, received_at = ?, due_at = ? \
+               WHERE dead_letter_id = ?";
+    session.execute("letters.advance", sql, values![next.as_str(), now, now, now, first]).await?;
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use towpath_core::notifications::PAGE_SIZE;
 use towpath_core::ports::store::{LeaseGrant, Log, Sequenced, StoreError, StoreResult};
 
 use crate::bounded::how_many_fit;
-use crate::floors::{Floors, Place, guarded, standing_of};
+use crate::floors::{Floors, Place, guarded, server_state};
 use crate::ops::leases::fence;
 use crate::rows::{read_recorded_event, select_list};
 use crate::schema::DOMAIN_EVENTS;
@@ -120,7 +120,7 @@ async fn pending(session: &mut Session<'_>, limit: u32, floors: &Floors) -> Stor
         let sql = guarded(&Place::Pending, &look(" WHERE pending_id >= ?"), &mut keys);
         keys.extend(values![floor.at]);
         let rows = session.rows("log.pending", &sql, keys).await?;
-        if floor.holds(&standing_of(&rows)?) {
+        if floor.holds(&server_state(&rows)?) {
             let ids = rows.iter().map(|row| row.long_or_null("pending_id"));
             return ids.filter_map(Result::transpose).collect();
         }

@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use towpath_core::ids::{ActorId, LeaseName, OperationName, RequestId, TraceId};
 use towpath_core::ports::operations::{
-    LostOperation, NewOperation, OperationAnswer, OperationClaim, OperationEnd, OperationKey,
-    OperationStanding, Operations,
+    BeginOutcome, LostOperation, NewOperation, OperationAnswer, OperationClaim, OperationEnd, OperationKey,
+    Operations,
 };
 use towpath_core::ports::store::{Append, LeaseGrant, StoreError, StoreResult};
 
@@ -20,14 +20,10 @@ use crate::store::{SqlStore, reading, transacting, writing_once};
 
 #[async_trait]
 impl Operations for SqlStore {
-    async fn begin_operation(
-        &self,
-        operation: &NewOperation,
-        for_: Duration,
-    ) -> StoreResult<OperationStanding> {
+    async fn begin_operation(&self, operation: &NewOperation, for_: Duration) -> StoreResult<BeginOutcome> {
         // Mostly the name is new, and then one statement is all.
         match writing_once!(self, begin_new, operation, for_)? {
-            Some(claim) => Ok(OperationStanding::Begun(claim)),
+            Some(claim) => Ok(BeginOutcome::Begun(claim)),
             None => transacting!(self, stand, operation, for_),
         }
     }
@@ -105,7 +101,7 @@ async fn stand(
     session: &mut Session<'_>,
     operation: &NewOperation,
     for_: Duration,
-) -> StoreResult<OperationStanding> {
+) -> StoreResult<BeginOutcome> {
     let sql = format!(
         "SELECT operation_id, fingerprint, claim_epoch, answer_status, answer_headers, answer_body, \
          CASE WHEN claim_expires_at <= {} THEN 1 ELSE 0 END AS expired \
@@ -116,15 +112,15 @@ async fn stand(
     let key = &operation.key;
     let found = session.row("operation.stand", &sql, values![key.actor.as_str(), key.name.as_str()]).await?;
     // Ended and forgotten a moment ago: who asks again finds the name free.
-    let Some(row) = found else { return Ok(OperationStanding::Running) };
+    let Some(row) = found else { return Ok(BeginOutcome::Running) };
     if row.text("fingerprint")? != operation.fingerprint {
-        return Ok(OperationStanding::Different);
+        return Ok(BeginOutcome::Different);
     }
     if let Some(status) = row.long_or_null("answer_status")? {
-        return Ok(OperationStanding::Answered(read_answer(&row, status)?));
+        return Ok(BeginOutcome::Answered(read_answer(&row, status)?));
     }
     if row.long("expired")? == 0 {
-        return Ok(OperationStanding::Running);
+        return Ok(BeginOutcome::Running);
     }
     let claim = OperationClaim {
         key: key.clone(),
@@ -147,7 +143,7 @@ async fn stand(
         key.name.as_str()
     ];
     session.execute("operation.take", &sql, taken).await?;
-    Ok(OperationStanding::Begun(claim))
+    Ok(BeginOutcome::Begun(claim))
 }
 
 /// The id beside the epoch: a name that was forgotten and begun anew counts from 1 again. The holder beside both: a

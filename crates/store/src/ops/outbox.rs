@@ -15,7 +15,7 @@ use towpath_core::ports::store::{
     StoreResult,
 };
 
-use crate::floors::{Floors, Place, count_return, guarded, standing_of};
+use crate::floors::{Floors, Place, count_return, guarded, server_state};
 use crate::ops::leases::fence;
 use crate::rows::{insert_sql, read_event, select_list, stored};
 use crate::schema::{DOMAIN_EVENTS, OUTBOX_PARKED, OUTBOX_READY, PARKED_LANES};
@@ -98,7 +98,7 @@ async fn look(session: &mut Session<'_>, claim: &OutboxClaim<'_>, floors: &Floor
         let sql = guarded(&place, &look_sql(session, claim, Some(floor.at), &mut look_keys), &mut keys);
         keys.extend(look_keys);
         let rows = session.rows("outbox.look", &sql, keys).await?;
-        if floor.holds(&standing_of(&rows)?) {
+        if floor.holds(&server_state(&rows)?) {
             return read_look(&rows);
         }
         floors.drop_floor(&place);

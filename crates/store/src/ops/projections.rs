@@ -2,20 +2,53 @@
 
 use std::collections::BTreeMap;
 
+use async_trait::async_trait;
+use chrono::{DateTime, Utc};
 use towpath_core::ids::Version;
-use towpath_core::ports::store::StoreResult;
+use towpath_core::ports::store::{
+    Projected, ProjectedAggregate, ProjectionFailure, ProjectionProgress, Projections, StoreResult,
+};
 
 use crate::own_tables::OwnTables;
-use crate::projections::{
-    Owned, Owner, Projected, ProjectedAggregate, ProjectionFailure, ProjectionProgress,
-};
+use crate::projections::{Owned, Owner};
 use crate::sql::{Row, Session, Value, code, readable, values};
+use crate::store::{SqlStore, listing, reading, writing_once};
 
 /// The row that stands for all aggregates.
 const ALL: &str = "";
 
 /// How many failures are told.
 const FAILURES: u32 = 100;
+
+#[async_trait]
+impl Projections for SqlStore {
+    async fn projection_made_by(&self, projection: &str, kind: &str) -> StoreResult<u32> {
+        reading!(self, made_by, projection, kind)
+    }
+
+    async fn projection_is_made(&self, projection: &str, kind: &str, by: u32) -> StoreResult<()> {
+        writing_once!(self, all_made, projection, kind, by)
+    }
+
+    async fn projected_behind(
+        &self,
+        projection: &str,
+        kind: &str,
+        after: &str,
+        limit: u32,
+    ) -> StoreResult<Vec<ProjectedAggregate>> {
+        reading!(self, walk, projection, kind, after, limit)
+    }
+
+    async fn projection_progress(
+        &self,
+        projection: &str,
+        kind: &str,
+        by: u32,
+    ) -> StoreResult<ProjectionProgress> {
+        listing!(self, progress, projection, kind, by)
+    }
+}
 
 /// Locks the rows of these aggregates until the transaction ends, and makes those that are missing: who comes second waits,
 /// and sees what the first has written.
@@ -63,6 +96,20 @@ async fn locked(
     rows.iter().map(read).collect()
 }
 
+/// Rows that say how far aggregates are, and that nothing is wrong with them.
+pub(crate) fn noted<'v>(
+    projection: &'v str,
+    kind: &'v str,
+    by: u32,
+    reached: &'v [(String, Version)],
+) -> Vec<Vec<Value<'v>>> {
+    let rows = reached.iter().map(|(id, version)| {
+        let (failed_at, reason, message) = (None::<DateTime<Utc>>, None::<&str>, None::<&str>);
+        values![projection, kind, id.as_str(), *version, by, failed_at, reason, message]
+    });
+    rows.collect()
+}
+
 /// Forgets an aggregate that has no facts.
 pub(crate) async fn forget(
     session: &mut Session<'_>,
@@ -107,12 +154,7 @@ pub(crate) async fn made_by(session: &mut Session<'_>, projection: &str, kind: &
 }
 
 /// Notes that all were made by this version.
-pub(crate) async fn all_made(
-    session: &mut Session<'_>,
-    projection: &str,
-    kind: &str,
-    by: u32,
-) -> StoreResult<()> {
+async fn all_made(session: &mut Session<'_>, projection: &str, kind: &str, by: u32) -> StoreResult<()> {
     let dialect = session.dialect();
     let sql = format!(
         "INSERT INTO projections (projection, aggregate_kind, aggregate_id, version, projection_version) \
@@ -125,7 +167,7 @@ pub(crate) async fn all_made(
 }
 
 /// Some aggregates of a kind, by id, behind one, with how far they are.
-pub(crate) async fn walk(
+async fn walk(
     session: &mut Session<'_>,
     projection: &str,
     kind: &str,
@@ -200,7 +242,7 @@ pub(crate) async fn owners(
 }
 
 /// How far it is.
-pub(crate) async fn progress(
+async fn progress(
     session: &mut Session<'_>,
     projection: &str,
     kind: &str,

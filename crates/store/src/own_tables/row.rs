@@ -1,13 +1,17 @@
 //! Rows of an application's own tables as its own structs.
 
+use std::ops::Deref;
+
 use chrono::{DateTime, Utc};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use towpath_core::ports::store::StoreResult;
-pub use towpath_macros::Row;
+pub use towpath_macros::{Row, StoredName};
 use uuid::Uuid;
 
 use super::Record;
 use crate::schema::{Column, ColumnKind, Table};
-use crate::sql::Value;
+use crate::sql::{Value, unreadable};
 
 /// A struct that is a row of a table. Derive it: the struct is the only place where the table's columns are declared.
 ///
@@ -75,7 +79,7 @@ pub trait ColumnValue: Sized {
 impl Column {
     /// The column for values of this type.
     pub const fn of<T: ColumnValue>(name: &'static str) -> Self {
-        Self { name, kind: T::KIND, nullable: T::NULLABLE }
+        Self { name, kind: T::KIND, nullable: T::NULLABLE, default: None }
     }
 
     /// The same column, with another type of the database's for the same values.
@@ -106,7 +110,9 @@ column_values! {
     String: Text, |text| text.as_str().into(), Record::text;
     i64: Long, |number| (*number).into(), Record::long;
     u64: Long, |number| (*number).into(), Record::count;
-    u32: Long, |number| (*number).into(), |record, column| record.0.small(column);
+    u32: Long, |number| (*number).into(), |record, column| {
+        u32::try_from(record.long(column)?).map_err(|error| unreadable(column, error))
+    };
     bool: Long, |flag| i64::from(*flag).into(), |record, column| Ok(record.long(column)? != 0);
     Uuid: Uuid, |id| (*id).into(), Record::uuid;
     DateTime<Utc>: Time, |moment| (*moment).into(), Record::time;
@@ -126,6 +132,58 @@ impl<T: ColumnValue> ColumnValue for Option<T> {
 
     fn read(record: &Record, column: &str) -> StoreResult<Self> {
         if record.is_null(column)? { Ok(None) } else { T::read(record, column).map(Some) }
+    }
+}
+
+/// A value that is kept as JSON, with its text: what was read is written back to the letter.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Json<T> {
+    value: T,
+    text: String,
+}
+
+impl<T> Json<T> {
+    /// The value, to be kept.
+    ///
+    /// # Errors
+    /// It cannot be written as JSON.
+    pub fn of(value: T) -> serde_json::Result<Self>
+    where
+        T: Serialize,
+    {
+        Ok(Self { text: serde_json::to_string(&value)?, value })
+    }
+
+    /// The JSON.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// The value alone.
+    pub fn into_value(self) -> T {
+        self.value
+    }
+}
+
+impl<T> Deref for Json<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T: DeserializeOwned> ColumnValue for Json<T> {
+    const KIND: ColumnKind = ColumnKind::Json;
+
+    fn write(&self) -> Value<'_> {
+        self.text.as_str().into()
+    }
+
+    fn read(record: &Record, column: &str) -> StoreResult<Self> {
+        let text = record.text(column)?;
+        let value = serde_json::from_str(&text).map_err(|error| unreadable(column, error))?;
+        Ok(Self { value, text })
     }
 }
 

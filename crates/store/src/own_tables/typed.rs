@@ -162,7 +162,8 @@ impl OwnTables<'_> {
         sql: &str,
         values: Vec<Value<'_>>,
     ) -> StoreResult<Vec<R>> {
-        self.rows(name, sql, values).await?.iter().map(R::read).collect()
+        // Each is let go when it was read: two copies of all would be held otherwise.
+        self.rows(name, sql, values).await?.into_iter().map(|record| R::read(&record)).collect()
     }
 
     async fn by_key<R: Row>(

@@ -3,7 +3,7 @@
 use towpath_core::ports::broker::{
     Binding, Broker, BrokerError, Exchange, ExchangeKind, Settlement, Topology,
 };
-use towpath_core::retry::ErrorClass;
+use towpath_core::retry::{Coded as _, ErrorClass};
 
 use super::BrokerFixture;
 use super::acts::{Lane, bodies, message, next, number, publish_all, queue, subscribe, take, text};
@@ -163,7 +163,7 @@ pub async fn a_queue_tells_what_it_holds(fixture: &impl BrokerFixture) {
     let missing = fixture.fresh_name("missing");
     let asked = [lane.queue.as_str(), missing.as_str(), lane.queue.as_str()];
     if !broker.promises().tells_standing {
-        let told = in_time("asking for queues", broker.standing_of(&asked)).await.expect("standing");
+        let told = in_time("asking for queues", broker.queue_status(&asked)).await.expect("standing");
         assert_eq!(told, [None, None, None]);
         return;
     }
@@ -174,7 +174,7 @@ pub async fn a_queue_tells_what_it_holds(fixture: &impl BrokerFixture) {
             let asked: Vec<&str> = asked.iter().map(String::as_str).collect();
             in_time("the queue to hold so much", async {
                 loop {
-                    let told = broker.standing_of(&asked).await.expect("standing");
+                    let told = broker.queue_status(&asked).await.expect("standing");
                     assert_eq!((told.len(), told[1]), (3, None), "what is missing stays missing");
                     match (told[0], told[2]) {
                         (Some(one), Some(other)) if one.ready == ready && other.ready == ready => return one,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use towpath_core::ports::broker::{Broker, BrokerError, Published, Settlement};
-use towpath_core::retry::ErrorClass;
+use towpath_core::retry::{Coded as _, ErrorClass};
 
 use super::acts::{
     Lane, bodies, next, numbered, numbers, publish, publish_again, publish_all, publish_within, settle,

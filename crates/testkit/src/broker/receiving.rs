@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use towpath_core::ports::broker::{BrokerError, DeliveryTag, Received, Settlement, Subscription};
-use towpath_core::retry::ErrorClass;
+use towpath_core::retry::{Coded as _, ErrorClass};
 
 use super::BrokerFixture;
 use super::acts::{

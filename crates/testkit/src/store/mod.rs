@@ -40,6 +40,8 @@ pub mod operations;
 pub mod outbox;
 pub mod payloads;
 pub mod positions;
+pub mod processes;
+pub mod projections;
 pub mod queues;
 pub mod races;
 pub mod reads;
@@ -48,6 +50,7 @@ pub mod rules;
 pub mod sequencing;
 pub mod sessions;
 pub mod statuses;
+pub mod tasks;
 pub mod timers;
 pub mod units;
 pub mod waiting;
@@ -357,6 +360,20 @@ macro_rules! store_conformance {
                 the_page_size_is_for_the_life_of_the_log,
                 what_waits_for_a_position_is_known_by_a_mark,
                 sizes_are_those_of_the_payloads;
+            processes:
+                the_facts_that_a_process_took_are_kept,
+                who_locks_an_aggregate_has_it_alone,
+                an_open_task_is_found_by_its_key,
+                timers_have_names_within_their_process,
+                what_is_to_be_undone_comes_back_the_last_first,
+                what_is_not_to_be_undone_is_forgotten,
+                what_is_over_of_processes_is_forgotten;
+            projections:
+                how_far_an_aggregate_is_lives_and_dies_with_its_transaction,
+                eight_that_make_one_aggregate_take_turns,
+                what_does_not_go_on_is_told_until_it_does,
+                aggregates_are_walked_with_how_far_they_are,
+                a_newer_version_has_made_all;
             queues:
                 a_topology_grows_from_the_revision_that_was_read,
                 a_message_is_with_one_receiver_at_a_time,
@@ -369,6 +386,32 @@ macro_rules! store_conformance {
                 a_transaction_is_begun_under_the_newest_lease,
                 an_append_is_written_as_the_rules_have_it,
                 the_facts_of_one_append_are_found_together;
+            tasks:
+                a_task_survives_to_the_letter,
+                tasks_live_and_die_with_their_transaction,
+                tasks_are_taken_by_priority_and_age,
+                a_task_waits_for_its_time,
+                a_claim_of_tasks_takes_so_many_bytes_and_at_least_one,
+                tasks_that_wait_are_looked_at_and_not_taken,
+                one_task_is_taken_by_its_id,
+                a_tick_of_a_schedule_is_taken_once,
+                claimers_never_share_a_task,
+                an_open_key_is_taken_once,
+                eight_starters_of_a_key_begin_one_task,
+                a_key_that_is_undone_is_free,
+                who_is_silent_is_taken_over_and_cannot_answer,
+                a_worker_that_lives_keeps_its_tasks,
+                an_attempt_whose_time_is_over_is_taken_over,
+                attempts_that_end_together_end_each_in_its_way,
+                an_end_that_is_told_again_is_no_loss,
+                ends_of_any_number_and_size_are_written,
+                ends_live_and_die_with_their_transaction,
+                a_task_is_called_off,
+                a_task_that_failed_is_tried_again_by_hand,
+                tasks_are_listed_by_what_they_are,
+                tasks_to_be_done_are_counted,
+                tasks_that_ended_long_ago_are_cleaned_up,
+                a_worker_that_ends_anywhere_leaves_no_task_stuck;
         }
     };
     (@cases $fixture:expr; $($module:ident: $($case:ident),+;)+) => {

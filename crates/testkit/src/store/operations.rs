@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use towpath_core::ids::{ActorId, OperationName, RequestId, TraceId};
 use towpath_core::ports::operations::{
-    NewOperation, OperationAnswer, OperationClaim, OperationEnd, OperationKey, OperationStanding,
+    BeginOutcome, NewOperation, OperationAnswer, OperationClaim, OperationEnd, OperationKey,
 };
 use towpath_core::ports::store::{InspectedStore, StoreError};
 use uuid::Uuid;
@@ -20,13 +20,13 @@ pub async fn an_answered_operation_answers_the_same_again(fixture: &impl StoreFi
     let asked = operation("key-1");
     let claim = begin(&*store, &asked, LONG).await;
     assert_eq!((claim.operation_id, claim.epoch), (asked.operation_id, 1));
-    assert_eq!(stand(&*store, &asked).await, OperationStanding::Running);
+    assert_eq!(stand(&*store, &asked).await, BeginOutcome::Running);
     let facts = OrderFacts::of_new_order().placed().append();
     let answer = answer(201, b"{\"price\": 88.50}\0\xff");
     let ended = store.end_operation(&claim, OperationEnd::Answered(&answer), Some(&facts), moment(1)).await;
     assert!(ended.expect("end it"));
     let again = NewOperation { operation_id: Uuid::now_v7(), ..asked.clone() };
-    assert_eq!(stand(&*store, &again).await, OperationStanding::Answered(answer.clone()));
+    assert_eq!(stand(&*store, &again).await, BeginOutcome::Answered(answer.clone()));
     let twice = store.end_operation(&claim, OperationEnd::Answered(&answer), None, moment(2)).await;
     assert!(!twice.expect("end it again"), "an operation ends once");
     assert_eq!(versions_of(&*store, &facts.aggregate).await, [1]);
@@ -39,10 +39,10 @@ pub async fn a_name_belongs_to_one_request(fixture: &impl StoreFixture) {
     let asked = operation("key-1");
     let other = NewOperation { fingerprint: "f".repeat(64), ..operation("key-1") };
     let claim = begin(&*store, &asked, LONG).await;
-    assert_eq!(stand(&*store, &other).await, OperationStanding::Different);
+    assert_eq!(stand(&*store, &other).await, BeginOutcome::Different);
     let answer = answer(200, b"");
     store.end_operation(&claim, OperationEnd::Answered(&answer), None, moment(1)).await.expect("end it");
-    assert_eq!(stand(&*store, &other).await, OperationStanding::Different);
+    assert_eq!(stand(&*store, &other).await, BeginOutcome::Different);
     let others = OperationKey { actor: ActorId::new("someone else").expect("an actor"), ..asked.key.clone() };
     begin(&*store, &NewOperation { key: others, ..other }, LONG).await;
 }
@@ -65,7 +65,7 @@ pub async fn an_operation_of_a_dead_process_is_taken_over_and_fenced(fixture: &i
         assert!(!ended, "{end:?} by who has lost it");
     }
     assert_eq!(versions_of(&*store, &facts.aggregate).await, [0_u64; 0]);
-    assert_eq!(stand(&*store, &asked).await, OperationStanding::Running);
+    assert_eq!(stand(&*store, &asked).await, BeginOutcome::Running);
     let ended =
         store.end_operation(&successor, OperationEnd::Answered(&answer), Some(&facts), moment(1)).await;
     assert!(ended.expect("end it"));
@@ -115,7 +115,7 @@ pub async fn an_answer_is_written_with_its_effect_or_not_at_all(fixture: &impl S
     effect.answer(&claim, &answer, moment(1)).await.expect("write the answer");
     effect.commit().await.expect("commit");
     // The process dies here. Whoever asks again is answered, although the time of the claim is over.
-    assert_eq!(stand(&*store, &asked).await, OperationStanding::Answered(answer.clone()));
+    assert_eq!(stand(&*store, &asked).await, BeginOutcome::Answered(answer.clone()));
     assert_eq!(store.answered_operation(&claim).await.expect("look for the answer").as_ref(), Some(&answer));
     let lost = store.lost_operations(10).await.expect("look for lost ones");
     assert_eq!((lost.len(), lost[0].answered), (1, Some(201)));
@@ -125,7 +125,7 @@ pub async fn an_answer_is_written_with_its_effect_or_not_at_all(fixture: &impl S
         assert!(!ended, "{end:?} although it has its answer");
     }
     assert!(store.end_operation(&claim, OperationEnd::Kept, None, moment(2)).await.expect("end it"));
-    assert_eq!(stand(&*store, &asked).await, OperationStanding::Answered(answer));
+    assert_eq!(stand(&*store, &asked).await, BeginOutcome::Answered(answer));
     assert_eq!(store.lost_operations(10).await.expect("look for lost ones"), []);
 }
 
@@ -151,8 +151,8 @@ pub async fn one_of_eight_twins_begins(fixture: &impl StoreFixture) {
         async move { taking_turns(|| store.begin_operation(&twin, LONG)).await.expect("ask") }
     });
     let standings = all_at_once(twins).await;
-    let begun = standings.iter().filter(|standing| matches!(standing, OperationStanding::Begun(_))).count();
-    let running = standings.iter().filter(|standing| **standing == OperationStanding::Running).count();
+    let begun = standings.iter().filter(|standing| matches!(standing, BeginOutcome::Begun(_))).count();
+    let running = standings.iter().filter(|standing| **standing == BeginOutcome::Running).count();
     assert_eq!((begun, running), (1, 7), "{standings:?}");
 }
 
@@ -173,7 +173,7 @@ pub async fn operations_answered_long_ago_are_cleaned_up(fixture: &impl StoreFix
         deleted.push(store.clean_operations(&lease, moment(50), 1).await.expect("clean"));
     }
     assert_eq!(deleted, [1, 1, 0]);
-    assert!(matches!(stand(&*store, &operation("new")).await, OperationStanding::Answered(_)));
+    assert!(matches!(stand(&*store, &operation("new")).await, BeginOutcome::Answered(_)));
     assert_eq!(store.lost_operations(10).await.expect("look for lost ones").len(), 1);
 }
 
@@ -201,11 +201,11 @@ fn answer(status: u16, body: &[u8]) -> OperationAnswer {
 
 async fn begin(store: &dyn InspectedStore, operation: &NewOperation, for_: Duration) -> OperationClaim {
     match store.begin_operation(operation, for_).await.expect("begin an operation") {
-        OperationStanding::Begun(claim) => claim,
+        BeginOutcome::Begun(claim) => claim,
         other => panic!("expected to begin, and it stands {other:?}"),
     }
 }
 
-async fn stand(store: &dyn InspectedStore, operation: &NewOperation) -> OperationStanding {
+async fn stand(store: &dyn InspectedStore, operation: &NewOperation) -> BeginOutcome {
     store.begin_operation(operation, LONG).await.expect("ask for an operation")
 }

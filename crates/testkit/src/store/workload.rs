@@ -15,7 +15,7 @@ use towpath_core::ids::{
 use towpath_core::lifecycle::{CommandStatus, TaskState};
 use towpath_core::name::CommandName;
 use towpath_core::ports::operations::{
-    NewOperation, OperationAnswer, OperationEnd, OperationKey, OperationStanding,
+    BeginOutcome, NewOperation, OperationAnswer, OperationEnd, OperationKey,
 };
 use towpath_core::ports::store::{
     Append, ClaimRoom, CommandRecord, CompletedCommand, Found, InboxFailure, InboxMark, InspectedStore,
@@ -169,12 +169,12 @@ impl Workload {
     async fn operate(&self, store: &dyn InspectedStore) -> StoreResult<()> {
         let answer = OperationAnswer { status: 200, headers: Vec::new(), body: b"done".to_vec() };
         match store.begin_operation(&self.operation(), Duration::ZERO).await? {
-            OperationStanding::Begun(claim) => {
+            BeginOutcome::Begun(claim) => {
                 let end = OperationEnd::Answered(&answer);
                 let ended = store.end_operation(&claim, end, Some(&self.operations_append()), now()).await?;
                 assert!(ended, "nobody else took it over");
             }
-            standing => assert_eq!(standing, OperationStanding::Answered(answer)),
+            standing => assert_eq!(standing, BeginOutcome::Answered(answer)),
         }
         Ok(())
     }

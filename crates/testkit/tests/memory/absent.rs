@@ -222,6 +222,110 @@ impl Observations for MemoryStore {
 }
 
 #[async_trait]
+impl Projections for MemoryStore {
+    async fn projection_made_by(&self, _projection: &str, _kind: &str) -> StoreResult<u32> {
+        absent()
+    }
+
+    async fn projection_is_made(&self, _projection: &str, _kind: &str, _by: u32) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn projected_behind(
+        &self,
+        _projection: &str,
+        _kind: &str,
+        _after: &str,
+        _limit: u32,
+    ) -> StoreResult<Vec<ProjectedAggregate>> {
+        absent()
+    }
+
+    async fn projection_progress(
+        &self,
+        _projection: &str,
+        _kind: &str,
+        _by: u32,
+    ) -> StoreResult<ProjectionProgress> {
+        absent()
+    }
+}
+
+#[async_trait]
+impl Processes for MemoryStore {
+    async fn process_inputs(
+        &self,
+        _process: &AggregateKey,
+        _after: Option<EventId>,
+        _limit: u32,
+    ) -> StoreResult<Vec<ProcessInput>> {
+        absent()
+    }
+
+    async fn next_undo(&self, _process: &AggregateKey, _before: Option<u64>) -> StoreResult<Option<Undo>> {
+        absent()
+    }
+
+    async fn note_undone(&self, _undo_id: u64, _now: DateTime<Utc>) -> StoreResult<()> {
+        absent()
+    }
+}
+
+#[async_trait]
+impl Tasks for MemoryStore {
+    async fn promote_tasks(&self, _limit: u32) -> StoreResult<Promoted> {
+        absent()
+    }
+
+    async fn claim_tasks(&self, _wanted: &[WantedTasks<'_>], _worker: &str) -> StoreResult<Vec<Task>> {
+        absent()
+    }
+
+    async fn waiting_tasks(&self, _wanted: &[WantedTasks<'_>]) -> StoreResult<Vec<Task>> {
+        absent()
+    }
+
+    async fn beat_tasks(&self, _claims: &[TaskClaim]) -> StoreResult<TaskBeats> {
+        absent()
+    }
+
+    async fn end_tasks(&self, _endings: &[TaskEnding]) -> StoreResult<Vec<TaskId>> {
+        absent()
+    }
+
+    async fn take_over_tasks(
+        &self,
+        _types: &[&str],
+        _worker: &str,
+        _living: &[TaskId],
+        _limit: u32,
+    ) -> StoreResult<Vec<Task>> {
+        absent()
+    }
+
+    async fn retry_task(&self, _task_id: TaskId) -> StoreResult<TaskRetry> {
+        absent()
+    }
+
+    async fn task(&self, _task_id: TaskId) -> StoreResult<Option<Task>> {
+        absent()
+    }
+
+    async fn list_tasks(
+        &self,
+        _filter: &TaskFilter,
+        _after: Option<&TaskPlace>,
+        _limit: u32,
+    ) -> StoreResult<Vec<Task>> {
+        absent()
+    }
+
+    async fn task_backlog(&self, _types: &[&str]) -> StoreResult<TaskBacklog> {
+        absent()
+    }
+}
+
+#[async_trait]
 impl Listings for MemoryStore {
     async fn commands(
         &self,

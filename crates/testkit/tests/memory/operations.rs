@@ -36,11 +36,7 @@ impl Operation {
 
 #[async_trait]
 impl Operations for MemoryStore {
-    async fn begin_operation(
-        &self,
-        operation: &NewOperation,
-        for_: Duration,
-    ) -> StoreResult<OperationStanding> {
+    async fn begin_operation(&self, operation: &NewOperation, for_: Duration) -> StoreResult<BeginOutcome> {
         let _turn = self.database.turn().await;
         let mut tables = self.database.tables();
         let until = Instant::now() + for_;
@@ -51,21 +47,21 @@ impl Operations for MemoryStore {
             let (asked, claimed) = (operation.clone(), claim.clone());
             let row = Operation { asked, claim: claimed, until, answered: None, ended: false };
             tables.operations.insert(key, row);
-            return Ok(OperationStanding::Begun(claim));
+            return Ok(BeginOutcome::Begun(claim));
         };
         if row.asked.fingerprint != operation.fingerprint {
-            return Ok(OperationStanding::Different);
+            return Ok(BeginOutcome::Different);
         }
         if let Some((answer, _)) = &row.answered {
-            return Ok(OperationStanding::Answered(answer.clone()));
+            return Ok(BeginOutcome::Answered(answer.clone()));
         }
         if row.until > Instant::now() {
-            return Ok(OperationStanding::Running);
+            return Ok(BeginOutcome::Running);
         }
         row.claim.epoch += 1;
         row.claim.holder_id = operation.operation_id;
         row.until = until;
-        Ok(OperationStanding::Begun(row.claim.clone()))
+        Ok(BeginOutcome::Begun(row.claim.clone()))
     }
 
     async fn end_operation(

@@ -509,25 +509,6 @@ impl StoreTx for MemoryTx {
         Ok(true)
     }
 
-    async fn begin_unit(&mut self, unit_id: Uuid) -> StoreResult<bool> {
-        let staged = &mut self.0;
-        if !staged.database.has(Fault::UnitsDoNotWait) {
-            staged.lock(format!("unit/{unit_id}")).await;
-        }
-        let mut tables = staged.database.tables();
-        if tables.units.contains(&unit_id) {
-            return Ok(false);
-        }
-        let effect: Effect = Box::new(move |tables| {
-            tables.units.insert(unit_id);
-        });
-        match staged.database.has(Fault::UnitsSurviveRollback) {
-            true => effect(&mut tables),
-            false => staged.effects.push(effect),
-        }
-        Ok(true)
-    }
-
     async fn append_by(
         &mut self,
         _rules: &dyn AppendRules,
@@ -604,6 +585,117 @@ impl StoreTx for MemoryTx {
     }
 
     async fn look_at_all(&mut self, _observer: &str) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn lock_projected(
+        &mut self,
+        _projection: &str,
+        _kind: &str,
+        _ids: &[String],
+    ) -> StoreResult<BTreeMap<String, Projected>> {
+        absent()
+    }
+
+    async fn note_projected(
+        &mut self,
+        _projection: &str,
+        _kind: &str,
+        _by: u32,
+        _reached: &[(String, Version)],
+    ) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn projection_made_by(&mut self, _projection: &str, _kind: &str) -> StoreResult<u32> {
+        absent()
+    }
+
+    async fn projection_failed(
+        &mut self,
+        _projection: &str,
+        _kind: &str,
+        _id: &str,
+        _reason: (&str, &str),
+    ) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn forget_projected(&mut self, _projection: &str, _kind: &str, _id: &str) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn start_tasks(&mut self, _tasks: &[NewTask]) -> StoreResult<Vec<StartedTask>> {
+        absent()
+    }
+
+    async fn lock_aggregate(&mut self, _aggregate: &AggregateKey) -> StoreResult<Option<AggregateRow>> {
+        absent()
+    }
+
+    async fn record_process_input(&mut self, _input: &ProcessInput) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn name_timer(
+        &mut self,
+        _process: &AggregateKey,
+        _name: &str,
+        _timer_id: Uuid,
+        _due_at: DateTime<Utc>,
+    ) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn take_named_timers(
+        &mut self,
+        _process: &AggregateKey,
+        _name: Option<&str>,
+    ) -> StoreResult<Vec<Uuid>> {
+        absent()
+    }
+
+    async fn keep_undo(&mut self, _undo: &NewUndo) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn begin_undoing(&mut self, _process: &AggregateKey, _now: DateTime<Utc>) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn forget_undos(&mut self, _process: &AggregateKey) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn open_task(&mut self, _task_type: &TaskTypeName, _key: &TaskKey) -> StoreResult<Option<TaskId>> {
+        absent()
+    }
+
+    async fn cancel_task(&mut self, _task_id: TaskId, _reason: &str) -> StoreResult<Canceling> {
+        absent()
+    }
+
+    async fn take_tick(&mut self, _schedule: &str, _tick: DateTime<Utc>) -> StoreResult<bool> {
+        absent()
+    }
+
+    async fn lock_task(&mut self, _task_id: TaskId) -> StoreResult<Option<Task>> {
+        absent()
+    }
+
+    async fn retry_task(&mut self, _task_id: TaskId) -> StoreResult<TaskRetry> {
+        absent()
+    }
+
+    async fn claim_task(&mut self, _task_id: TaskId, _worker: &str) -> StoreResult<Option<Task>> {
+        absent()
+    }
+
+    async fn hold_tasks(&mut self, _claims: &[TaskClaim]) -> StoreResult<Vec<HeldTask>> {
+        absent()
+    }
+
+    async fn end_tasks(&mut self, _endings: &[TaskEnding]) -> StoreResult<Vec<TaskId>> {
         absent()
     }
 
@@ -685,6 +777,30 @@ impl Transactions for MemoryStore {
 
     async fn begin_under(&self, _grant: &LeaseGrant) -> StoreResult<Box<dyn StoreTx>> {
         absent()
+    }
+
+    async fn begin_unit(&self, unit_id: Uuid) -> StoreResult<Option<Box<dyn StoreTx>>> {
+        self.probe.before("unit.begin");
+        let mut staged = self.staged().await;
+        if !staged.database.has(Fault::UnitsDoNotWait) {
+            staged.lock(format!("unit/{unit_id}")).await;
+        }
+        let effect: Effect = Box::new(move |tables| {
+            tables.units.insert(unit_id);
+        });
+        {
+            let mut tables = staged.database.tables();
+            if tables.units.contains(&unit_id) {
+                return Ok(None);
+            }
+            if staged.database.has(Fault::UnitsSurviveRollback) {
+                effect(&mut tables);
+                drop(tables);
+                return Ok(Some(Box::new(MemoryTx(staged))));
+            }
+        }
+        staged.effects.push(effect);
+        Ok(Some(Box::new(MemoryTx(staged))))
     }
 }
 
@@ -1344,16 +1460,16 @@ impl Leases for MemoryStore {
         Ok(held)
     }
 
-    async fn leases(&self, prefix: &str) -> StoreResult<Vec<LeaseStanding>> {
+    async fn leases(&self, prefix: &str) -> StoreResult<Vec<HeldLease>> {
         self.probe.before("leases");
         let tables = self.database.tables();
-        let mut standings: Vec<LeaseStanding> = tables
+        let mut standings: Vec<HeldLease> = tables
             .leases
             .iter()
             .filter(|(lease, _)| lease.as_str().starts_with(prefix))
             .filter_map(|(lease, row)| {
                 let holder = row.holder.clone()?;
-                Some(LeaseStanding {
+                Some(HeldLease {
                     lease: lease.clone(),
                     holder,
                     epoch: row.epoch,
@@ -1771,6 +1887,25 @@ impl Cleaning for MemoryStore {
     }
 
     async fn clean_timers(
+        &self,
+        _lease: &LeaseGrant,
+        _before: DateTime<Utc>,
+        _limit: u32,
+    ) -> StoreResult<u64> {
+        absent()
+    }
+
+    async fn clean_tasks(
+        &self,
+        _lease: &LeaseGrant,
+        _status: TaskState,
+        _before: DateTime<Utc>,
+        _limit: u32,
+    ) -> StoreResult<u64> {
+        absent()
+    }
+
+    async fn clean_processes(
         &self,
         _lease: &LeaseGrant,
         _before: DateTime<Utc>,

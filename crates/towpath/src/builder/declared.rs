@@ -20,6 +20,7 @@ use crate::observer::Observer;
 use crate::projection::Projections;
 use crate::registry::Registry;
 use crate::start_error::StartError;
+use crate::tasks::{Registered, Schedule};
 use crate::watch::Watchers;
 
 /// What an application declares.
@@ -33,6 +34,9 @@ pub(crate) struct Declared {
     pub(crate) dead_letter_queues: Vec<DeadLetterQueue>,
     pub(crate) observers: Vec<Observer>,
     pub(crate) jobs: Vec<Job>,
+    pub(crate) workers: Vec<Registered>,
+    /// Tasks that are started by the calendar.
+    pub(crate) schedules: Vec<Schedule>,
     pub(crate) watchers: Watchers,
     pub(crate) tables: Vec<Table>,
     pub(crate) versions: Vec<Versions>,
@@ -48,6 +52,8 @@ pub(crate) struct Mistakes {
     pub(crate) flaws: Vec<RegistrationFlaw>,
     pub(crate) invalid: Vec<InvalidId>,
     pub(crate) config: Option<BadChannels>,
+    /// Of tasks and their schedules, for people.
+    pub(crate) tasks: Vec<String>,
 }
 
 /// Makes an application's own tables.
@@ -57,8 +63,9 @@ pub(crate) type Preparation =
 impl Declared {
     /// Refuses what cannot be started.
     pub(crate) fn check(&mut self) -> Result<(), StartError> {
-        let Mistakes { mut flaws, invalid, config } = std::mem::take(&mut self.mistakes);
+        let Mistakes { mut flaws, invalid, config, tasks } = std::mem::take(&mut self.mistakes);
         flaws.extend(self.registry.flaws_of_stays());
+        flaws.extend(self.registry.flaw_of_tasks());
         if !flaws.is_empty() {
             return Err(StartError::Registration(flaws));
         }
@@ -67,6 +74,9 @@ impl Declared {
         }
         if let Some(error) = config {
             return Err(error.into());
+        }
+        if let Some(error) = tasks.into_iter().next() {
+            return Err(StartError::Wiring(error));
         }
         each_once(
             "channels",
@@ -77,6 +87,16 @@ impl Declared {
             LeaseName::new(format!("job/{}", job.name()))?;
         }
         each_once("jobs", self.jobs.iter().map(Job::name), "nobody could tell them apart")?;
+        each_once(
+            "workers",
+            self.workers.iter().map(|worker| worker.of.name()),
+            "say for one how many tasks it does at a time",
+        )?;
+        each_once(
+            "schedules",
+            self.schedules.iter().map(Schedule::name),
+            "one would take the other's ticks",
+        )?;
         Projections::check(&self.projections).map_err(StartError::Wiring)?;
         check_formats(self.registry.formats(), &self.channels, &self.consumers, &self.dead_letter_queues)
     }

@@ -15,6 +15,10 @@ pub(crate) struct Keeping {
     pub(crate) commands: Duration,
     /// Answers to operations.
     pub(crate) operations: Duration,
+    /// Tasks that ended well, were called off or not needed.
+    pub(crate) tasks: Duration,
+    /// Tasks that failed or took too long: somebody may want to try them again.
+    pub(crate) failed_tasks: Duration,
     /// How often it is looked for what is older.
     pub(crate) every: Duration,
 }
@@ -22,6 +26,14 @@ pub(crate) struct Keeping {
 impl Default for Keeping {
     fn default() -> Self {
         let every = Duration::from_secs(600);
-        Self { sent: 7 * DAY, handled: 7 * DAY, commands: 90 * DAY, operations: DAY, every }
+        Self {
+            sent: 7 * DAY,
+            handled: 7 * DAY,
+            commands: 90 * DAY,
+            operations: DAY,
+            tasks: 7 * DAY,
+            failed_tasks: 90 * DAY,
+            every,
+        }
     }
 }

@@ -12,28 +12,38 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::Serialize;
 use towpath_core::aggregate::Aggregate;
+use towpath_core::causes::with_causes;
 use towpath_core::channel::Channel;
 use towpath_core::format::Format;
 use towpath_core::ids::InvalidId;
+use towpath_core::messages::Event;
 use towpath_core::ports::broker::Topology;
 use towpath_core::ports::clock::Clock;
 use towpath_core::ports::store::StoreError;
+use towpath_core::process::Process;
 use towpath_core::retry::RetryPolicy;
 use towpath_core::route::Route;
+use towpath_core::task::TaskType;
 use towpath_store::{SqlStore, StoreOptions, Table, Versions};
 
 use crate::config::Channels;
-use crate::consumer::{Consumer, DeadLetterQueue};
+use crate::consumer::{Consumer, ConsumerOf, DeadLetterQueue};
 use crate::entity::Entity;
 use crate::jobs::Job;
 use crate::observer::Observer;
+use crate::process;
 use crate::projection::Projections;
+use crate::tasks::{Registered, Schedule, Worker};
 use crate::watch::Watch;
 
 pub(crate) use declared::{Declared, Network};
 pub(crate) use keeping::Keeping;
 use timing::Timing;
+
+/// How many processes of a kind are undone at a time.
+const COMPENSATIONS: u32 = 4;
 
 /// The store when none is configured.
 const DEFAULT_STORE: &str = "sqlite://data/towpath.db";
@@ -192,6 +202,22 @@ impl Builder {
         self
     }
 
+    /// Registers a process: an aggregate that reacts to facts. It gets a channel of its own, `process.<kind>`, that takes exactly
+    /// the facts it names, and a consumer of the same name.
+    pub fn process<P: Process>(self) -> Self {
+        let channel = process::handler_of::<P>();
+        let own = Channel::named(&channel, P::Input::NAMES.iter().copied());
+        self.channel(own).process_from::<P>(Consumer::of(channel))
+    }
+
+    /// The same for a process that takes its facts from a channel or a queue that is there already: in order, say, or in another
+    /// format. Of what comes there it takes the facts it names. In order, a fact that waits for the start of its process holds up
+    /// what stands behind it in its lane, so the fact that starts it must come first there, or be of another aggregate.
+    pub fn process_from<P: Process>(self, source: ConsumerOf) -> Self {
+        let builder = self.aggregate::<P>().consumer(process::consumer::<P>(source));
+        builder.worker(process::Compensator(P::KIND), COMPENSATIONS)
+    }
+
     /// Adds tables of the application's own: made at the start where they are missing.
     pub fn tables(mut self, tables: &[Table]) -> Self {
         self.declared.tables.extend_from_slice(tables);
@@ -215,6 +241,54 @@ impl Builder {
     pub fn job(mut self, job: Job) -> Self {
         self.declared.jobs.push(job);
         self
+    }
+
+    /// Adds a worker, and how many tasks it does at a time: see [`Worker`].
+    pub fn worker<W: Worker>(mut self, worker: W, concurrency: u32) -> Self {
+        let worker = Registered::new(worker, concurrency);
+        self = self.task_type(worker.of.clone());
+        self.declared.workers.push(worker);
+        self
+    }
+
+    /// Declares a sort of work that is started or called off here and done elsewhere: so its end can be a fact.
+    ///
+    /// # Caveats
+    /// All processes declare a type alike: one that only declares it may take over a task whose worker is gone, and ends it by its
+    /// own declaration.
+    pub fn task_type(mut self, of: TaskType) -> Self {
+        match of.check() {
+            Err(error) => self.declared.mistakes.tasks.push(with_causes(&error)),
+            Ok(_) => {
+                let flaw = self.declared.registry.task(of).err();
+                self.declared.mistakes.flaws.extend(flaw);
+            }
+        }
+        self
+    }
+
+    /// Starts a task by the calendar: at each tick of a cron expression (`0 3 * * *`; with seconds if it has six parts), in UTC and by the
+    /// database's clock, one over all instances. The name is the schedule's and never changes. A schedule that is new begins with its
+    /// next tick; of ticks at which no instance ran, the last one is made up for when one runs again. The task's key says which
+    /// tick it is: `nightly@2026-11-16T03:00:00Z`.
+    ///
+    /// ```no_run
+    /// # use towpath::{TaskType, Towpath};
+    /// let clean = TaskType::named("Cleaner.Clean");
+    /// let builder = Towpath::builder().cron("nightly", "0 3 * * *", clean, "everything");
+    /// ```
+    pub fn cron(
+        mut self,
+        name: &str,
+        expression: &str,
+        of: TaskType,
+        payload: &(impl Serialize + ?Sized),
+    ) -> Self {
+        match Schedule::new(name, expression, of.clone(), payload) {
+            Ok(schedule) => self.declared.schedules.push(schedule),
+            Err(error) => self.declared.mistakes.tasks.push(error),
+        }
+        self.task_type(of)
     }
 
     /// A dead-letter queue of the broker's own that is read into the dead letters ([`Towpath::dead_letters`]). It must
@@ -304,6 +378,12 @@ impl Builder {
     /// For how long the answer to an operation is kept for who asks again. Default: 1 day.
     pub fn keep_operations(mut self, duration: Duration) -> Self {
         self.keeping.operations = duration;
+        self
+    }
+
+    /// For how long tasks are kept after they ended, and for how long those that failed or took too long. Default: 7 and 90 days.
+    pub fn keep_tasks(mut self, ended: Duration, failed: Duration) -> Self {
+        (self.keeping.tasks, self.keeping.failed_tasks) = (ended, failed);
         self
     }
 

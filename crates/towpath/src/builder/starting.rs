@@ -27,6 +27,7 @@ use crate::relay::RelayWakes;
 use crate::runner::Pace;
 use crate::services::{Parts, Services};
 use crate::start_error::StartError;
+use crate::tasks::Engine;
 use crate::towpath::Towpath;
 use crate::tracker::Trackers;
 
@@ -47,7 +48,9 @@ impl Builder {
         let (hold, held) = watch::channel(Held::default());
         let holding = self.workers.then(|| held.clone());
         let app = self.towpath(opened, bus, declaration, &network, holding);
+        let workers = std::mem::take(&mut self.declared.workers);
         let mut parts = Parts {
+            tasks: Engine::of(&app, workers),
             app: app.clone(),
             hold,
             held,
@@ -111,6 +114,7 @@ impl Builder {
             store.clone(),
             broker.clone(),
             bus.clock.clone(),
+            bus.registry.clone(),
             holding,
             network.relayed.iter().map(|channel| channel.name.clone()).collect(),
             network.queues(),

@@ -24,7 +24,7 @@ use towpath_core::ports::broker::{Broker, BrokerError, DeliveryTag, Received, Se
 use towpath_core::ports::store::{
     Aggregates as _, AppendedTogether, CameBefore, FirstDelivery, StoreError, StoreTx as _,
 };
-use towpath_core::retry::ErrorClass;
+use towpath_core::retry::{Coded as _, ErrorClass};
 use towpath_store::{SqlStore, SqlTransaction};
 use tracing::Instrument as _;
 
@@ -593,6 +593,8 @@ impl Job {
                 attempt: failures + 1,
                 redelivered: received.redelivered,
                 headers: Arc::clone(&received.headers),
+                set_aside_at: letter.map(|letter| letter.replayed_at.unwrap_or(letter.letter.received_at)),
+                tried_at: letter.map(|letter| letter.status_changed_at),
             });
         }
         let (handled, duplicates) = (deliveries.len(), (all - deliveries.len()) as u64);

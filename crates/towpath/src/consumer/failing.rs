@@ -10,7 +10,7 @@ use towpath_core::letters::{AsideOutcome, Letter, NewLetter, SetAside};
 use towpath_core::lifecycle::InboxStatus;
 use towpath_core::ports::broker::{Received, Settlement};
 use towpath_core::ports::store::{InboxFailure, StoreError, StoreTx as _};
-use towpath_core::retry::{ErrorClass, RetryDecision};
+use towpath_core::retry::{Coded as _, ErrorClass, RetryDecision};
 use towpath_core::time::later;
 
 use super::engine::{Job, Ready, Trying, lane_of_key};

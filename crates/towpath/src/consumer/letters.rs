@@ -14,6 +14,7 @@ use towpath_core::lifecycle::LetterStatus;
 use towpath_core::ports::broker::{Broker, Destination, Message, Published};
 use towpath_core::ports::clock::Clock;
 use towpath_core::ports::store::StoreError;
+use towpath_core::retry::{Coded, ErrorClass};
 use towpath_core::time::between;
 use towpath_store::SqlStore;
 
@@ -105,9 +106,19 @@ pub enum LettersError {
     Store(#[from] StoreError),
 }
 
-impl LettersError {
-    /// A stable code; each has a section in the documentation.
-    pub fn code(&self) -> &'static str {
+impl Coded for LettersError {
+    fn class(&self) -> ErrorClass {
+        match self {
+            Self::Unknown(_) => ErrorClass::NotFound,
+            Self::NotDead { .. } | Self::BeyondHorizon { .. } | Self::WithoutBody { .. } => {
+                ErrorClass::Validation
+            }
+            Self::NotTaken { .. } => ErrorClass::Transient,
+            Self::Store(error) => error.class(),
+        }
+    }
+
+    fn code(&self) -> &'static str {
         match self {
             Self::Unknown(_) => "letter-unknown",
             Self::NotDead { .. } => "letter-not-dead",
@@ -118,8 +129,7 @@ impl LettersError {
         }
     }
 
-    /// What a person can do about it.
-    pub fn next_step(&self) -> &'static str {
+    fn next_step(&self) -> &'static str {
         match self {
             Self::Unknown(_) => "List the dead letters; it may have been cleaned up.",
             Self::NotDead { .. } => "Look at the letter again; somebody may have acted on it.",

@@ -22,13 +22,14 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use serde::de::DeserializeOwned;
 use towpath_core::aggregate::Aggregate;
 use towpath_core::incoming::IncomingEvent;
 use towpath_core::messages::Event;
 use towpath_core::payload::InvalidPayload;
 use towpath_core::ports::store::StoreError;
-use towpath_core::retry::{ErrorClass, RetryPolicy};
+use towpath_core::retry::{Coded as _, ErrorClass, RetryPolicy};
 use towpath_core::route::Glob;
 use towpath_store::sqlx;
 
@@ -209,6 +210,12 @@ impl ConsumerOf {
         self
     }
 
+    /// What is given up goes among Towpath's dead letters.
+    pub(crate) fn keeping_the_dead(mut self) -> Self {
+        self.policy.dead = DeadTo::Store;
+        self
+    }
+
     /// Reads each fact into one of these events before the handler has it: see [`EventsOf`].
     pub fn events<E: Event>(self) -> EventsOf<E> {
         EventsOf::new(self)
@@ -221,7 +228,7 @@ impl ConsumerOf {
         Answer: Future<Output = Result<Next, HandlerError>> + Send + 'static,
     {
         self.one_by_one(handler, move |delivered, tx| {
-            let Delivered { event, attempt, redelivered, headers } = delivered;
+            let Delivered { event, attempt, redelivered, headers, .. } = delivered;
             run(Delivery { event, attempt, redelivered, headers, tx })
         })
     }
@@ -304,6 +311,10 @@ pub struct Delivered {
     pub redelivered: bool,
     /// The message's other properties.
     pub headers: Arc<Vec<(String, String)>>,
+    /// Since when it has been set aside, or let be tried again by an operator, if it was: by the database's time.
+    pub set_aside_at: Option<DateTime<Utc>>,
+    /// When it was set aside last: at the end of the attempt before this one, or when an operator let it be tried again.
+    pub tried_at: Option<DateTime<Utc>>,
 }
 
 /// Facts that are handled in one transaction. None of them was handled before.

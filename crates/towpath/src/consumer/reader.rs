@@ -9,7 +9,7 @@ use towpath_core::incoming::IncomingEvent;
 use towpath_core::letters::NewLetter;
 use towpath_core::ports::broker::{BrokerResult, Deliveries, Received, Settlement, Subscription};
 use towpath_core::ports::store::StoreError;
-use towpath_core::retry::ErrorClass;
+use towpath_core::retry::{Coded as _, ErrorClass};
 
 use super::engine::{Running, lane_of};
 use crate::bus::with_causes;

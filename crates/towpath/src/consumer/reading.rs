@@ -77,6 +77,7 @@ mod tests {
     use towpath_core::ports::broker::{DeliveryTag, Destination};
 
     use super::*;
+    use towpath_core::retry::Coded as _;
 
     fn received(message_id: Option<&str>, body: &str) -> Received {
         Received {

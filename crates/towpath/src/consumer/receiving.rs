@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use towpath_core::ports::broker::{BrokerError, Deliveries, Received, Subscription};
+use towpath_core::retry::Coded as _;
 
 use super::engine::{Job, lane_of, lane_of_key, work};
 use super::reading::Identity;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use chrono::{DateTime, Utc};
 use towpath_core::letters::{Letter, SetAside};
 use towpath_core::ports::store::{StoreError, StoreTx as _};
+use towpath_core::retry::Coded as _;
 use towpath_core::time::{between, later};
 
 use super::DeadTo;

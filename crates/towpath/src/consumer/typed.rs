@@ -5,6 +5,7 @@ use std::future::Future;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+use chrono::{DateTime, Utc};
 use towpath_core::envelope::RecordedEvent;
 use towpath_core::incoming::IncomingEvent;
 use towpath_core::messages::Event;
@@ -54,6 +55,10 @@ pub struct Fact<E> {
     pub redelivered: bool,
     /// The message's other properties.
     pub headers: Arc<Vec<(String, String)>>,
+    /// Since when it has been set aside, or let be tried again by an operator, if it was: by the database's time.
+    pub set_aside_at: Option<DateTime<Utc>>,
+    /// When it was set aside last: at the end of the attempt before this one, or when an operator let it be tried again.
+    pub tried_at: Option<DateTime<Utc>>,
 }
 
 /// All facts of one append, in order.
@@ -118,11 +123,12 @@ impl<E: Event> EventsOf<E> {
 
 impl<E: Event> Change<E> {
     fn read(facts: Vec<RecordedEvent>, delivered: &Delivered) -> Result<Self, HandlerError> {
-        let Delivered { attempt, redelivered, headers, .. } = delivered;
+        let Delivered { event: _, attempt, redelivered, headers, set_aside_at, tried_at } = delivered;
         let (attempt, redelivered) = (*attempt, *redelivered);
+        let (set_aside_at, tried_at) = (*set_aside_at, *tried_at);
         let facts = facts.into_iter().map(|fact| {
-            let headers = Arc::clone(headers);
-            Fact::read(Delivered { event: fact.envelope.into(), attempt, redelivered, headers })
+            let (event, headers) = (fact.envelope.into(), Arc::clone(headers));
+            Fact::read(Delivered { event, attempt, redelivered, headers, set_aside_at, tried_at })
         });
         Ok(Self { facts: facts.collect::<Result<_, _>>()? })
     }
@@ -130,8 +136,9 @@ impl<E: Event> Change<E> {
 
 impl<E: Event> Fact<E> {
     fn read(delivered: Delivered) -> Result<Self, HandlerError> {
-        let Delivered { event: envelope, attempt, redelivered, headers } = delivered;
-        Ok(Self { event: event_in(&envelope)?, envelope, attempt, redelivered, headers })
+        let Delivered { event: envelope, attempt, redelivered, headers, set_aside_at, tried_at } = delivered;
+        let event = event_in(&envelope)?;
+        Ok(Self { event, envelope, attempt, redelivered, headers, set_aside_at, tried_at })
     }
 }
 

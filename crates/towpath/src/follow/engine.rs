@@ -9,13 +9,13 @@ use tokio::sync::watch;
 use towpath_core::envelope::EventEnvelope;
 use towpath_core::ids::{EventId, HandlerName, Position};
 use towpath_core::ports::store::{FollowedLog, StoreError, StoreTx as _};
-use towpath_core::retry::ErrorClass;
+use towpath_core::retry::{Coded as _, ErrorClass};
 use towpath_core::time::doubled;
 use towpath_store::SqlStore;
 
 use super::page::Page;
 use super::peer::{Fetched, Peer};
-use super::{FollowError, FollowPolicy, Standing, Work, mirror};
+use super::{FollowError, FollowPolicy, Whereabouts, Work, mirror};
 use crate::bus::{Bus, random_unit, with_causes};
 use crate::consumer::{Delivered, HandlerError, Next, Step};
 use crate::metrics::table;
@@ -37,7 +37,7 @@ pub(super) struct Engine {
     pub(super) handler: HandlerName,
     pub(super) policy: FollowPolicy,
     pub(super) work: Work,
-    pub(super) told: watch::Sender<Standing>,
+    pub(super) told: watch::Sender<Whereabouts>,
 }
 
 /// What a look at the peer led to.
@@ -292,6 +292,8 @@ impl Engine {
                     attempt: failures + 1,
                     redelivered: false,
                     headers: Arc::default(),
+                    set_aside_at: None,
+                    tried_at: None,
                 });
                 let deliveries = deliveries.collect();
                 // The call itself is inside: a handler may panic before it has made its future.

@@ -33,7 +33,7 @@ use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
 use towpath_core::ids::{AggregateKey, HandlerName, InvalidId, Position};
 use towpath_core::ports::store::{BoxError, StoreError};
-use towpath_core::retry::ErrorClass;
+use towpath_core::retry::{Coded, ErrorClass};
 
 use crate::consumer::{Batch, Consumer, Delivery, HandlerError, Next, Run};
 use crate::service::{STOPPING, Service};
@@ -170,12 +170,12 @@ impl FollowerOf {
 #[derive(Clone)]
 pub struct Following {
     service: Arc<Mutex<Service>>,
-    standing: watch::Receiver<Standing>,
+    standing: watch::Receiver<Whereabouts>,
 }
 
 /// Where a follower is.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Standing {
+pub(crate) struct Whereabouts {
     position: Position,
     caught_up: bool,
     ended: Option<Result<(), Arc<FollowError>>>,
@@ -210,7 +210,8 @@ impl Towpath {
         let peer = Peer::new(&follower.url, key, authorities, &follower.policy)?;
         let now = self.bus.clock.now();
         let found = self.store().open_followed_log(&handler, &peer.shown(), now).await?;
-        let (told, standing) = watch::channel(Standing { position: found.position, ..Standing::default() });
+        let (told, standing) =
+            watch::channel(Whereabouts { position: found.position, ..Whereabouts::default() });
         let engine = Engine {
             bus: self.bus.clone(),
             store: self.store().clone(),
@@ -346,8 +347,14 @@ pub enum FollowError {
 }
 
 impl FollowError {
-    /// A stable code.
-    pub fn code(&self) -> &'static str {
+    /// What happened, with its causes.
+    pub fn report(&self) -> String {
+        crate::bus::with_causes(self)
+    }
+}
+
+impl Coded for FollowError {
+    fn code(&self) -> &'static str {
         match self {
             Self::BadUrl(_) => "bad-peer-url",
             Self::InvalidName(_) => "invalid-id",
@@ -363,10 +370,10 @@ impl FollowError {
         }
     }
 
-    /// How a retry decision sees it.
-    pub fn class(&self) -> ErrorClass {
+    fn class(&self) -> ErrorClass {
         match self {
-            Self::BadUrl(_) | Self::InvalidName(_) => ErrorClass::Validation,
+            Self::BadUrl(_) => ErrorClass::Validation,
+            Self::InvalidName(_) => ErrorClass::InvalidPayload,
             Self::PeerUnavailable { .. } | Self::NotHandled { .. } => ErrorClass::Transient,
             Self::PeerRefused(_) | Self::Withheld(_) => ErrorClass::Denied,
             Self::Unreadable(_) | Self::Rewritten { .. } | Self::GaveUp { .. } => ErrorClass::Unrecoverable,
@@ -375,8 +382,7 @@ impl FollowError {
         }
     }
 
-    /// What a person can do about it.
-    pub fn next_step(&self) -> &'static str {
+    fn next_step(&self) -> &'static str {
         match self {
             Self::BadUrl(_) => "Write http://HOST:PORT or https://HOST; a key is given apart from the URL.",
             Self::InvalidName(_) => "Correct what the cause names.",
@@ -401,10 +407,5 @@ impl FollowError {
             }
             Self::Store(error) => error.next_step(),
         }
-    }
-
-    /// What happened, with its causes.
-    pub fn report(&self) -> String {
-        crate::bus::with_causes(self)
     }
 }

@@ -9,9 +9,11 @@ use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
 use towpath_core::ids::ChannelName;
 use towpath_core::lifecycle::LetterStatus;
-use towpath_core::ports::broker::{Broker, BrokerResult, QueueStanding};
+use towpath_core::ports::broker::{Broker, BrokerResult, QueueStatus};
 use towpath_core::ports::clock::Clock;
 use towpath_core::ports::store::StoreResult;
+use towpath_core::retry::Coded as _;
+use towpath_core::task::TaskType;
 use towpath_core::time::between;
 use towpath_store::SqlStore;
 
@@ -20,6 +22,7 @@ use super::table;
 use crate::bus::with_causes;
 use crate::leases::Held;
 use crate::observer::ObserverStatuses;
+use crate::registry::Registry;
 use crate::towpath::Towpath;
 
 /// How old answers may be before they are asked for again.
@@ -36,6 +39,7 @@ pub(crate) struct Gauges {
     store: SqlStore,
     broker: Arc<dyn Broker>,
     clock: Arc<dyn Clock>,
+    registry: Arc<Registry>,
     held: Option<watch::Receiver<Held>>,
     /// Channels of this instance with outbox rows.
     channels: Vec<ChannelName>,
@@ -64,11 +68,11 @@ impl Towpath {
     }
 
     /// How much each of these queues holds, as the broker tells it; `None` for one that is not there.
-    pub async fn standing_of(&self, queues: &[&str]) -> BrokerResult<Vec<Option<QueueStanding>>> {
+    pub async fn queue_status(&self, queues: &[&str]) -> BrokerResult<Vec<Option<QueueStatus>>> {
         if !self.gauges.broker.promises().tells_standing {
             return Ok(vec![None; queues.len()]);
         }
-        self.gauges.broker.standing_of(queues).await
+        self.gauges.broker.queue_status(queues).await
     }
 }
 
@@ -78,6 +82,7 @@ impl Gauges {
         store: SqlStore,
         broker: Arc<dyn Broker>,
         clock: Arc<dyn Clock>,
+        registry: Arc<Registry>,
         held: Option<watch::Receiver<Held>>,
         channels: Vec<ChannelName>,
         queues: BTreeSet<String>,
@@ -91,6 +96,7 @@ impl Gauges {
             store,
             broker,
             clock,
+            registry,
             held,
             channels,
             queues: queues.into_iter().collect(),
@@ -183,6 +189,7 @@ impl Gauges {
         table::LOG_PENDING.gauge(&[]).set(number(backlog.log.pending));
         table::TIMERS.gauge(&["waiting"]).set(number(backlog.timers.waiting));
         table::TIMERS.gauge(&["due"]).set(number(backlog.timers.due));
+        self.measure_tasks().await?;
         for rows in &backlog.outbox {
             let channel = rows.channel.as_str();
             for (status, count) in
@@ -218,12 +225,29 @@ impl Gauges {
         Ok(())
     }
 
+    async fn measure_tasks(&self) -> StoreResult<()> {
+        let types: Vec<&str> = self.registry.task_types().map(TaskType::name).collect();
+        if types.is_empty() {
+            return Ok(());
+        }
+        let backlog = self.store.task_backlog(&types).await?;
+        for (status, count) in
+            [("pending", backlog.pending), ("running", backlog.running), ("failed", backlog.failed)]
+        {
+            table::TASKS.gauge(&[status]).set(number(count));
+        }
+        for (task_type, count) in types.iter().zip(backlog.queued) {
+            table::TASKS_QUEUED.gauge(&[task_type]).set(number(count));
+        }
+        Ok(())
+    }
+
     async fn measure_broker(&self) -> BrokerResult<()> {
         if self.queues.is_empty() || !self.broker.promises().tells_standing {
             return Ok(());
         }
         let names: Vec<&str> = self.queues.iter().map(String::as_str).collect();
-        let standings = self.broker.standing_of(&names).await?;
+        let standings = self.broker.queue_status(&names).await?;
         for (queue, standing) in names.iter().zip(standings) {
             let Some(standing) = standing else { continue };
             for (state, count) in [

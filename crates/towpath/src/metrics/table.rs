@@ -131,6 +131,12 @@ metrics! {
         "Looks at resources outside that have ended: seen, or failed.";
     TIMERS: Gauge, "towpath_timers", ["state"],
         "Timers that have not begun: waiting (all of them), due (their moment has come). Counted up to 100000.";
+    TASKS: Gauge, "towpath_tasks", ["status"],
+        "Tasks that are pending (wait for their time), running or failed. Counted up to 100000; absent where no type of task is declared.";
+    TASKS_QUEUED: Gauge, "towpath_tasks_queued", ["type"],
+        "Tasks of a declared type that wait for a worker. Counted up to 100000.";
+    TASK_ATTEMPTS: Counter, "towpath_task_attempts_total", ["type", "outcome"],
+        "Attempts at tasks that have ended here: succeeded, skipped, canceled, failed or timeout (for good), retried, given-back (a stop), lost (another has taken over).";
     CONNECTIONS: Gauge, "towpath_store_connections", ["pool", "state"],
         "Connections to the database that are used or idle. SQLite has a pool that writes and one that reads; listings have one of their own.";
     CONNECTIONS_MAX: Gauge, "towpath_store_connections_max", ["pool"],

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use towpath_core::ids::{InstanceId, LeaseName};
 use towpath_core::ports::observations::{Listed, NotedLook, ScanPlace};
 use towpath_core::ports::store::{LeaseGrant, StoreError, StoreResult, StoreTx as _};
-use towpath_core::retry::ErrorClass;
+use towpath_core::retry::{Coded as _, ErrorClass};
 use towpath_store::SqlStore;
 
 use super::failing::{Consequence, Failing, Turn};

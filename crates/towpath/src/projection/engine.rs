@@ -9,8 +9,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use towpath_core::ids::{AggregateId, AggregateKey, Version};
 use towpath_core::incoming::IncomingEvent;
-use towpath_core::ports::store::StoreError;
-use towpath_store::{Projected, SqlTransaction};
+use towpath_core::ports::store::{Projected, StoreError, StoreTx as _};
+use towpath_store::SqlTransaction;
 
 use super::rows::{RowKey, Rows};
 use super::watches::Watches;

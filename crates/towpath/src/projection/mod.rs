@@ -16,8 +16,8 @@ use chrono::{DateTime, Utc};
 use towpath_core::ids::{AggregateId, CorrelationId, EventId, HandlerName, InvalidId, Version};
 use towpath_core::incoming::IncomingEvent;
 use towpath_core::messages::Event;
-use towpath_core::ports::store::StoreError;
-use towpath_store::{SqlTransaction, Table};
+use towpath_core::ports::store::{StoreError, StoreTx as _};
+use towpath_store::{Row, SqlTransaction, Table};
 
 use crate::consumer::{Batch, Consumer, HandlerError, Next};
 use crate::towpath::Towpath;
@@ -25,8 +25,8 @@ use crate::towpath::Towpath;
 use engine::Trouble;
 pub(crate) use rebuild::start;
 pub use rebuild::{FailedAggregate, Rebuilt};
-pub use rows::{RowKey, RowRef, Rows};
-pub use towpath_store::{ProjectionFailure, ProjectionProgress};
+pub use rows::{RowKey, Rows};
+pub use towpath_core::ports::store::{ProjectionFailure, ProjectionProgress};
 
 /// How many facts are taken in together.
 const TOGETHER: usize = 64;
@@ -38,16 +38,17 @@ const LEFT_TO_NEWER: Duration = Duration::from_secs(5);
 ///
 /// ```
 /// # use towpath::projection::{Fact, OwnedTable, Projection, RowKey, Rows};
-/// # use towpath::tables::{Column, ColumnKind, Table};
+/// # use towpath::tables::Row;
 /// # use towpath::{Event, HandlerError};
 /// # #[derive(serde::Serialize, serde::Deserialize, Event)]
 /// # enum DoorEvent { #[serde(rename = "door.opened")] Opened }
-/// const DOORS: Table = Table::new(
-///     "doors",
-///     &[Column::new("door_id", ColumnKind::Name(128)), Column::new("opened", ColumnKind::Long)],
-///     &["door_id"],
-///     &[],
-/// );
+/// #[derive(Row)]
+/// #[row(table = "doors")]
+/// struct DoorRow {
+///     #[row(key, name = 128)]
+///     door_id: String,
+///     opened: u64,
+/// }
 ///
 /// struct Doors;
 ///
@@ -58,20 +59,17 @@ const LEFT_TO_NEWER: Duration = Duration::from_secs(5);
 ///     type Event = DoorEvent;
 ///
 ///     fn tables() -> &'static [OwnedTable] {
-///         &[OwnedTable { table: &DOORS, aggregate: "door_id" }]
+///         const { &[OwnedTable::of::<DoorRow>("door_id")] }
 ///     }
 ///
 ///     fn keys(&self, fact: &Fact<DoorEvent>) -> Vec<RowKey> {
-///         vec![RowKey::of(&DOORS, [fact.aggregate_id.as_str().into()])]
+///         vec![RowKey::of::<DoorRow>(&fact.aggregate_id.to_string())]
 ///     }
 ///
 ///     fn project(&self, fact: &Fact<DoorEvent>, rows: &mut Rows) -> Result<(), HandlerError> {
-///         let id = fact.aggregate_id.as_str();
-///         let opened = match rows.get(&RowKey::of(&DOORS, [id.into()]))? {
-///             Some(row) => row.count("opened")?,
-///             None => 0,
-///         };
-///         rows.put(&DOORS, vec![id.to_owned().into(), (opened + 1).into()])
+///         let door_id = fact.aggregate_id.to_string();
+///         let opened = rows.find::<DoorRow>(&door_id)?.map_or(0, |row| row.opened);
+///         rows.put(&DoorRow { door_id, opened: opened + 1 })
 ///     }
 /// }
 /// ```
@@ -123,6 +121,13 @@ pub struct OwnedTable {
     pub table: &'static Table,
     /// The column with the aggregate's id.
     pub aggregate: &'static str,
+}
+
+impl OwnedTable {
+    /// The table of these rows.
+    pub const fn of<R: Row>(aggregate: &'static str) -> Self {
+        Self { table: R::TABLE, aggregate }
+    }
 }
 
 /// A fact, with what a projection may know of it.

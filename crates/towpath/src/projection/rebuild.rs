@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use towpath_core::ids::{InstanceId, LeaseName};
-use towpath_core::ports::store::{StoreError, StoreResult};
+use towpath_core::ports::store::{StoreError, StoreResult, StoreTx as _};
+use towpath_core::retry::Coded as _;
 use towpath_store::{Owned, Owner, SqlStore};
 
 use super::engine::{Trouble, go_on, make_anew};
@@ -13,6 +14,7 @@ use super::{AnyProjection, OwnedTable, Projections};
 use crate::bus::{Bus, pause, with_causes};
 use crate::consumer::HandlerError;
 use crate::service::{Backoff, Service, Stopping, Wake, rest};
+use crate::transact::giving_way;
 
 /// How many aggregates are looked at together.
 const PAGE: u32 = 500;
@@ -55,8 +57,9 @@ pub struct FailedAggregate {
 }
 
 impl Projections {
-    /// Makes all rows anew from the log, unless a newer version of the projection has made them, and deletes those that belong to no aggregate. The
-    /// system may run meanwhile: an aggregate is as it was before, or as its facts make it.
+    /// Makes all rows anew from the log, unless a newer version of the projection has made them, and deletes those that belong to
+    /// no aggregate. The system may run meanwhile: an aggregate is as it was before, or as its facts make it. Observers look at
+    /// everything again, after what somebody has asked for: so they find what was missed.
     ///
     /// # Errors
     /// The store's: what was made so far is right, and the next one begins anew. An aggregate that cannot be projected is told
@@ -66,9 +69,18 @@ impl Projections {
         for projection in &self.0.all {
             let making = Making { store, projection: projection.as_ref(), all: true, under: None };
             making.run(&mut rebuilt).await?;
+            for observer in projection.watches() {
+                giving_way(|| look_at_all(store, observer)).await?;
+            }
         }
         Ok(rebuilt)
     }
+}
+
+async fn look_at_all(store: &SqlStore, observer: &str) -> StoreResult<()> {
+    let mut transaction = store.open_transaction().await?;
+    transaction.look_at_all(observer).await?;
+    transaction.finish().await
 }
 
 /// Starts what makes those aggregates that an older version has made, or nobody, and finds what was not delivered.

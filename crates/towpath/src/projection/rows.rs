@@ -1,10 +1,11 @@
 //! The rows that facts change: those that were asked for, and what becomes of them.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use towpath_core::ports::store::{StoreError, StoreResult, Watch};
-use towpath_store::{SqlTransaction, Table, Value};
+use towpath_store::{Record, Row, SqlTransaction, Table, Value};
 use uuid::Uuid;
 
 use super::engine::OUT_OF_ORDER;
@@ -50,21 +51,14 @@ struct InTable {
 /// A row, and whether it is there as it is here.
 #[derive(Debug)]
 struct Slot {
-    values: Option<Vec<Value<'static>>>,
+    values: Option<Arc<Vec<Value<'static>>>>,
     is_changed: bool,
 }
 
-/// A row that is there.
-#[derive(Debug, Clone, Copy)]
-pub struct RowRef<'r> {
-    table: &'static Table,
-    values: &'r [Value<'static>],
-}
-
 impl RowKey {
-    /// A key of a table, with its values in the order of the primary key.
-    pub fn of<const N: usize>(table: &'static Table, values: [Value<'_>; N]) -> Self {
-        Self { table, parts: values.iter().map(Part::of).collect() }
+    /// The key of a row.
+    pub fn of<R: Row>(key: &R::Key) -> Self {
+        Self { table: R::TABLE, parts: R::key_values(key).iter().map(Part::of).collect() }
     }
 }
 
@@ -99,26 +93,28 @@ impl Rows {
     ///
     /// # Errors
     /// `row-not-asked-for`: the fact's keys do not name it, so that nobody has looked whether it is there.
-    pub fn get(&self, key: &RowKey) -> Result<Option<RowRef<'_>>, HandlerError> {
-        let slot = self.tables.get(key.table.name()).and_then(|in_table| in_table.rows.get(&key.parts));
+    pub fn find<R: Row>(&self, key: &R::Key) -> Result<Option<R>, HandlerError> {
+        let RowKey { table, parts } = RowKey::of::<R>(key);
+        let slot = self.tables.get(table.name()).and_then(|in_table| in_table.rows.get(&parts));
         let Some(slot) = slot else {
-            let message = format!("a row of {} was read whose key was not given", key.table.name());
+            let message = format!("a row of {} was read whose key was not given", table.name());
             return Err(HandlerError::unrecoverable(NOT_ASKED_FOR, message));
         };
-        Ok(slot.values.as_deref().map(|values| RowRef { table: key.table, values }))
+        let record = slot.values.as_ref().map(|values| Record::held(table, Arc::clone(values)));
+        Ok(record.map(|record| R::read(&record)).transpose()?)
     }
 
-    /// Writes a whole row, with a value per column in the order of the declaration, in the place of one with the same key.
+    /// Writes a row, in the place of one with the same key.
     ///
     /// # Errors
-    /// There are more or fewer values than columns.
-    pub fn put(&mut self, table: &'static Table, values: Vec<Value<'static>>) -> Result<(), HandlerError> {
-        let (name, wanted, given) = (table.name(), table.columns().count(), values.len());
-        if wanted != given {
-            let what = format!("a row of {name} has {wanted} values, and {given} were given");
+    /// It has bytes: such a row cannot be projected.
+    pub fn put<R: Row>(&mut self, row: &R) -> Result<(), HandlerError> {
+        let values: Option<Vec<_>> = row.values().into_iter().map(Value::kept).collect();
+        let Some(values) = values else {
+            let what = format!("rows with bytes cannot be projected: {}", R::TABLE.name());
             return Err(StoreError::Refused { statement: "projection.put", source: what.into() }.into());
-        }
-        self.change(table, key_of(table, &values), Some(values));
+        };
+        self.change(R::TABLE, key_of(R::TABLE, &values), Some(Arc::new(values)));
         Ok(())
     }
 
@@ -161,9 +157,9 @@ impl Rows {
 
     /// What to answer where a row is missing that earlier facts of the aggregate have made: somebody has taken it away. The
     /// aggregate is made anew, then, from all of its facts.
-    pub fn lost(&mut self, key: &RowKey) -> HandlerError {
+    pub fn lost<R: Row>(&mut self) -> HandlerError {
         self.is_lost = true;
-        let message = format!("a row of {} is gone that earlier facts have made", key.table.name());
+        let message = format!("a row of {} is gone that earlier facts have made", R::TABLE.name());
         HandlerError::unrecoverable(OUT_OF_ORDER, message)
     }
 
@@ -171,7 +167,7 @@ impl Rows {
         self.is_lost
     }
 
-    fn change(&mut self, table: &'static Table, parts: Vec<Part>, values: Option<Vec<Value<'static>>>) {
+    fn change(&mut self, table: &'static Table, parts: Vec<Part>, values: Option<Arc<Vec<Value<'static>>>>) {
         self.in_table(table).rows.insert(parts, Slot { values, is_changed: true });
     }
 
@@ -189,7 +185,8 @@ impl Rows {
             let keys: Vec<Vec<Value<'static>>> =
                 rows.keys().map(|parts| parts.iter().map(Part::value).collect()).collect();
             for values in sql.rows_by_key(table, &keys).await? {
-                rows.insert(key_of(table, &values), Slot { values: Some(values), is_changed: false });
+                let parts = key_of(table, &values);
+                rows.insert(parts, Slot { values: Some(Arc::new(values)), is_changed: false });
             }
         }
         Ok(())
@@ -201,7 +198,7 @@ impl Rows {
             let (mut put, mut gone) = (Vec::new(), Vec::new());
             for (parts, slot) in rows.into_iter().filter(|(_, slot)| slot.is_changed) {
                 match slot.values {
-                    Some(values) => put.push(values),
+                    Some(values) => put.push(Arc::unwrap_or_clone(values)),
                     None => gone.push(parts.iter().map(Part::value).collect()),
                 }
             }
@@ -226,59 +223,4 @@ fn not_asked_for(observer: &str, id: &str) -> HandlerError {
 fn key_of(table: &Table, values: &[Value<'_>]) -> Vec<Part> {
     let value = |key: &&str| table.columns().zip(values).find(|(column, _)| column == key);
     table.primary_key().iter().filter_map(value).map(|(_, value)| Part::of(value)).collect()
-}
-
-impl RowRef<'_> {
-    fn value(&self, column: &str) -> StoreResult<&Value<'static>> {
-        let found = self.table.columns().zip(self.values).find(|(name, _)| *name == column);
-        found.map(|(_, value)| value).ok_or_else(|| self.is_not(column, "a column"))
-    }
-
-    fn is_not(&self, column: &str, what: &str) -> StoreError {
-        let what = format!("{}.{column} is not {what}", self.table.name());
-        StoreError::Corrupt { what: self.table.name().to_owned(), source: what.into() }
-    }
-
-    /// A text or null.
-    ///
-    /// # Errors
-    /// This and the others: there is no such column, it is null, or it is of another type.
-    pub fn text_or_null(&self, column: &str) -> StoreResult<Option<&str>> {
-        match self.value(column)? {
-            Value::Text(text) => Ok(text.as_deref()),
-            _ => Err(self.is_not(column, "a text")),
-        }
-    }
-
-    /// A text.
-    pub fn text(&self, column: &str) -> StoreResult<&str> {
-        self.text_or_null(column)?.ok_or_else(|| self.is_not(column, "there"))
-    }
-
-    /// A number or null.
-    pub fn long_or_null(&self, column: &str) -> StoreResult<Option<i64>> {
-        match self.value(column)? {
-            Value::Long(number) => Ok(*number),
-            _ => Err(self.is_not(column, "a number")),
-        }
-    }
-
-    /// A number that cannot be negative.
-    pub fn count(&self, column: &str) -> StoreResult<u64> {
-        let number = self.long_or_null(column)?.and_then(|number| u64::try_from(number).ok());
-        number.ok_or_else(|| self.is_not(column, "a count"))
-    }
-
-    /// A moment or null.
-    pub fn time_or_null(&self, column: &str) -> StoreResult<Option<DateTime<Utc>>> {
-        match self.value(column)? {
-            Value::Time(moment) => Ok(*moment),
-            _ => Err(self.is_not(column, "a moment")),
-        }
-    }
-
-    /// A moment.
-    pub fn time(&self, column: &str) -> StoreResult<DateTime<Utc>> {
-        self.time_or_null(column)?.ok_or_else(|| self.is_not(column, "there"))
-    }
 }

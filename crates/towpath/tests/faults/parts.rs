@@ -1,15 +1,19 @@
 //! The parts of a run, each a process of its own: this test binary, started again as a writer or as a worker.
 
+use std::fs::{File, OpenOptions};
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use towpath::ids::TaskId;
 use towpath::ports::broker::{Exchange, ExchangeKind, Topology};
+use towpath::ports::store::StoreError;
 use towpath::retry::RetryPolicy;
 use towpath::{
-    Afterwards, Aggregate, Batch, Builder, Channel, ChannelPolicy, Consumer, ConsumerPolicy, Context, DeadTo,
-    Delivery, HandlerError, IncomingEvent, Next, Start, StoreOptions, Towpath, Tx,
+    Afterwards, Aggregate, Answer, Attempt, Batch, Builder, Channel, ChannelPolicy, Consumer, ConsumerPolicy,
+    Context, DeadTo, Delivery, HandlerError, IncomingEvent, Next, Start, StoreOptions, TaskType, Towpath, Tx,
+    Worker,
 };
 
 /// Tells this test binary that it is a part of a run.
@@ -80,6 +84,11 @@ impl Aggregate for Parcel {
     }
 }
 
+async fn ask_to_weigh(app: &Towpath, number: u64) -> Result<TaskId, StoreError> {
+    let of = weigh();
+    app.transact(async |mut tx| Ok(tx.start_task(&of, &number).await?.task_id)).await
+}
+
 /// What a part is told.
 #[derive(Serialize, Deserialize, Clone)]
 pub(crate) struct Part {
@@ -100,6 +109,44 @@ pub(crate) struct Part {
 pub(crate) enum Line {
     Fact { aggregate: String, version: u64, text: String },
     Timer { text: String },
+    Task { task_id: TaskId },
+}
+
+impl Line {
+    /// In one go: a kill leaves whole lines.
+    pub(crate) fn write(&self, ledger: &mut File) {
+        let line = serde_json::to_string(self).unwrap() + "\n";
+        ledger.write_all(line.as_bytes()).unwrap();
+    }
+}
+
+/// Work that takes a moment, and whose worker is taken to be gone when it was silent for a second. An attempt that a kill has ended
+/// counts: there are more than a run has kills.
+pub(crate) fn weigh() -> TaskType {
+    TaskType::named("Scales.Weigh")
+        .retries(RetryPolicy::Fixed(vec![Duration::from_millis(30); 500]))
+        .heartbeat(Duration::from_secs(1))
+        .requested("parcel.weighing.asked")
+        .answered("parcel.weighing.done")
+        .failed("parcel.weighing.failed")
+}
+
+/// Weighs parcels, and fails at each third first attempt.
+struct Scales;
+
+impl Worker for Scales {
+    fn task(&self) -> TaskType {
+        weigh()
+    }
+
+    async fn run(&self, attempt: Attempt) -> Result<Answer, HandlerError> {
+        let number: u64 = attempt.read()?;
+        tokio::time::sleep(Duration::from_millis(20 + number % 7 * 20)).await;
+        if number.is_multiple_of(3) && attempt.task.retry_count == 0 {
+            return Err(HandlerError::transient("scales-broken", "try again"));
+        }
+        Answer::of(&number)
+    }
 }
 
 impl Part {
@@ -149,14 +196,15 @@ impl Part {
     pub(crate) async fn play(&self) {
         match self.role.as_str() {
             "writer" => self.write().await,
-            _ => self.work().await,
+            "errands" => self.work(crate::errands::builder(self)).await,
+            _ => self.work(self.builder().worker(Scales, 2)).await,
         }
     }
 
     /// Sends commands and schedules timers, and notes each that was confirmed.
     async fn write(&self) {
         let app = patiently(|| self.builder().without_workers().start()).await;
-        let mut ledger = std::fs::OpenOptions::new().append(true).create(true).open(&self.ledger).unwrap();
+        let mut ledger = self.open_ledger();
         let (lines, mut noted) = tokio::sync::mpsc::unbounded_channel::<Line>();
         for lane in 0..4_u64 {
             let (app, lines, instance, facts) =
@@ -168,6 +216,10 @@ impl Part {
                     if number % 20 == 7 {
                         remind(&app, lane, &text).await;
                         lines.send(Line::Timer { text: text.clone() }).unwrap();
+                    }
+                    if facts.is_none() && number % 5 == 3 {
+                        let task_id = patiently(|| ask_to_weigh(&app, number)).await;
+                        lines.send(Line::Task { task_id }).unwrap();
                     }
                     // The same id again, until it is clear.
                     let receipt = patiently(|| {
@@ -181,16 +233,18 @@ impl Part {
             });
         }
         drop(lines);
-        // One write per line: a kill leaves whole lines.
         while let Some(line) = noted.recv().await {
-            let line = serde_json::to_string(&line).unwrap() + "\n";
-            ledger.write_all(line.as_bytes()).unwrap();
+            line.write(&mut ledger);
         }
         std::future::pending::<()>().await;
     }
 
-    /// Relays and consumes.
-    async fn work(&self) {
+    pub(crate) fn open_ledger(&self) -> File {
+        OpenOptions::new().append(true).create(true).open(&self.ledger).unwrap()
+    }
+
+    /// What relays and consumes, and does what is added.
+    pub(crate) async fn work(&self, builder: Builder) {
         let topology = Topology {
             exchanges: vec![Exchange {
                 name: format!("{}.nowhere", self.channel),
@@ -198,7 +252,7 @@ impl Part {
             }],
             ..Topology::default()
         };
-        let mut builder = self.builder().topology(topology);
+        let mut builder = builder.topology(topology);
         for consumer in self.consumers() {
             builder = builder.consumer(consumer);
         }

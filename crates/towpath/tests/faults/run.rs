@@ -1,5 +1,6 @@
 //! A run: a database, a broker behind a proxy where it has a server, the processes, and what is audited at the end.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -7,20 +8,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use towpath::ids::ChannelName;
+use towpath::ids::{ChannelName, TaskId};
 use towpath::lifecycle::{CommandStatus, OutboxStatus};
 use towpath::ports::broker::{
     Argument, Binding, Broker as BrokerPort, Exchange, ExchangeKind, Queue, Settlement, Subscription,
     Topology,
 };
-use towpath::ports::store::Inspection as _;
-use towpath::{Towpath, sqlx};
+use towpath::ports::store::{Inspection as _, Tasks as _};
+use towpath::{Aggregate as _, EventEnvelope, TASK_KIND, Towpath, sqlx};
 use towpath_testkit::broker::{OwnKafka, TcpProxy};
 use towpath_testkit::ledger::{
     Complaint, Effect, Fact, Order, audit_effects, audit_log, audit_published, audit_timers,
 };
 
-use crate::parts::{BATCH, Line, POISON, Parcel, Part, ROLE, handlers, patiently, tracked};
+use crate::errands;
+use crate::parts::{BATCH, Line, POISON, Parcel, Part, ROLE, handlers, patiently, tracked, weigh};
 use crate::support::delivery::Stage;
 
 /// How many shafts a channel has; each can have a batch under way.
@@ -88,6 +90,9 @@ pub(crate) struct Counted {
     pub(crate) effects: usize,
     pub(crate) repeated: usize,
     pub(crate) timers: usize,
+    pub(crate) tasks: usize,
+    /// Those of which the log tells.
+    pub(crate) told_tasks: usize,
 }
 
 impl Run {
@@ -217,6 +222,24 @@ impl Run {
         patiently(|| part.builder().without_workers().start()).await
     }
 
+    /// Whether nobody stands in the way of those who write, where one lock is for all of them.
+    pub(crate) async fn can_be_written(&self) -> bool {
+        let Some(pool) = self.watch.store().sqlite_pool() else { return true };
+        let write = sqlx::query("DELETE FROM noted_effects WHERE number < 0").execute(pool);
+        tokio::time::timeout(Duration::from_millis(500), write).await.is_ok_and(|done| done.is_ok())
+    }
+
+    /// Waits until no command is on its way that has lost its holder twice. One that loses its fourth is given up, as if it were
+    /// what kills them: a run with so many kills would see that of any.
+    pub(crate) async fn spare_commands(&self, processes: &mut [Process]) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while are_in_danger(&self.watch).await {
+            assert!(Instant::now() < deadline, "seed {}: commands do not end", self.seed);
+            self.revive(processes);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
     /// Waits until every fact has had all its effects and nothing is under way.
     pub(crate) async fn settle(&self, processes: &mut [Process]) {
         let deadline = Instant::now() + Duration::from_secs(120);
@@ -240,6 +263,11 @@ impl Run {
         let timers = self.watch.waiting_timers(1).await.map_err(told)?;
         if let Some(timer) = timers.first() {
             return Err(format!("a timer waits: {timer:?}"));
+        }
+        let (weigh, errand) = (weigh(), errands::task());
+        let tasks = store.task_backlog(&[weigh.name(), errand.name()]).await.map_err(told)?;
+        if tasks.pending + tasks.running + tasks.queued.iter().sum::<u64>() > 0 {
+            return Err(format!("tasks are not done: {tasks:?}"));
         }
         let commands = store.command_counts().await.map_err(told)?;
         if commands.of(CommandStatus::Processing) + commands.of(CommandStatus::Pending) > 0 {
@@ -267,7 +295,7 @@ impl Run {
 
     /// Holds everything against everything.
     pub(crate) async fn audit(&self) -> Counted {
-        let (noted, timers) = self.ledger();
+        let (noted, timers, tasks) = self.ledger();
         let log = self.log().await;
         let mut complaints: Vec<String> = Vec::new();
         let mut complain = |of: &str, found: Vec<Complaint>| {
@@ -295,6 +323,8 @@ impl Run {
             repeated += published.len().saturating_sub(log.len());
             complain(&queue, audit_published(&log, &published, Order::Kept, explained));
         }
+        let said = self.said_of_tasks().await;
+        complaints.extend(complaints_of_tasks(&tasks, &said));
         complaints.truncate(20);
         assert!(
             complaints.is_empty(),
@@ -308,17 +338,30 @@ impl Run {
             effects: effects_made,
             repeated,
             timers: timers.len(),
+            tasks: tasks.len(),
+            told_tasks: said.len(),
         };
-        let Counted { facts, noted, effects, repeated, timers } = &counted;
+        let Counted { facts, noted, effects, repeated, timers, told_tasks: tasks, .. } = &counted;
         eprintln!(
-            "{facts} facts, {noted} noted, {effects} effects, {timers} timers, {repeated} messages again of {explained} explained"
+            "{facts} facts, {noted} noted, {effects} effects, {timers} timers, {tasks} tasks, {repeated} messages again of {explained} explained"
         );
         counted
     }
 
-    /// What the writers were told is committed, and the timers that were scheduled.
-    fn ledger(&self) -> (Vec<Fact>, Vec<String>) {
-        let (mut facts, mut timers) = (Vec::new(), Vec::new());
+    /// What the log says of each task.
+    async fn said_of_tasks(&self) -> BTreeMap<String, Vec<String>> {
+        let mut said: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for event in
+            self.events().await.into_iter().filter(|event| event.aggregate.kind.as_str() == TASK_KIND)
+        {
+            said.entry(event.aggregate.id.to_string()).or_default().push(event.event_type.to_string());
+        }
+        said
+    }
+
+    /// What the writers were told is committed, the timers that were scheduled, and the tasks that were started.
+    fn ledger(&self) -> (Vec<Fact>, Vec<String>, Vec<TaskId>) {
+        let (mut facts, mut timers, mut tasks) = (Vec::new(), Vec::new(), Vec::new());
         for entry in std::fs::read_dir(&self.folder).unwrap() {
             let path = entry.unwrap().path();
             if path.extension().is_none_or(|extension| extension != "ledger") {
@@ -330,31 +373,37 @@ impl Run {
                         facts.push(Fact { aggregate, version, content: content_of(&text) });
                     }
                     Line::Timer { text } => timers.push(content_of(&text)),
+                    Line::Task { task_id } => tasks.push(task_id),
                 }
             }
         }
-        (facts, timers)
+        (facts, timers, tasks)
     }
 
     /// The facts of the log that the run's channels take.
     async fn log(&self) -> Vec<Fact> {
+        let taken = |event: &EventEnvelope| {
+            event.aggregate.kind.as_str() == Parcel::KIND && event.event_type.as_str() != "parcel.lost"
+        };
+        let facts = self.events().await.into_iter().filter(taken).map(|event| Fact {
+            aggregate: event.aggregate.id.to_string(),
+            version: event.aggregate_version,
+            content: event.payload.as_text().to_owned(),
+        });
+        facts.collect()
+    }
+
+    /// All facts of the log.
+    async fn events(&self) -> Vec<EventEnvelope> {
         const PAGE: u64 = 1000;
         let store = self.watch.store();
-        let mut facts = Vec::new();
+        let mut all = Vec::new();
         let head = patiently(|| store.head()).await;
         for low in (1..=head).step_by(usize::try_from(PAGE).unwrap()) {
             let events = patiently(|| store.events_between(low, (low + PAGE - 1).min(head))).await;
-            for event in events.into_iter().map(|event| event.envelope) {
-                if event.event_type.as_str() != "parcel.lost" {
-                    facts.push(Fact {
-                        aggregate: event.aggregate.id.to_string(),
-                        version: event.aggregate_version,
-                        content: event.payload.as_text().to_owned(),
-                    });
-                }
-            }
+            all.extend(events.into_iter().map(|event| event.envelope));
         }
-        facts
+        all
     }
 
     /// All that went out on a channel, in the order of its arrival, until every fact of the log came and nothing more
@@ -385,6 +434,18 @@ impl Drop for Run {
             let _ = std::fs::remove_dir_all(&self.folder);
         }
     }
+}
+
+/// Each task that was started was asked for and done once, whoever had it in the meantime.
+fn complaints_of_tasks(noted: &[TaskId], said: &BTreeMap<String, Vec<String>>) -> Vec<String> {
+    let lost = noted.iter().map(ToString::to_string).filter(|task_id| !said.contains_key(task_id));
+    let lost = lost.map(|task_id| format!("task {task_id} is lost"));
+    let is_expected = |said: &[String]| {
+        let weighed = ["parcel.weighing.asked", "parcel.weighing.done"];
+        said == weighed || errands::SAID_OF_TASKS.iter().any(|expected| said == expected)
+    };
+    let wrong = said.iter().filter(|(_, said)| !is_expected(said));
+    lost.chain(wrong.map(|(task_id, said)| format!("task {task_id}: {said:?}"))).collect()
 }
 
 /// The payload that a text becomes.
@@ -460,6 +521,16 @@ pub(crate) async fn count_effects(app: &Towpath, handler: &str) -> u64 {
         patiently(|| sqlx::query_as(sqlx::AssertSqlSafe(sql.clone())).fetch_one(pool)).await
     });
     count.cast_unsigned()
+}
+
+/// Whether commands are on their way that have lost their holder twice.
+async fn are_in_danger(app: &Towpath) -> bool {
+    let sql =
+        "SELECT count(*) FROM command_box WHERE recovery_count > 1 AND status IN ('PENDING', 'PROCESSING')";
+    let (count,): (i64,) = on_pool!(app, pool => {
+        patiently(|| sqlx::query_as(sql).fetch_one(pool)).await
+    });
+    count > 0
 }
 
 pub(crate) async fn effects_of(app: &Towpath, handler: &str) -> Vec<Effect> {

@@ -208,9 +208,9 @@ fn server_url(server: &str) -> String {
     })
 }
 
-/// Waits until a question is answered with `Some`, for at most ten seconds.
+/// Waits until a question is answered with `Some`, for at most a minute: what is waited for may be far down a chain, on a slow machine.
 pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, ask: impl FnMut() -> F) -> T {
-    eventually_within(what, Duration::from_secs(10), ask).await
+    eventually_within(what, Duration::from_secs(60), ask).await
 }
 
 /// Waits until a question is answered with `Some`.

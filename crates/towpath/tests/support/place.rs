@@ -107,7 +107,7 @@ impl Inbox {
     pub async fn take(&self, count: usize) -> Vec<Received> {
         let mut taken = Vec::new();
         while taken.len() < count {
-            let next = tokio::time::timeout(Duration::from_secs(15), self.deliveries.next()).await;
+            let next = tokio::time::timeout(Duration::from_secs(60), self.deliveries.next()).await;
             let next = next.unwrap_or_else(|_| panic!("{} of {count} messages came", taken.len())).unwrap();
             self.deliveries.settle(next.tag, Settlement::Acknowledge).await.unwrap();
             taken.push(next);

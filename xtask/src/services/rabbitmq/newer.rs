@@ -145,7 +145,7 @@ impl Server for Rabbitmq4 {
 }
 
 const INSTEAD: &str =
-    "set TOWPATH_TEST_AMQP4_URL to a RabbitMQ 4 that tests may use; without, they end early";
+    "set TOWPATH_TEST_AMQP4_URL to a RabbitMQ 4 that tests may use; without, they are left out";
 
 pub(super) fn control(home: &Home, arguments: &[String]) -> Result<(), Failure> {
     let mut tool = home.command_from_root("unshare");
@@ -204,6 +204,8 @@ fn unpack(root: &Path, log: &Path) -> Result<(), Failure> {
     fs::create_dir_all(&unfinished).map_err(Failure::while_trying(&attempt))?;
     let mut mmdebstrap = Command::new("mmdebstrap");
     mmdebstrap
+        // A network that stutters must not fail a whole run of continuous integration.
+        .arg("--aptopt=Acquire::Retries \"3\"")
         .args(["--mode=root", "--variant=apt", "--include=rabbitmq-server,procps", RELEASE])
         .arg(&unfinished)
         .arg(archive);

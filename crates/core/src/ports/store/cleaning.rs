@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 
 use super::{LeaseGrant, StoreResult};
+use crate::lifecycle::TaskState;
 
 /// Deleting what has ended, a bounded piece at a time.
 #[async_trait]
@@ -44,6 +45,25 @@ pub trait Cleaning: Send + Sync + 'static {
 
     /// Deletes timers that ended before a moment, about so many; answers how many.
     async fn clean_timers(&self, lease: &LeaseGrant, before: DateTime<Utc>, limit: u32) -> StoreResult<u64>;
+
+    /// Deletes tasks that ended in a status before a moment, about so many; answers how many. Nothing, for a status that is
+    /// no end.
+    async fn clean_tasks(
+        &self,
+        lease: &LeaseGrant,
+        status: TaskState,
+        before: DateTime<Utc>,
+        limit: u32,
+    ) -> StoreResult<u64>;
+
+    /// Deletes what is over of processes, about so many of each: records of facts that they took before a moment, names of
+    /// timers that were due, and what was undone. Answers how many.
+    async fn clean_processes(
+        &self,
+        lease: &LeaseGrant,
+        before: DateTime<Utc>,
+        limit: u32,
+    ) -> StoreResult<u64>;
 
     /// Deletes units of work that were begun before a moment, about so many; answers how many.
     async fn clean_units(&self, lease: &LeaseGrant, before: DateTime<Utc>, limit: u32) -> StoreResult<u64>;

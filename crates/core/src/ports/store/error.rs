@@ -2,7 +2,7 @@
 
 use super::Expected;
 use crate::ids::{AggregateKey, CommandId, LeaseName};
-use crate::retry::ErrorClass;
+use crate::retry::{Coded, ErrorClass};
 
 /// Shorthand for what store operations answer.
 pub type StoreResult<T> = Result<T, StoreError>;
@@ -182,39 +182,14 @@ pub enum StoreError {
 pub type BoxError = Box<dyn std::error::Error + Send + Sync + 'static>;
 
 impl StoreError {
-    /// How a retry decision sees it.
-    pub fn class(&self) -> ErrorClass {
-        match self {
-            Self::VersionConflict { .. } | Self::DuplicateCommand(_) | Self::CommandTaken(_) => {
-                ErrorClass::Conflict
-            }
-            Self::Contention(_)
-            | Self::Unavailable(_)
-            | Self::CommitUnknown(_)
-            | Self::TooSlow { .. }
-            | Self::Full(_) => ErrorClass::Transient,
-            Self::Missing { .. } => ErrorClass::NotFound,
-            Self::Unstorable(_) | Self::InvalidChange { .. } => ErrorClass::InvalidPayload,
-            Self::NameTaken { .. }
-            | Self::UnknownStatus { .. }
-            | Self::AppendTooLarge { .. }
-            | Self::ForbiddenEvent { .. } => ErrorClass::Validation,
-            Self::DuplicateEvent(_)
-            | Self::Fenced { .. }
-            | Self::BadUrl(_)
-            | Self::NewerSchema { .. }
-            | Self::NotMigrated { .. }
-            | Self::OtherPageSize { .. }
-            | Self::ForeignTable { .. }
-            | Self::TransactionLost(_)
-            | Self::Nested
-            | Self::Corrupt { .. }
-            | Self::Refused { .. } => ErrorClass::Unrecoverable,
-        }
+    /// A value that cannot be what was written, or cannot be written as what it is.
+    pub fn corrupt(what: impl Into<String>, source: impl Into<BoxError>) -> Self {
+        Self::Corrupt { what: what.into(), source: source.into() }
     }
+}
 
-    /// A stable code; each has a page in the documentation.
-    pub fn code(&self) -> &'static str {
+impl Coded for StoreError {
+    fn code(&self) -> &'static str {
         match self {
             Self::VersionConflict { .. } => "version-conflict",
             Self::DuplicateCommand(_) => "duplicate-command",
@@ -245,8 +220,37 @@ impl StoreError {
         }
     }
 
-    /// What a person can do about it.
-    pub fn next_step(&self) -> &'static str {
+    fn class(&self) -> ErrorClass {
+        match self {
+            Self::VersionConflict { .. } | Self::DuplicateCommand(_) | Self::CommandTaken(_) => {
+                ErrorClass::Conflict
+            }
+            Self::Contention(_)
+            | Self::Unavailable(_)
+            | Self::CommitUnknown(_)
+            | Self::TooSlow { .. }
+            | Self::Full(_) => ErrorClass::Transient,
+            Self::Missing { .. } => ErrorClass::NotFound,
+            Self::Unstorable(_) | Self::InvalidChange { .. } => ErrorClass::InvalidPayload,
+            Self::NameTaken { .. }
+            | Self::UnknownStatus { .. }
+            | Self::AppendTooLarge { .. }
+            | Self::ForbiddenEvent { .. } => ErrorClass::Validation,
+            Self::DuplicateEvent(_)
+            | Self::Fenced { .. }
+            | Self::BadUrl(_)
+            | Self::NewerSchema { .. }
+            | Self::NotMigrated { .. }
+            | Self::OtherPageSize { .. }
+            | Self::ForeignTable { .. }
+            | Self::TransactionLost(_)
+            | Self::Nested
+            | Self::Corrupt { .. }
+            | Self::Refused { .. } => ErrorClass::Unrecoverable,
+        }
+    }
+
+    fn next_step(&self) -> &'static str {
         match self {
             Self::VersionConflict { .. } | Self::Contention(_) => {
                 "Load the aggregate again and repeat the command."

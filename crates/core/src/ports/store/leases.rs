@@ -37,7 +37,7 @@ pub struct Claim {
 
 /// A lease as it stands: who holds it, and whether that has run out.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LeaseStanding {
+pub struct HeldLease {
     /// Which lease.
     pub lease: LeaseName,
     /// Who took it last.
@@ -76,7 +76,7 @@ pub trait Leases: Send + Sync + 'static {
     async fn renew_leases(&self, grants: &[LeaseGrant], for_: Duration) -> StoreResult<Vec<LeaseGrant>>;
 
     /// The leases whose names begin with a text, by name.
-    async fn leases(&self, prefix: &str) -> StoreResult<Vec<LeaseStanding>>;
+    async fn leases(&self, prefix: &str) -> StoreResult<Vec<HeldLease>>;
 
     /// Gives a lease back. Giving back what has changed hands does nothing.
     async fn release_lease(&self, grant: &LeaseGrant) -> StoreResult<()>;

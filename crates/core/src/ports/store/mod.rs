@@ -24,7 +24,10 @@ mod notices;
 pub mod observations;
 pub mod operations;
 mod outbox;
+mod processes;
+mod projections;
 pub mod queues;
+pub mod tasks;
 mod timers;
 mod transactions;
 
@@ -44,7 +47,7 @@ pub use error::{BoxError, StoreError, StoreResult};
 pub use following::{FollowedLog, Following};
 pub use inbox::{CameBefore, FirstDelivery, Inbox, InboxEntry, InboxFailure, InboxMark};
 pub use inspection::{Counts, InspectedStore, Inspection};
-pub use leases::{Claim, LeaseGrant, LeaseStanding, Leases};
+pub use leases::{Claim, HeldLease, LeaseGrant, Leases};
 pub use letters::Letters;
 pub use listings::{COMMANDS_BYTES, FoundAs, Listings, OutboxFilter};
 pub use log::{Log, Sequenced};
@@ -53,15 +56,21 @@ pub use observations::{
     Adopted, DuePage, Listed, Look, LookFailure, Looks, NotedLook, Observations, ScanPlace, Watch, Watched,
 };
 pub use operations::{
-    LostOperation, NewOperation, OperationAnswer, OperationClaim, OperationEnd, OperationKey,
-    OperationStanding, Operations,
+    BeginOutcome, LostOperation, NewOperation, OperationAnswer, OperationClaim, OperationEnd, OperationKey,
+    Operations,
 };
 pub use outbox::{
     ClaimRoom, FailedFilter, FailedRow, Outbox, OutboxClaim, OutboxItem, OutboxOutcome, OutboxResult,
     OutboxRow,
 };
+pub use processes::{InputOutcome, NewUndo, ProcessInput, Processes, Undo, Undoes, UnknownOutcome};
+pub use projections::{Projected, ProjectedAggregate, ProjectionFailure, ProjectionProgress, Projections};
 pub use queues::{
     Ending, Fate, Layout, Parcel, Placement, PutError, QueueDepth, Queues, Receiver, TakenMessage,
+};
+pub use tasks::{
+    Canceling, HeldTask, NewTask, Promoted, StartedTask, Task, TaskBacklog, TaskBeats, TaskClaim, TaskEnd,
+    TaskEnding, TaskFilter, TaskPlace, TaskRetry, Tasks, WantedTasks,
 };
 pub use timers::{NewTimer, Timer, TimerOutcome, Timers};
 pub use transactions::{StoreTx, Transactions};
@@ -87,10 +96,13 @@ sum_of!(
     Inbox,
     Letters,
     Timers,
+    Tasks,
     Channels,
     Queues,
     Operations,
     Observations,
+    Projections,
+    Processes,
     Listings,
     Following,
     Cleaning,

@@ -74,7 +74,7 @@ pub struct OperationAnswer {
 
 /// How an operation stands for who asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum OperationStanding {
+pub enum BeginOutcome {
     /// It is the caller's to run.
     Begun(OperationClaim),
     /// Somebody runs it at this moment.
@@ -113,11 +113,7 @@ pub struct LostOperation {
 pub trait Operations: Send + Sync + 'static {
     /// Begins an operation, or answers how it stands. One that was begun and not ended within its time is taken over by
     /// a caller with the same request: its epoch rises, and the earlier holder can no longer end it. Time is the database's.
-    async fn begin_operation(
-        &self,
-        operation: &NewOperation,
-        for_: Duration,
-    ) -> StoreResult<OperationStanding>;
+    async fn begin_operation(&self, operation: &NewOperation, for_: Duration) -> StoreResult<BeginOutcome>;
 
     /// Ends an operation and appends the fact about it, in one transaction. Answers `false`, and writes nothing, when
     /// the claim has been lost.

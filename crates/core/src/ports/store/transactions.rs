@@ -1,15 +1,21 @@
 //! Transactions: several writes that become true together.
 
+use std::collections::BTreeMap;
+
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::{
-    Adopted, Append, AppendRules, Appended, AppendedTogether, FirstDelivery, FollowedLog, InboxMark,
-    LeaseGrant, NewCommand, NewTimer, OperationAnswer, OperationClaim, StoreResult, Watch, Watched,
+    Adopted, AggregateRow, Append, AppendRules, Appended, AppendedTogether, Canceling, FirstDelivery,
+    FollowedLog, HeldTask, InboxMark, LeaseGrant, NewCommand, NewTask, NewTimer, NewUndo, OperationAnswer,
+    OperationClaim, ProcessInput, Projected, StartedTask, StoreResult, Task, TaskClaim, TaskEnding,
+    TaskRetry, Watch, Watched,
 };
 use crate::envelope::RecordedEvent;
-use crate::ids::{EventId, HandlerName, Lane, Position};
+use crate::ids::{
+    AggregateKey, EventId, HandlerName, Lane, Position, TaskId, TaskKey, TaskTypeName, Version,
+};
 use crate::letters::{Letter, NewLetter};
 
 /// Open transactions, in which several writes become true together.
@@ -23,6 +29,10 @@ pub trait Transactions: Send + Sync + 'static {
     /// # Errors
     /// `Fenced`: somebody has taken it.
     async fn begin_under(&self, grant: &LeaseGrant) -> StoreResult<Box<dyn StoreTx>>;
+
+    /// Opens a transaction and notes which unit of work it is, so that somebody who did not see the answer to its commit can find
+    /// out. Nothing when a transaction of the same unit has committed; one that is open is waited for.
+    async fn begin_unit(&self, unit_id: Uuid) -> StoreResult<Option<Box<dyn StoreTx>>>;
 }
 
 /// An open transaction of the store. Dropped without a commit, it is rolled back.
@@ -30,6 +40,10 @@ pub trait Transactions: Send + Sync + 'static {
 pub trait StoreTx: Send {
     /// Appends facts. On an error nothing of this append is written, and the transaction should be rolled back.
     async fn append(&mut self, append: &Append) -> StoreResult<Appended>;
+
+    /// The row of an aggregate, locked until the transaction ends. One that is not there is not locked: who appends to it first
+    /// wins, and the other one's append is a conflict.
+    async fn lock_aggregate(&mut self, aggregate: &AggregateKey) -> StoreResult<Option<AggregateRow>>;
 
     /// Marks a delivery as handled, unless it is already. A second transaction that marks the same delivery waits
     /// for the first to end.
@@ -58,10 +72,6 @@ pub trait StoreTx: Send {
     /// Records a command for a worker to run once this is committed. Answers whether it was new: the same command id is
     /// recorded once.
     async fn send(&mut self, command: &NewCommand) -> StoreResult<bool>;
-
-    /// Notes which unit of work this transaction is, so that somebody who did not see the answer to its commit can find out.
-    /// `false` when a transaction of the same unit has committed; one that is open is waited for.
-    async fn begin_unit(&mut self, unit_id: Uuid) -> StoreResult<bool>;
 
     /// Appends facts as the rules of the application have it; answers them as they were written.
     async fn append_by(
@@ -129,6 +139,97 @@ pub trait StoreTx: Send {
 
     /// Makes everything due that is not held, after what was asked for.
     async fn look_at_all(&mut self, observer: &str) -> StoreResult<()>;
+
+    /// How far the rows of these aggregates are: locked until the transaction ends, also those that nobody knew of. Who comes
+    /// second waits, and sees what the first has noted.
+    async fn lock_projected(
+        &mut self,
+        projection: &str,
+        kind: &str,
+        ids: &[String],
+    ) -> StoreResult<BTreeMap<String, Projected>>;
+
+    /// Notes how far the rows of these aggregates are now, and that nothing is wrong with them.
+    async fn note_projected(
+        &mut self,
+        projection: &str,
+        kind: &str,
+        by: u32,
+        reached: &[(String, Version)],
+    ) -> StoreResult<()>;
+
+    /// By which version of a projection all aggregates were made; 0: by none yet.
+    async fn projection_made_by(&mut self, projection: &str, kind: &str) -> StoreResult<u32>;
+
+    /// Notes why the rows of an aggregate do not go on: a code, and a text for people.
+    async fn projection_failed(
+        &mut self,
+        projection: &str,
+        kind: &str,
+        id: &str,
+        reason: (&str, &str),
+    ) -> StoreResult<()>;
+
+    /// Forgets an aggregate that has no facts.
+    async fn forget_projected(&mut self, projection: &str, kind: &str, id: &str) -> StoreResult<()>;
+
+    /// Starts tasks; answers each in its place. Of a key that an open task of its type has, no second one is begun: the answer
+    /// is the first. A transaction that has begun one of that key and is still open is waited for.
+    async fn start_tasks(&mut self, tasks: &[NewTask]) -> StoreResult<Vec<StartedTask>>;
+
+    /// The open task of a type that has this key.
+    async fn open_task(&mut self, task_type: &TaskTypeName, key: &TaskKey) -> StoreResult<Option<TaskId>>;
+
+    /// Calls a task off: one that waits at once, one that runs when its worker hears of it. Nobody else changes it before this
+    /// ends.
+    async fn cancel_task(&mut self, task_id: TaskId, reason: &str) -> StoreResult<Canceling>;
+
+    /// Takes a tick of a schedule; answers whether it was not taken before, nor a later one. A schedule that is not known begins
+    /// with this one, which counts as taken.
+    async fn take_tick(&mut self, schedule: &str, tick: DateTime<Utc>) -> StoreResult<bool>;
+
+    /// One task. Nobody else changes it before this ends.
+    async fn lock_task(&mut self, task_id: TaskId) -> StoreResult<Option<Task>>;
+
+    /// Lets a task be taken again, as [`Tasks::retry_task`](super::Tasks::retry_task) does, together with the rest.
+    async fn retry_task(&mut self, task_id: TaskId) -> StoreResult<TaskRetry>;
+
+    /// Takes one task, if it may be taken or waits for its next attempt: it runs, under a new epoch.
+    async fn claim_task(&mut self, task_id: TaskId, worker: &str) -> StoreResult<Option<Task>>;
+
+    /// Which of these tasks still run under their claims. Nobody else changes those before this ends.
+    async fn hold_tasks(&mut self, claims: &[TaskClaim]) -> StoreResult<Vec<HeldTask>>;
+
+    /// Ends tasks, as [`Tasks::end_tasks`](super::Tasks::end_tasks) does, together with the rest.
+    async fn end_tasks(&mut self, endings: &[TaskEnding]) -> StoreResult<Vec<TaskId>>;
+
+    /// Records a fact that a process took; one that is recorded stays as it is.
+    async fn record_process_input(&mut self, input: &ProcessInput) -> StoreResult<()>;
+
+    /// Gives a timer a name within a process. Take the one that has it first.
+    async fn name_timer(
+        &mut self,
+        process: &AggregateKey,
+        name: &str,
+        timer_id: Uuid,
+        due_at: DateTime<Utc>,
+    ) -> StoreResult<()>;
+
+    /// The timers of a process that have this name, or any. Their names are free then.
+    async fn take_named_timers(
+        &mut self,
+        process: &AggregateKey,
+        name: Option<&str>,
+    ) -> StoreResult<Vec<Uuid>>;
+
+    /// Keeps what undoes something that a process does.
+    async fn keep_undo(&mut self, undo: &NewUndo) -> StoreResult<()>;
+
+    /// Lets all be undone that a process has kept so far.
+    async fn begin_undoing(&mut self, process: &AggregateKey, now: DateTime<Utc>) -> StoreResult<()>;
+
+    /// Forgets what a process has kept and is not to be undone.
+    async fn forget_undos(&mut self, process: &AggregateKey) -> StoreResult<()>;
 
     /// Makes all of it true.
     async fn commit(self: Box<Self>) -> StoreResult<()>;

@@ -11,12 +11,12 @@ use towpath::OutboxFilter;
 use towpath::ids::{ChannelName, EventId};
 use towpath::lifecycle::OutboxStatus;
 use towpath::ports::store::FailedRow;
-use towpath_hive::SpecRow;
 use towpath_hive::spec::EnvValue;
+use towpath_hive::tables::{AuditRow, NamespaceRow, SpecRow};
 use utoipa::{IntoParams, ToSchema};
 
 use super::Serving;
-use super::routes::{Behind, ByName, broken, exists};
+use super::routes::{Behind, ByName, broken};
 use super::shown::{env_for, env_shown};
 use crate::http::extract::SoughtText;
 use crate::http::memory::{Memory, PAGE_BYTES};
@@ -67,14 +67,14 @@ pub(super) async fn specs(
     Path(id): Path<String>,
     Query(behind): Query<Behind>,
 ) -> Result<Response, Problem> {
-    let hive = &app.hive;
-    exists(hive, &app.towpath, &id).await?;
+    app.exists(&id).await?;
     let room = memory.room(2 * PAGE_BYTES).await?;
-    let listed = hive.specs(app.towpath.store(), &id, behind.after, behind.limit, PAGE_BYTES).await;
-    let (rows, may_go_on) = listed.map_err(broken)?;
-    let next = rows.last().filter(|_| may_go_on).map(|row| row.spec_version);
+    let listed = app.hive.specs(app.towpath.store(), &id, behind.after, behind.limit, PAGE_BYTES).await;
+    let page = listed.map_err(broken)?;
+    let next = page.next(|last| last.spec_version);
     let shown = |row: SpecRow| {
-        let SpecRow { spec_version, spec_hash, spec, persisted_at } = row;
+        let SpecRow { spec_version, spec_hash, spec, persisted_at, .. } = row;
+        let spec = spec.into_value();
         SpecShown {
             spec_version,
             spec_hash,
@@ -87,7 +87,7 @@ pub(super) async fn specs(
             persisted_at,
         }
     };
-    room.json(&Specs { specs: rows.into_iter().map(shown).collect(), next })
+    room.json(&Specs { specs: page.map(shown).rows, next })
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -145,19 +145,16 @@ pub(super) async fn audit(
     let AuditAsked { service, after, limit } = asked;
     let (service, before) = (service.map(String::from), after.map(String::from));
     let before = before.as_deref().filter(|before| !before.is_empty());
-    let rows = app.hive.audit(app.towpath.store(), service.as_deref(), before, limit).await?;
-    let mut audit = Vec::with_capacity(rows.len());
-    for record in rows {
-        audit.push(AuditedShown {
-            event_id: record.text("event_id")?,
-            service_id: record.text("service_id")?,
-            action: record.text("action")?,
-            requested_by: record.text_or_null("requested_by")?,
-            requested_at: record.time("requested_at")?,
-        });
-    }
-    let next = next(&audit, limit, |last| last.event_id.clone());
-    Ok(Json(Audit { audit, next }).into_response())
+    let page = app.hive.audit(app.towpath.store(), service.as_deref(), before, limit).await?;
+    let next = page.next(|last| last.event_id.clone());
+    let shown = |AuditRow { event_id, service_id, action, requested_by, requested_at }| AuditedShown {
+        event_id,
+        service_id,
+        action,
+        requested_by,
+        requested_at,
+    };
+    Ok(Json(Audit { audit: page.map(shown).rows, next }).into_response())
 }
 
 /// A namespace of the platform.
@@ -193,17 +190,14 @@ pub(super) async fn namespaces(
 ) -> Result<Response, Problem> {
     let ByName { after, limit } = asked;
     let after = after.map(String::from).unwrap_or_default();
-    let rows = app.hive.namespaces(app.towpath.store(), &after, limit).await?;
-    let mut namespaces = Vec::with_capacity(rows.len());
-    for record in rows {
-        namespaces.push(NamespaceShown {
-            namespace: record.text("namespace")?,
-            present: record.long("present")? != 0,
-            validated_at: record.time("validated_at")?,
-        });
-    }
-    let next = next(&namespaces, limit, |last| last.namespace.clone());
-    Ok(Json(Namespaces { namespaces, next }).into_response())
+    let page = app.hive.namespaces(app.towpath.store(), &after, limit).await?;
+    let next = page.next(|last| last.namespace.clone());
+    let shown = |NamespaceRow { namespace, present, validated_at, .. }| NamespaceShown {
+        namespace,
+        present,
+        validated_at,
+    };
+    Ok(Json(Namespaces { namespaces: page.map(shown).rows, next }).into_response())
 }
 
 /// Where a fact is on its way, in the words of hive's source: what was given up is DEAD there.

@@ -47,8 +47,7 @@ impl Plugin for Hive {
     }
 
     async fn migrate(store: &SqlStore) -> Result<(), StoreError> {
-        store.create_tables(&TABLES).await?;
-        towpath_hive::take_over(store).await
+        store.create_tables(&TABLES).await
     }
 
     async fn open(settings: HiveSection, server: &ServerContext) -> Result<Option<Self::App>, Failure> {

@@ -7,16 +7,19 @@ use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
+use towpath::ids::AggregateKey;
 use towpath::observer::{ObserverStatus, Platform};
+use towpath::ports::store::StoreError;
 use towpath::retry::ErrorClass;
-use towpath::{HandlerError, Receipt, SendError, Towpath};
+use towpath::{Aggregate as _, Coded as _, HandlerError, Receipt, SendError, Towpath};
 use towpath_hive::alerts::Alert;
+use towpath_hive::gateway::RouteTarget;
 use towpath_hive::schemas::{EventType, event_types};
 use towpath_hive::service::{
     DeleteAsked, SPEC_VERSION_MISMATCH, Service, ServiceAsked, ServiceCommand, ServiceStatus, UpdateAsked,
 };
 use towpath_hive::spec::EnvValue;
+use towpath_hive::tables::{RevisionRow, RouteRow};
 use towpath_hive::{Hive, OBSERVER};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -31,7 +34,7 @@ use crate::http::memory::{Memory, PAGE_BYTES};
 use crate::http::problem::AfterDone as _;
 use crate::http::wire::{StateChange, one_of};
 use crate::kit::{
-    Tags, idempotency_key, next, number, page_limit, send_under_key, sent_under_key, strong_tags, usually,
+    Tags, idempotency_key, number, page_limit, send_under_key, sent_under_key, strong_tags, usually,
 };
 use crate::{Caller, Path, Problem, Query, RawBody};
 
@@ -244,10 +247,10 @@ async fn list(
     let Listing { after, status, limit } = listing;
     let room = memory.room(2 * PAGE_BYTES).await?;
     let services = app.hive.services(app.towpath.store(), &after, status, limit, PAGE_BYTES);
-    let (rows, may_go_on) = services.await.map_err(broken)?;
-    let next = rows.last().filter(|_| may_go_on).map(|row| row.service_id.clone());
+    let page = services.await.map_err(broken)?;
+    let next = page.next(|last| last.service_id.clone());
     // A row is let go when it is shown: there is room for a page twice, and it is yet to be written.
-    let services = rows.into_iter().map(|row| ServiceBody::of(row, &caller)).collect();
+    let services = page.rows.into_iter().map(|row| ServiceBody::of(row, &caller)).collect();
     room.json(&Services { services, next })
 }
 
@@ -384,21 +387,18 @@ async fn revisions(
     Path(id): Path<String>,
     Query(ByName { after, limit }): Query<ByName>,
 ) -> Result<Response, Problem> {
-    let hive = &app.hive;
-    exists(hive, &app.towpath, &id).await?;
-    let mut revisions = Vec::new();
+    app.exists(&id).await?;
     let after = after.map(String::from).unwrap_or_default();
-    for record in hive.revisions(app.towpath.store(), &id, &after, limit).await? {
-        revisions.push(Revision {
-            revision: record.text("revision")?,
-            image: record.text_or_null("image")?,
-            spec_hash: record.text_or_null("spec_hash")?,
-            created_at: record.time_or_null("created_at")?,
-            seen_at: record.time("seen_at")?,
-        });
-    }
-    let next = next(&revisions, limit, |last| last.revision.clone());
-    Ok(Json(Revisions { revisions, next }).into_response())
+    let page = app.hive.revisions(app.towpath.store(), &id, &after, limit).await?;
+    let next = page.next(|last| last.revision.clone());
+    let shown = |RevisionRow { revision, image, spec_hash, created_at, seen_at, .. }| Revision {
+        revision,
+        image,
+        spec_hash,
+        created_at,
+        seen_at,
+    };
+    Ok(Json(Revisions { revisions: page.map(shown).rows, next }).into_response())
 }
 
 /// Where requests go.
@@ -408,7 +408,7 @@ async fn revisions(
 struct Route {
     url: Option<String>,
     #[schema(value_type = Vec<Object>)]
-    traffic: Box<RawValue>,
+    traffic: Vec<RouteTarget>,
     aligned_at: DateTime<Utc>,
 }
 
@@ -426,17 +426,15 @@ struct Routes {
     responses((status = 200, description = "Where its requests go; none before it was ready, and none when it is gone.", body = Routes), (status = 404, description = "There is no such service."))
 )]
 async fn routes_of(State(app): State<Serving>, Path(id): Path<String>) -> Result<Response, Problem> {
-    let hive = &app.hive;
-    exists(hive, &app.towpath, &id).await?;
-    let mut routes = Vec::new();
-    if let Some(record) = hive.route(app.towpath.store(), &id).await? {
-        let traffic = RawValue::from_string(record.text("traffic")?).map_err(|error| broken(error.into()))?;
-        let (url, aligned_at) = (record.text_or_null("url")?, record.time("aligned_at")?);
-        // To nowhere: what it led to is gone.
-        if traffic.get() != "[]" {
-            routes.push(Route { url, traffic, aligned_at });
-        }
-    }
+    app.exists(&id).await?;
+    let found = app.towpath.find::<RouteRow>(&id).await.map_err(|error| match error {
+        StoreError::Corrupt { .. } => broken(error),
+        other => other.into(),
+    })?;
+    let shown =
+        |RouteRow { url, traffic, aligned_at, .. }| Route { url, traffic: traffic.into_value(), aligned_at };
+    // One to nowhere is none: what it led to is gone.
+    let routes = found.filter(|row| !row.traffic.is_empty()).map(shown).into_iter().collect();
     Ok(Json(Routes { routes }).into_response())
 }
 
@@ -451,9 +449,9 @@ async fn history(
     Path(id): Path<String>,
     Query(behind): Query<Behind>,
 ) -> Result<Response, Problem> {
-    let hive = &app.hive;
-    exists(hive, &app.towpath, &id).await?;
-    let history = hive.history(&app.towpath, &id, behind.after, behind.limit).await?;
+    app.exists(&id).await?;
+    let key = AggregateKey::new(Service::KIND, &id).map_err(SendError::from)?;
+    let history = app.towpath.history_of(&key, behind.after, behind.limit).await.map_err(SendError::Store)?;
     Ok(Json(History { history: history.iter().map(StateChange::from).collect() }).into_response())
 }
 
@@ -593,6 +591,7 @@ async fn alerts(State(app): State<Serving>) -> Result<Response, Problem> {
     let alerts = app.hive.alerts(app.towpath.store(), MOST_ALERTS).await?;
     let alerts = alerts.into_iter().map(|alert| {
         let Alert { alert, service_id, code, message, raised_at, cleared_at } = alert;
+        let service_id = Some(service_id).filter(|id| !id.is_empty());
         ShownAlert { alert, service_id, code, message, raised_at, cleared_at }
     });
     Ok(Json(Alerts { alerts: alerts.collect() }).into_response())
@@ -687,10 +686,10 @@ async fn answer(
     Ok((status, [(header::ETAG, tag)], Json(shown)).into_response())
 }
 
-pub(super) async fn exists(hive: &Hive, towpath: &Towpath, id: &str) -> Result<(), Problem> {
-    match hive.service(towpath, id).await? {
-        Some(_) => Ok(()),
-        None => Err(Problem::not_found(format!("there is no service {id}"))),
+impl Serving {
+    pub(super) async fn exists(&self, id: &str) -> Result<(), Problem> {
+        let view = self.hive.service(&self.towpath, id).await?;
+        view.map(drop).ok_or_else(|| Problem::not_found(format!("there is no service {id}")))
     }
 }
 
@@ -716,7 +715,8 @@ fn cannot_be(flaw: towpath_hive::service::SpecFlaw) -> Problem {
     )
 }
 
-pub(super) fn broken(error: HandlerError) -> Problem {
+pub(super) fn broken(error: impl Into<HandlerError>) -> Problem {
+    let error = error.into();
     if error.class() == ErrorClass::Transient {
         tracing::warn!(code = error.code(), cause = error.message(), "a read model cannot be read now");
         let (title, detail) = ("a read model cannot be read now", "Ask again in a moment.");
@@ -734,7 +734,6 @@ pub(super) fn broken(error: HandlerError) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use towpath::ports::store::StoreError;
 
     #[test]
     fn a_database_that_is_away_is_no_broken_read_model() {

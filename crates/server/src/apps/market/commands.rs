@@ -108,13 +108,13 @@ fn show_topology(
     json: bool,
     line: &CommandLine<'_, MarketSection>,
 ) -> Result<(), Failure> {
-    let topology = topology::topology(line.configured(flags)?.settings.settings.pending);
+    let topology = topology::topology(line.configured(flags)?.settings.settings.order.timeout.pending);
     if json {
         let text = serde_json::to_string_pretty(&topology)
             .map_err(|error| Failure::usage(format!("the topology cannot be written: {error}")))?;
         output::line(&text);
     } else {
-        output::line(&topology::described(&topology));
+        output::line(&topology.to_string());
     }
     Ok(())
 }

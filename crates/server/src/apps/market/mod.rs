@@ -5,8 +5,6 @@ mod routes;
 mod settings;
 mod wire;
 
-use std::time::Duration;
-
 use axum::http::StatusCode;
 use towpath::{Builder, Towpath};
 use towpath_market::MarketEnvelope;
@@ -48,10 +46,6 @@ impl Plugin for Market {
         let title = "the market does not run on this server";
         let detail = "Set market.enabled in the configuration; on Kafka it cannot run.";
         Problem::new(StatusCode::NOT_FOUND, "market-disabled", title, detail)
-    }
-
-    async fn stop(market: Self::State, patience: Duration) {
-        market.stop_within(patience).await;
     }
 
     async fn run(command: MarketCommand, line: &CommandLine<'_, MarketSection>) -> Result<(), Failure> {

@@ -6,7 +6,6 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde::de::DeserializeOwned;
 use towpath::ports::operations::OperationAnswer;
-use towpath::retry::ErrorClass;
 use towpath_market::{Done, Market, MarketError, Order, OrderFilter, Page, Product, ProductFilter, Settings};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -291,17 +290,10 @@ async fn list_notifications(
 
 impl From<MarketError> for Problem {
     fn from(error: MarketError) -> Self {
-        let error = match error {
-            MarketError::Store(error) => return Self::from(error),
-            other => other,
-        };
-        let status = match error.class() {
-            ErrorClass::NotFound => StatusCode::NOT_FOUND,
-            ErrorClass::Conflict => StatusCode::CONFLICT,
-            ErrorClass::Denied => StatusCode::FORBIDDEN,
-            _ => StatusCode::UNPROCESSABLE_ENTITY,
-        };
-        Self::new(status, error.code(), error.to_string(), error.next_step())
+        match error {
+            MarketError::Store(error) => error.into(),
+            other => Self::of(&other),
+        }
     }
 }
 

@@ -312,7 +312,7 @@ impl ShownProduct {
 impl ShownOrder {
     pub(super) fn of(order: Order, settings: &Settings) -> Self {
         Self {
-            pay_by: order.pay_by(settings.pending),
+            pay_by: order.pay_by(settings.order.timeout.pending),
             possible: order.status.possible(),
             correlation_id: order.correlation_id,
             order_id: order.order_id,

@@ -8,6 +8,7 @@ mod events;
 mod machines;
 mod outbox;
 pub(crate) mod shown;
+mod tasks;
 mod trace;
 
 use std::io::{BufRead, Write};
@@ -65,6 +66,9 @@ pub(crate) enum Ask {
     /// Events on their way to a channel
     #[command(subcommand)]
     Outbox(outbox::Outbox),
+    /// Work that is done by workers
+    #[command(subcommand)]
+    Tasks(tasks::Tasks),
     /// Deliveries that were given up
     #[command(subcommand)]
     Dead(dead::Dead),
@@ -90,6 +94,7 @@ pub(crate) async fn run(ask: Ask) -> Result<(), Failure> {
         Ask::Log(log) => log.run().await,
         Ask::Commands(commands) => commands.run().await,
         Ask::Outbox(outbox) => outbox.run().await,
+        Ask::Tasks(tasks) => tasks.run().await,
         Ask::Dead(dead) => dead.run().await,
         Ask::Consumers(consumers) => consumers.run().await,
         Ask::Channels(channels) => channels.run().await,

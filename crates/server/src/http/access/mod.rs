@@ -163,8 +163,9 @@ pub(super) async fn guard(State(app): State<App>, mut request: Request, next: Ne
     {
         return refused;
     }
-    if matches!(*app.access, Access::Checked { .. })
-        && let Err(problem) = app.limits.take_share(caller.name.as_str(), &request)
+    let shares = matches!(*app.access, Access::Checked { .. }).then(|| caller.name.to_string());
+    if let Some(name) = &shares
+        && let Err(problem) = app.limits.take_share(name, &request)
     {
         return problem.into_response();
     }
@@ -175,7 +176,9 @@ pub(super) async fn guard(State(app): State<App>, mut request: Request, next: Ne
         Ok(()) => {
             request.extensions_mut().insert(memory);
             request.extensions_mut().insert(caller.clone());
-            next.run(request).await
+            let limits = Arc::clone(&app.limits);
+            let leave = move || limits.leave_to_wait(shares.as_deref());
+            towpath::waiting_by_leave(leave, next.run(request)).await
         }
     };
     if matches!(*app.access, Access::Checked { .. }) {

@@ -14,7 +14,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use towpath::ids::{AggregateKey, Position};
 use towpath::name::EventName;
 use towpath::ports::store::{StoreError, StoreResult};
-use towpath::{RecordedEvent, Towpath};
+use towpath::{Coded as _, RecordedEvent, Towpath};
 
 use crate::http::access::Role;
 use crate::http::memory::Memory;
@@ -343,7 +343,7 @@ impl Feed {
     /// A fact for readers of all roles.
     fn for_all(&self, event: &RecordedEvent) -> StoreResult<Arc<Fact>> {
         let viewers = Sight::of(&self.0.towpath, Role::Viewer);
-        let for_viewers = match viewers.withholds(&event.envelope.aggregate.kind) {
+        let for_viewers = match viewers.withholds_fact(&event.envelope) {
             Some(_) => Some(written(event, &viewers)?.into()),
             None => None,
         };

@@ -7,8 +7,8 @@ use chrono::Utc;
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::Instant;
-use towpath::Glob;
 use towpath::ids::{AggregateKey, Position};
+use towpath::{Coded as _, Glob};
 
 use super::feed::{Behind, Fact, Feed, Place};
 use crate::http::access::{Caller, Role};
