@@ -397,6 +397,9 @@ async fn a_higher_version_makes_all_anew_and_a_lower_one_leaves_it_alone(fresh: 
         (letters.len() >= 2).then_some(())
     });
     aside.await;
+    // Nor does it make them anew by hand.
+    let rebuilt = projections::<1>().rebuild(older.store()).await.unwrap();
+    assert_eq!((rebuilt.facts, rebuilt.failed), (0, 0), "{rebuilt:?}");
     let left = rows(older.store()).await;
     assert!(left["o-1"] == expected(3, 2) && !left.contains_key("o-5"), "{left:?}");
     older.stop().await;

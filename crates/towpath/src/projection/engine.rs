@@ -66,12 +66,7 @@ pub(super) async fn take_in(
     }
     let ids: Vec<String> = arrived.keys().cloned().collect();
     let projected = sql.lock_projected(name, kind, &ids).await?;
-    let is_new = |projected: &Projected| projected.by == 0;
-    if projected.values().any(|projected| projected.by > by)
-        || (projected.values().any(is_new) && sql.projection_made_by(name, kind).await? > by)
-    {
-        return Err(Trouble::MadeByNewer);
-    }
+    leave_to_newer(sql, projection, &projected).await?;
     let anew =
         projected.iter().filter(|(_, projected)| projected.by < by).map(|(id, _)| id.clone()).collect();
     let mut made = Made::default();
@@ -123,6 +118,20 @@ pub(super) async fn take_in(
     Ok(made)
 }
 
+/// Refuses what a newer version of the projection has made, and what nobody has made yet where a newer one is at work: it would
+/// not look for that again.
+async fn leave_to_newer(
+    sql: &mut SqlTransaction,
+    projection: &dyn AnyProjection,
+    projected: &BTreeMap<String, Projected>,
+) -> Result<(), Trouble> {
+    let (name, kind, by) = (projection.name(), projection.kind(), projection.version());
+    let is_new = |projected: &Projected| projected.by == 0;
+    let is_newers = projected.values().any(|projected| projected.by > by)
+        || (projected.values().any(is_new) && sql.projection_made_by(name, kind).await? > by);
+    if is_newers { Err(Trouble::MadeByNewer) } else { Ok(()) }
+}
+
 /// Makes one aggregate anew from the log, up to this fact or the last that its rows were made of. Answers nothing when it
 /// needs not be.
 pub(super) async fn make_anew(
@@ -135,8 +144,9 @@ pub(super) async fn make_anew(
     let (name, kind, by) = (projection.name(), projection.kind(), projection.version());
     let ids = [id.to_owned()];
     let projected = sql.lock_projected(name, kind, &ids).await?;
+    leave_to_newer(sql, projection, &projected).await?;
     let Projected { version, by: made_by } = projected.get(id).copied().unwrap_or_default();
-    if made_by > by || (made_by == by && !also_if_current) {
+    if made_by == by && !also_if_current {
         return Ok(None);
     }
     let mut made = Made::default();
