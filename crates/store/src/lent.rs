@@ -262,7 +262,7 @@ impl<DB: Lendable> Lent<DB> {
         Ok(care.run("begin", DB::TransactionManager::begin(connection, None)).await?)
     }
 
-    /// The same with what comes first in it. If that fails, what became of the transaction is not known, and the connection is closed.
+    /// The same with what comes first in it. If that is refused, the transaction is undone; if it cannot be, the connection is closed.
     pub(crate) async fn begin_with(
         &mut self,
         name: &'static str,
@@ -271,7 +271,20 @@ impl<DB: Lendable> Lent<DB> {
         let statements = sqlx::SqlSafeStr::into_sql_str(sqlx::AssertSqlSafe(statements));
         let (connection, mut care) = self.parts();
         let begun = care.run(name, DB::TransactionManager::begin(connection, Some(statements))).await;
-        self.standing.given_up |= begun.is_err();
+        if begun.is_err() {
+            // The driver does not know that a transaction is open, and runs no ROLLBACK but as the statement of a BEGIN: one
+            // that opens nothing.
+            let rollback = async {
+                let rollback = sqlx::SqlSafeStr::into_sql_str("ROLLBACK");
+                match DB::TransactionManager::begin(connection, Some(rollback)).await {
+                    Err(sqlx::Error::BeginFailed) => Ok(()),
+                    Err(error) => Err(error),
+                    Ok(()) => Err(sqlx::Error::Protocol("a transaction is open after its ROLLBACK".into())),
+                }
+            };
+            let undone = care.run("rollback", rollback).await;
+            self.standing.given_up |= undone.is_err();
+        }
         begun
     }
 

@@ -15,6 +15,7 @@ use towpath_core::ports::store::{OutboxFilter, StoreError};
 use towpath_store::{SqlStore, StoreOptions, StoreUrl, Value};
 use towpath_testkit::broker::TcpProxy;
 use towpath_testkit::store::waiting::eventually;
+use uuid::Uuid;
 
 /// Longer than any of it may take, and shorter than for ever.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -88,6 +89,37 @@ async fn a_begin_that_nobody_waits_for_leaves_no_transaction_open(fresh: Fresh) 
     let stage = Stage::on(fresh, options()).await;
     let store = stage.through.clone();
     stage.begin_and_leave(async move { store.open_transaction().await.map(|_| ()) }).await;
+    stage.writes_are_true().await;
+    stage.closes().await;
+}
+
+async fn a_unit_that_nobody_waits_for_leaves_no_transaction_open(fresh: Fresh) {
+    let stage = Stage::on(fresh, options()).await;
+    let (store, unit_id) = (stage.through.clone(), Uuid::now_v7());
+    stage.begin_and_leave(async move { store.open_unit(unit_id).await.map(|_| ()) }).await;
+    stage.writes_are_true().await;
+    let unit = tokio::time::timeout(PATIENCE, stage.directly.open_unit(unit_id)).await;
+    assert!(unit.expect("nobody holds its row").unwrap().is_some(), "it was not committed");
+    stage.closes().await;
+}
+
+async fn a_unit_that_is_refused_costs_no_connection(fresh: Fresh) {
+    let stage = Stage::on(fresh, options()).await;
+    let session = async || {
+        let ask = match stage.through.postgres_pool() {
+            Some(_) => "SELECT CAST(pg_backend_pid() AS BIGINT) AS number",
+            None => "SELECT CAST(CONNECTION_ID() AS SIGNED) AS number",
+        };
+        let rows = stage.through.own_rows("test.session", ask, vec![]).await.unwrap();
+        rows[0].count("number").unwrap()
+    };
+    let (before, unit_id) = (session().await, Uuid::now_v7());
+    let unit = stage.through.open_unit(unit_id).await.unwrap().unwrap();
+    unit.finish_unit(unit_id).await.unwrap();
+    for _ in 0..3 {
+        assert!(stage.through.open_unit(unit_id).await.unwrap().is_none(), "it has committed before");
+    }
+    assert_eq!(session().await, before, "it is the same connection");
     stage.writes_are_true().await;
     stage.closes().await;
 }
@@ -288,6 +320,8 @@ macro_rules! on_servers {
 
 on_servers!(
     a_begin_that_nobody_waits_for_leaves_no_transaction_open,
+    a_unit_that_nobody_waits_for_leaves_no_transaction_open,
+    a_unit_that_is_refused_costs_no_connection,
     a_begin_of_an_application_leaves_no_transaction_open,
     a_statement_left_halfway_in_a_transaction_costs_no_connection,
     a_commit_left_halfway_costs_no_connection,
