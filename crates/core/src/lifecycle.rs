@@ -307,11 +307,11 @@ lifecycle! {
         }
         /// Done.
         Succeeded = "succeeded" (terminal) {}
-        /// Broke off with an error; the policy or an operator may retry it.
+        /// Broke off with an error; an operator may retry it.
         Failed = "failed" { Retry => Queued }
         /// Called off.
         Canceled = "canceled" (terminal) { Reopen => Queued }
-        /// Did not finish before its deadline; the policy or an operator may retry it.
+        /// Did not finish before its deadline; an operator may retry it.
         Timeout = "timeout" { Retry => Queued }
         /// Was not needed.
         Skipped = "skipped" (terminal) {}

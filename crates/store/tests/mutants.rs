@@ -188,6 +188,8 @@ mutants! {
     tasks_do_not_wait_for_their_time: "tasks.promote" without "t.due_at <= CAST(unixepoch('subsec') * 1000000 AS INTEGER)" => tasks::a_task_waits_for_its_time;
     tasks_that_run_are_promoted: "tasks.promote" without "t.status = 'pending'" => tasks::a_task_waits_for_its_time;
     keys_of_ended_tasks_stay_taken: "tasks.open" without "t.status IN ('pending', 'queued', 'running')" => tasks::a_task_that_failed_is_tried_again_by_hand;
+    tasks_of_other_workers_are_given_back: "tasks.return_unseen" without "worker = ?" => tasks::what_was_taken_unheard_is_given_back;
+    tasks_that_are_known_are_given_back: "tasks.return_unseen" without "NOT (task_box.task_id IN (?))" => tasks::what_was_taken_unheard_is_given_back;
     the_silent_say_that_they_live: "tasks.beat" without "task_box.epoch = CASE task_box.task_id WHEN ? THEN ? END" => tasks::a_worker_that_lives_keeps_its_tasks;
     what_has_ended_lives_on: "tasks.beat" without "status = 'running'" => tasks::a_worker_that_lives_keeps_its_tasks;
     the_silent_answer: "tasks.end" without "task_box.epoch = CASE task_box.task_id WHEN ? THEN ? END" => tasks::who_is_silent_is_taken_over_and_cannot_answer;

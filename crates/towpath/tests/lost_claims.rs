@@ -13,24 +13,31 @@ use support::probe::{Action, ProbeAt};
 use support::{Fresh, Order, OrderCommand, eventually};
 use towpath::ids::CommandId;
 use towpath::lifecycle::{CommandStatus, TaskState};
-use towpath::ports::store::{HeldLease, LeaseGrant};
-use towpath::{StoreOptions, Towpath};
+use towpath::ports::store::{HeldLease, LeaseGrant, WantedTasks};
+use towpath::retry::RetryPolicy;
+use towpath::{Answer, Attempt, HandlerError, StoreOptions, TaskType, Towpath, Worker};
 use towpath_testkit::VirtualClock;
 use towpath_testkit::broker::TcpProxy;
 
 on_every_database!(
     commands_are_put_back_when_the_runner_has_panicked,
     timers_wait_again_when_their_service_has_panicked,
+    tasks_are_taken_again_when_their_service_has_panicked,
 );
 
 // SQLite has no server that could go away.
 mod away {
     use super::support;
 
-    on_every_database!(@database postgres, commands_are_put_back_after_a_lost_line, timers_wait_again_after_a_lost_line);
-    on_every_database!(@database mysql, commands_are_put_back_after_a_lost_line, timers_wait_again_after_a_lost_line);
+    on_every_database!(@database postgres, commands_are_put_back_after_a_lost_line, timers_wait_again_after_a_lost_line,
+        tasks_are_taken_again_after_a_lost_line);
+    on_every_database!(@database mysql, commands_are_put_back_after_a_lost_line, timers_wait_again_after_a_lost_line,
+        tasks_are_taken_again_after_a_lost_line);
 
-    use super::{commands_are_put_back_after_a_lost_line, timers_wait_again_after_a_lost_line};
+    use super::{
+        commands_are_put_back_after_a_lost_line, tasks_are_taken_again_after_a_lost_line,
+        timers_wait_again_after_a_lost_line,
+    };
 }
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -61,6 +68,15 @@ async fn commands_are_put_back_when_the_runner_has_panicked(fresh: &Fresh) {
 
 async fn timers_wait_again_when_their_service_has_panicked(fresh: &Fresh) {
     timers_wait_again(fresh, fresh.url(), || panic!("a bug of ours, on purpose")).await;
+}
+
+async fn tasks_are_taken_again_when_their_service_has_panicked(fresh: &Fresh) {
+    tasks_are_taken_again(fresh, fresh.url(), || panic!("a bug of ours, on purpose")).await;
+}
+
+async fn tasks_are_taken_again_after_a_lost_line(fresh: &Fresh) {
+    let (url, proxy) = TcpProxy::before(fresh.url()).await;
+    tasks_are_taken_again(fresh, &url, move || proxy.cut()).await;
 }
 
 async fn commands_are_put_back_after_a_lost_line(fresh: &Fresh) {
@@ -124,6 +140,48 @@ async fn timers_wait_again(fresh: &Fresh, url: &str, disturb: impl Action) {
     assert!(probe.is_spent());
     clock.advance(DAY);
     eventually("it fires", || async { (state().await == TaskState::Succeeded).then_some(()) }).await;
+    app.stop().await;
+    other.stop().await;
+}
+
+/// Does its task, which may be tried once.
+struct Draws;
+
+impl Worker for Draws {
+    fn task(&self) -> TaskType {
+        TaskType::named("Painter.Draw").retries(RetryPolicy::Fixed(Vec::new())).heartbeat(DAY)
+    }
+
+    async fn run(&self, _: Attempt) -> Result<Answer, HandlerError> {
+        Ok(Answer::done())
+    }
+}
+
+async fn tasks_are_taken_again(fresh: &Fresh, url: &str, disturb: impl Action) {
+    let (of, painter) = (Draws.task(), "painter-1");
+    let other = fresh.builder().task_type(of.clone()).without_workers().start().await.unwrap();
+    let start = async |what: &str| {
+        let started = other.transact(async |mut tx| tx.start_task(&of, what).await);
+        started.await.unwrap().task_id
+    };
+    // Taken for the instance, which does not know.
+    let duck = start("duck").await;
+    let wanted = [WantedTasks { task_type: of.name(), limit: 1 }];
+    assert_eq!(other.store().claim_tasks(&wanted, painter).await.unwrap().len(), 1);
+    let goose = start("goose").await;
+
+    let probe = Arc::new(ProbeAt::new("tasks.claim", disturb));
+    probe.arm(1);
+    let options = StoreOptions { probe: probe.clone(), ..StoreOptions::default() };
+    let builder = fresh.builder().store(url).instance(painter).store_options(options).worker(Draws, 2);
+    let app = builder.start().await.unwrap();
+    for task_id in [duck, goose] {
+        let task = eventually("it is done", || async {
+            other.task(task_id).await.unwrap().filter(|task| task.status == TaskState::Succeeded)
+        });
+        assert_eq!(task.await.retry_count, 0, "no attempt was counted");
+    }
+    assert!(probe.is_spent());
     app.stop().await;
     other.stop().await;
 }

@@ -19,7 +19,7 @@ use tokio::sync::{Semaphore, mpsc};
 use towpath::ids::{AggregateKey, TaskId};
 use towpath::lifecycle::TaskState;
 use towpath::ports::clock::Clock as _;
-use towpath::ports::store::{StoreError, TaskEnd, TaskEnding, Transactions as _, WantedTasks};
+use towpath::ports::store::{StoreError, TaskBeats, TaskEnd, TaskEnding, Transactions as _, WantedTasks};
 use towpath::prelude::*;
 use towpath::retry::RetryPolicy;
 use towpath::{
@@ -43,6 +43,7 @@ on_every_database!(
     a_silent_worker_elsewhere_cannot_answer,
     what_was_taken_ahead_does_not_wait_behind_a_long_task,
     a_stop_waits_for_what_runs_and_gives_back_the_rest,
+    what_is_called_off_is_not_given_back,
     of_a_key_one_task_is_open,
     tasks_that_ended_are_forgotten_by_how_they_ended,
     whatever_panics_around_it_a_task_ends_once,
@@ -1075,12 +1076,45 @@ async fn a_stop_does_not_throw_away_what_was_done(fresh: &Fresh) {
 
 async fn a_heartbeat_does_not_wait_for_who_has_locked_its_task(fresh: &Fresh) {
     let of = draw().heartbeat(Duration::from_secs(60));
-    let app = fresh.builder().task_type(of.clone()).start().await.unwrap();
+    let probe = Arc::new(ProbeAt::new("tasks.locked", || {}));
+    let options = StoreOptions { probe: probe.clone(), ..StoreOptions::default() };
+    let app = fresh.builder().store_options(options).task_type(of.clone()).start().await.unwrap();
     let task_id = start(&app, &of, "duck").await;
     let task = claimed(&app, &of, NOW).await;
     let mut tx = app.store().begin().await.unwrap();
     tx.lock_task(task_id).await.unwrap().unwrap();
+    let beats = app.store().beat_tasks(&[task.claim()]).await.unwrap();
+    assert_eq!(beats, TaskBeats { locked: vec![task_id], ..TaskBeats::default() });
     assert!(!app.beat_task(task.claim()).await.unwrap(), "it is not lost");
+    // And is heard once the lock is gone, though the worker has spoken before.
+    probe.arm(1);
+    let beating = tokio::spawn({
+        let (app, claim) = (app.clone(), task.claim());
+        async move { app.beat_task(claim).await }
+    });
+    eventually("it is told that it is locked", || async { probe.is_spent().then_some(()) }).await;
     tx.rollback().await.unwrap();
+    assert!(!beating.await.unwrap().unwrap());
+    let heard = app.task(task_id).await.unwrap().unwrap();
+    assert!(heard.heartbeat_due_at > task.heartbeat_due_at, "{heard:?}");
     app.stop().await;
+}
+
+/// However its attempt is stopped.
+async fn what_is_called_off_is_not_given_back(fresh: &Fresh) {
+    for of in [draw(), with_facts()] {
+        let of = of.heartbeat(Duration::from_secs(60));
+        let (app, _gates, _) = let_go(fresh, &of).await;
+        let task_id = start(&app, &of, "duck").await;
+        in_status(&app, task_id, TaskState::Running).await;
+        let other = fresh.builder().task_type(of.clone()).without_workers().start().await.unwrap();
+        assert_eq!(other.cancel_task(task_id, "not-wanted").await.unwrap(), Canceling::Asked);
+        app.stop().await;
+        let task = other.task(task_id).await.unwrap().unwrap();
+        let said = (task.status, task.status_reason.as_deref());
+        assert_eq!(said, (TaskState::Canceled, Some("not-wanted")));
+        let last = facts(&other, task_id).await.pop().map(|(name, _)| name);
+        assert_eq!(last.as_deref(), of.has_facts().then_some("Painter.Drawing.Canceled"));
+        other.stop().await;
+    }
 }

@@ -38,7 +38,7 @@ pub struct ServeFlags {
     #[arg(long, env = "TOWPATH_STORE", value_name = "URL", hide_env_values = true)]
     store: Option<String>,
 
-    /// local: for the in-process broker [default: local:]
+    /// local: for the in-process broker, amqp://… or kafka://… [default: local:]
     #[arg(long, env = "TOWPATH_BROKER", value_name = "URL", hide_env_values = true)]
     broker: Option<String>,
 

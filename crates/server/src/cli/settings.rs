@@ -95,7 +95,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
         "limits.caller-share",
         "50",
         "PERCENT",
-        "How much of streams and memory one key or token may have",
+        "How many hundredths of requests at once, streams and memory one key or token may have",
     ),
     setting(
         "limits.requests-per-second",
@@ -362,6 +362,32 @@ mod tests {
         assert!(all.contains(&("log.format", "json", Source::File)));
         assert!(all.contains(&("limits.burst", "10000", Source::Default)));
         assert_eq!(settings.count("limits.body-bytes").ok(), Some(8));
+    }
+
+    #[test]
+    fn the_page_has_every_setting_with_its_default_and_no_other() {
+        /// They have flags of their own.
+        const BESIDE: [&str; 3] = ["listen", "store", "broker"];
+        let page = include_str!("../../../../docs/configuration.md");
+        let rows: BTreeMap<&str, &str> = page
+            .lines()
+            .filter_map(|line| line.strip_prefix("| `")?.split_once("` | "))
+            .filter_map(|(key, rest)| Some((key, rest.split_once(" | ")?.0)))
+            .collect();
+        for Setting { key, default, .. } in SETTINGS {
+            let told = rows.get(key).unwrap_or_else(|| panic!("docs/configuration.md has no row of {key}"));
+            // One that is not a fixed value is told in words.
+            let is_told = if default.is_empty() || *key == "access.jwt.algorithms" {
+                !told.starts_with('`') || told.contains(' ')
+            } else {
+                *told == format!("`{default}`")
+            };
+            assert!(is_told, "{key} is {default:?}, and docs/configuration.md says {told}");
+        }
+        for key in rows.keys() {
+            let is_known = BESIDE.contains(key) || SETTINGS.iter().any(|setting| setting.key == *key);
+            assert!(is_known, "docs/configuration.md has {key}, which is no setting");
+        }
     }
 
     #[test]

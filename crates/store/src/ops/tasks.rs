@@ -15,12 +15,12 @@ use async_trait::async_trait;
 use towpath_core::ids::TaskId;
 use towpath_core::lifecycle::{TaskState, TaskStep};
 use towpath_core::ports::store::{
-    CLAIMED_BYTES, Promoted, StoreResult, Task, TaskBacklog, TaskBeats, TaskClaim, TaskEnd, TaskEnding,
-    TaskFilter, TaskPlace, TaskRetry, Tasks, WantedTasks,
+    CLAIMED_BYTES, Promoted, StoreError, StoreResult, Task, TaskBacklog, TaskBeats, TaskClaim, TaskEnd,
+    TaskEnding, TaskFilter, TaskPlace, TaskRetry, Tasks, WantedTasks,
 };
 use towpath_core::time::between;
 
-use self::ending::{RUNNING, beat};
+use self::ending::{RUNNING, beat, return_unseen};
 use self::listing::{backlog, find, list, waiting};
 use crate::bounded::how_many_fit;
 use crate::dialect::Dialect;
@@ -73,12 +73,16 @@ impl Tasks for SqlStore {
             };
             match claimed {
                 Ok(tasks) => taken.extend(tasks),
-                // Those that were taken before are ours by now, and nobody else would do them.
-                Err(_) if !taken.is_empty() => break,
+                // Nothing was taken for certain, and those that were taken before are ours by now.
+                Err(StoreError::Contention(_)) if !taken.is_empty() => break,
                 Err(error) => return Err(error),
             }
         }
         Ok(taken)
+    }
+
+    async fn return_unseen_tasks(&self, worker: &str, seen: &[TaskId]) -> StoreResult<u64> {
+        writing_once!(self, return_unseen, worker, seen)
     }
 
     async fn waiting_tasks(&self, wanted: &[WantedTasks<'_>]) -> StoreResult<Vec<Task>> {

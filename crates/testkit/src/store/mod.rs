@@ -400,6 +400,7 @@ macro_rules! store_conformance {
                 eight_starters_of_a_key_begin_one_task,
                 a_key_that_is_undone_is_free,
                 who_is_silent_is_taken_over_and_cannot_answer,
+                what_was_taken_unheard_is_given_back,
                 a_worker_that_lives_keeps_its_tasks,
                 an_attempt_whose_time_is_over_is_taken_over,
                 attempts_that_end_together_end_each_in_its_way,

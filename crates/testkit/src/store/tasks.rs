@@ -325,7 +325,7 @@ pub async fn who_is_silent_is_taken_over_and_cannot_answer(fixture: &impl StoreF
         (Some("worker-2"), Some("worker-lost"))
     );
     let beats = store.beat_tasks(&[silent.claim(), lively.claim()]).await.expect("beat");
-    assert_eq!(beats, TaskBeats { lost: vec![silent.task.task_id], canceling: Vec::new() });
+    assert_eq!(beats, TaskBeats { lost: vec![silent.task.task_id], ..TaskBeats::default() });
     for late in [done(silent.claim()), failed(silent.claim(), None), failed(silent.claim(), Some(LONG))] {
         assert_eq!(end(&*store, &[late, done(lively.claim())]).await, [silent.task.task_id]);
     }
@@ -337,6 +337,30 @@ pub async fn who_is_silent_is_taken_over_and_cannot_answer(fixture: &impl StoreF
     assert_eq!(status(&*store, lively.task.task_id).await, TaskState::Succeeded);
     assert_eq!(find(&*store, other.task.task_id).await.epoch, 1, "nobody asked for its type");
     assert_eq!(store.take_over_tasks(&[], "worker-2", &[], 10).await.expect("take over"), []);
+}
+
+/// A worker that has not heard the answer to a claim lets others have what it does not know of, and nothing else.
+pub async fn what_was_taken_unheard_is_given_back(fixture: &impl StoreFixture) {
+    let store = fixture.store().await;
+    let (known, unheard) = (running(&*store, drawing()).await, running(&*store, drawing()).await);
+    start(&*store, &[drawing()]).await;
+    let wanted = [WantedTasks { task_type: DRAW, limit: 1 }];
+    let others = store.claim_tasks(&wanted, "worker-2").await.expect("claim").remove(0);
+    let give_back = async |seen: &[TaskId]| store.return_unseen_tasks(WORKER, seen).await.expect("return");
+    assert_eq!(give_back(&[known.task.task_id]).await, 1);
+    let back = find(&*store, unheard.task.task_id).await;
+    assert_eq!((back.status, back.retry_count, &back.worker), (TaskState::Queued, 0, &None));
+    assert_eq!((back.status_reason.as_deref(), back.heartbeat_due_at), (Some("claim-lost"), None));
+    assert_eq!(end(&*store, &[done(unheard.claim())]).await, [unheard.task.task_id], "it cannot answer");
+    for task in [&known, &others] {
+        let found = find(&*store, task.task.task_id).await;
+        assert_eq!((found.status, found.epoch), (TaskState::Running, task.epoch));
+    }
+    assert_eq!(
+        (give_back(&[known.task.task_id]).await, give_back(&[]).await, give_back(&[]).await),
+        (0, 1, 0)
+    );
+    assert_eq!(status(&*store, others.task.task_id).await, TaskState::Running);
 }
 
 /// A heartbeat is good for its length from then on.

@@ -281,6 +281,10 @@ impl Tasks for MemoryStore {
         absent()
     }
 
+    async fn return_unseen_tasks(&self, _worker: &str, _seen: &[TaskId]) -> StoreResult<u64> {
+        absent()
+    }
+
     async fn waiting_tasks(&self, _wanted: &[WantedTasks<'_>]) -> StoreResult<Vec<Task>> {
         absent()
     }

@@ -29,7 +29,8 @@ pub(crate) fn compensation(kind: &str) -> TaskType {
         first: Duration::from_millis(200),
         factor: 2.0,
         cap: Duration::from_secs(300),
-        attempts: 20,
+        // About a day: what is to be undone may still be going on for long.
+        attempts: 300,
         jitter: 0.2,
     };
     TaskType::named(format!("towpath.compensate.{kind}"))

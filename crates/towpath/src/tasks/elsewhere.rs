@@ -14,9 +14,14 @@ use towpath_core::ports::store::{
 use towpath_core::retry::{Coded, ErrorClass};
 
 use super::Answer;
+use super::keeper::WHILE_LOCKED;
 use crate::consumer::HandlerError;
 use crate::towpath::Towpath;
 use crate::tx::invalid;
+
+/// So often a heartbeat is tried again of a task that somebody has locked, with pauses of [`WHILE_LOCKED`]. The next one is not
+/// far.
+const LOCKED_AT_MOST: u32 = 10;
 
 /// Why a worker elsewhere does not get what it asks for.
 #[derive(Debug, thiserror::Error)]
@@ -153,7 +158,14 @@ impl Towpath {
     /// `Lost`, where the task is somebody else's by now or has ended.
     pub async fn beat_task(&self, claim: TaskClaim) -> Result<bool, TaskError> {
         crate::transact::refuse_inside()?;
-        let beats = self.store().beat_tasks(&[claim]).await?;
+        let mut beats = self.store().beat_tasks(&[claim]).await?;
+        for _ in 0..LOCKED_AT_MOST {
+            if beats.locked.is_empty() {
+                break;
+            }
+            tokio::time::sleep(WHILE_LOCKED).await;
+            beats = self.store().beat_tasks(&[claim]).await?;
+        }
         if beats.lost.is_empty() {
             return Ok(!beats.canceling.is_empty());
         }

@@ -54,34 +54,49 @@ pub(crate) struct Engine {
     has_room: Wake,
     /// A task was taken whose worker must say sooner that it lives.
     pub(super) beats_sooner: Wake,
-    contact: Contact,
+    /// Whether tasks may have been taken that are not known here: the answer to a claim was lost, or nobody waited for it.
+    is_unsure: AtomicBool,
+    breaks: Mutex<Breaks>,
 }
 
-/// Since when the database has answered whatever it was asked here. While it does not, nobody can say that he lives: who is to be taken
+/// When the database did not answer what it was asked here. While it does not, nobody can say that he lives: who is to be taken
 /// over must have had the time for it.
-struct Contact(Mutex<Instant>);
+struct Breaks {
+    /// When it answered last.
+    answered_at: Instant,
+    /// Since when it has not.
+    open_since: Option<Instant>,
+    /// Those that are over: when each ended, and how long it was. A later one that is as long stands for those before it.
+    over: Vec<(Instant, Duration)>,
+}
 
-impl Contact {
-    fn begin() -> Self {
-        Self(Mutex::new(Instant::now()))
+impl Breaks {
+    /// Before it began, nobody was heard here.
+    fn begin(now: Instant) -> Self {
+        Self { answered_at: now, open_since: None, over: vec![(now, Duration::MAX)] }
     }
 
-    /// Asks the database. One that answers too late was away.
-    async fn ask<T>(
-        &self,
-        patience: Duration,
-        asking: impl Future<Output = Result<T, StoreError>>,
-    ) -> Result<T, StoreError> {
-        let began = Instant::now();
-        let answer = asking.await;
-        if answer.is_err() || began.elapsed() >= patience {
-            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    fn note_silence(&mut self) {
+        self.open_since.get_or_insert(self.answered_at);
+    }
+
+    /// Notes an answer. One that comes too late was a break, too.
+    fn note_answer(&mut self, asked_at: Instant, now: Instant, patience: Duration) {
+        let late = (now - asked_at >= patience).then_some(asked_at);
+        if let Some(since) = self.open_since.take().or(late) {
+            let lasted = now - since;
+            self.over.retain(|(_, length)| *length > lasted);
+            self.over.push((now, lasted));
         }
-        answer
+        self.answered_at = now;
     }
 
-    fn has_lasted(&self, time: Duration) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).elapsed() >= time
+    /// Whether whoever says every third of this time that he lives could have been heard for so long: a shorter break keeps nobody
+    /// from it.
+    fn are_past(&self, now: Instant, time: Duration) -> bool {
+        let matters = |length: Duration| length >= time / 3;
+        !self.open_since.is_some_and(|since| matters(now - since))
+            && self.over.iter().all(|(ended, length)| !matters(*length) || now - *ended >= time)
     }
 }
 
@@ -137,9 +152,8 @@ fn of_few_sizes(wanted: usize) -> u32 {
 
 /// A task that is ours.
 struct Held {
-    epoch: u64,
-    /// How long its worker may be silent.
-    silence: Duration,
+    /// Without its payload, which may be large.
+    task: Task,
     /// Stops the attempt; none once it was.
     stop: Option<oneshot::Sender<Stop>>,
 }
@@ -201,7 +215,8 @@ impl Engine {
             has_ended: Wake::default(),
             has_room: Wake::default(),
             beats_sooner: Wake::default(),
-            contact: Contact::begin(),
+            is_unsure: AtomicBool::new(false),
+            breaks: Mutex::new(Breaks::begin(Instant::now())),
         }))
     }
 
@@ -209,7 +224,7 @@ impl Engine {
     pub(super) fn beat_every(&self) -> Duration {
         let declared = self.app.registry().task_types().map(TaskType::silence).min();
         // A task lives by what it was started with, which may be another declaration.
-        let held = self.held().values().map(|held| held.silence).min();
+        let held = self.held().values().map(|held| held.task.task.heartbeat).min();
         let shortest = declared.into_iter().chain(held).min().unwrap_or_default();
         shortest.max(TaskType::SHORTEST_HEARTBEAT) / 3
     }
@@ -219,8 +234,19 @@ impl Engine {
         &self,
         asking: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        // Until then each worker has said once more that it lives.
-        self.contact.ask(2 * self.beat_every(), asking).await
+        let asked_at = Instant::now();
+        let answer = asking.await;
+        let mut breaks = self.breaks();
+        match &answer {
+            Err(StoreError::Unavailable(_) | StoreError::TooSlow { .. }) => breaks.note_silence(),
+            // Until then each worker has said once more that it lives.
+            _ => breaks.note_answer(asked_at, Instant::now(), 2 * self.beat_every()),
+        }
+        answer
+    }
+
+    fn breaks(&self) -> MutexGuard<'_, Breaks> {
+        self.breaks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What is looked after here: also types that are done by workers elsewhere, who cannot look after each other.
@@ -241,7 +267,7 @@ impl Engine {
             if look && !wanted.is_empty() {
                 let ended = self.workers.iter().map(|place| place.ahead.ended.load(Ordering::Relaxed));
                 let ended: Vec<_> = ended.collect();
-                look = match self.app.store().claim_tasks(&wanted, self.app.instance.as_str()).await {
+                look = match self.claim(&wanted).await {
                     Ok(tasks) => {
                         let has_taken = !tasks.is_empty();
                         for (place, ended) in self.workers.iter().zip(ended) {
@@ -267,6 +293,34 @@ impl Engine {
         }
     }
 
+    /// Takes tasks; those first, that an earlier claim has taken and nobody here has heard of, may be taken again.
+    async fn claim(&self, wanted: &[WantedTasks<'_>]) -> Result<Vec<Task>, StoreError> {
+        self.return_unseen().await?;
+        // If nobody waits for the answer, it stays so.
+        self.is_unsure.store(true, Ordering::Relaxed);
+        let claimed = self.app.store().claim_tasks(wanted, self.app.instance.as_str()).await;
+        if matches!(claimed, Ok(_) | Err(StoreError::Contention(_))) {
+            self.is_unsure.store(false, Ordering::Relaxed);
+        }
+        claimed
+    }
+
+    /// Gives back what was taken by a claim whose answer nobody has heard. Nothing of it was begun.
+    pub(super) async fn return_unseen(&self) -> Result<(), StoreError> {
+        if !self.is_unsure.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let ended = self.ended().iter().map(|ended| ended.task.task.task_id).collect::<Vec<_>>();
+        let held = self.claims().into_iter().map(|claim| claim.task_id);
+        let seen: Vec<TaskId> = ended.into_iter().chain(held).collect();
+        let count = self.app.store().return_unseen_tasks(self.app.instance.as_str(), &seen).await?;
+        if count > 0 {
+            tracing::warn!(count, "tasks were taken and nobody heard of it; they are given back");
+        }
+        self.is_unsure.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
     fn wanted(&self) -> Vec<WantedTasks<'_>> {
         // What cannot be written must not pile up here, while others could do it.
         if self.has_much_to_write() {
@@ -289,11 +343,13 @@ impl Engine {
     }
 
     /// Begins an attempt.
-    fn begin(self: &Arc<Self>, task: Task) {
+    fn begin(self: &Arc<Self>, mut task: Task) {
         let Some(which) = self.workers.iter().position(|place| place.does(&task)) else { return };
         let (stop, stopped) = oneshot::channel();
-        let silence = task.task.heartbeat;
-        let held = Held { epoch: task.epoch, silence, stop: Some(stop) };
+        let payload = std::mem::replace(&mut task.task.payload, Payload::empty());
+        let (known, silence) = (task.clone(), task.task.heartbeat);
+        task.task.payload = payload;
+        let held = Held { task: known.clone(), stop: Some(stop) };
         // An attempt of ours that was taken to be lost is.
         if let Some(before) = self.held().insert(task.task.task_id, held) {
             before.stop.map(|stop| stop.send(Stop::Lost));
@@ -303,15 +359,17 @@ impl Engine {
             self.beats_sooner.wake();
         }
         place.ahead.waiting.fetch_add(1, Ordering::Relaxed);
-        tokio::spawn(Arc::clone(self).attempt(which, task, stopped));
+        tokio::spawn(Arc::clone(self).attempt(which, (task, known), stopped));
     }
 
-    async fn attempt(self: Arc<Self>, which: usize, mut task: Task, mut stopped: oneshot::Receiver<Stop>) {
+    /// With what is known of the task while its end waits to be written, beside the task itself.
+    async fn attempt(
+        self: Arc<Self>,
+        which: usize,
+        (task, known): (Task, Task),
+        mut stopped: oneshot::Receiver<Stop>,
+    ) {
         let Place { worker, room, ahead } = &self.workers[which];
-        // What is known of it while its end waits to be written: not the payload, which may be large.
-        let payload = std::mem::replace(&mut task.task.payload, Payload::empty());
-        let known = task.clone();
-        task.task.payload = payload;
         let room = room_for(room, &mut stopped).await;
         ahead.waiting.fetch_sub(1, Ordering::Relaxed);
         let room = match room {
@@ -387,8 +445,11 @@ impl Engine {
     async fn take_over(&self) -> Result<(), StoreError> {
         // After an outage our own would be overdue, too, though they live; and so would those of others, who are given time.
         self.beat().await?;
-        let types = self.app.registry().task_types().filter(|of| self.contact.has_lasted(of.silence()));
-        let types: Vec<&str> = types.map(TaskType::name).collect();
+        let types: Vec<&str> = {
+            let (now, breaks) = (Instant::now(), self.breaks());
+            let types = self.app.registry().task_types().filter(|of| breaks.are_past(now, of.silence()));
+            types.map(TaskType::name).collect()
+        };
         let living: Vec<TaskId> = self.claims().into_iter().map(|claim| claim.task_id).collect();
         let (store, worker) = (self.app.store(), self.app.instance.as_str());
         for task in self.ask(store.take_over_tasks(&types, worker, &living, AT_A_TIME)).await? {
@@ -434,7 +495,8 @@ impl Engine {
 
     fn stop_if(&self, task_id: TaskId, why: Stop, of: impl Fn(u64) -> bool) {
         let mut held = self.held();
-        let stop = held.get_mut(&task_id).filter(|held| of(held.epoch)).and_then(|held| held.stop.take());
+        let stop =
+            held.get_mut(&task_id).filter(|held| of(held.task.epoch)).and_then(|held| held.stop.take());
         stop.map(|stop| stop.send(why));
     }
 
@@ -447,7 +509,7 @@ impl Engine {
     pub(super) fn forget(&self, claim: TaskClaim) {
         self.ended().retain(|ended| ended.task.claim() != claim);
         let mut held = self.held();
-        if held.get(&claim.task_id).is_some_and(|held| held.epoch == claim.epoch) {
+        if held.get(&claim.task_id).is_some_and(|held| held.task.epoch == claim.epoch) {
             held.remove(&claim.task_id);
         }
     }
@@ -462,16 +524,16 @@ impl Engine {
     }
 
     /// What is ours and has not ended.
-    pub(super) fn unended(&self) -> Vec<TaskClaim> {
-        let mut claims = self.claims();
+    pub(super) fn unended(&self) -> Vec<Task> {
+        let mut tasks: Vec<Task> = self.held().values().map(|held| held.task.clone()).collect();
         let ended = self.ended();
-        claims.retain(|claim| ended.iter().all(|ended| ended.task.claim() != *claim));
-        claims
+        tasks.retain(|task| ended.iter().all(|ended| ended.task.claim() != task.claim()));
+        tasks
     }
 
     /// What is ours.
     pub(super) fn claims(&self) -> Vec<TaskClaim> {
-        self.held().iter().map(|(task_id, held)| TaskClaim { task_id: *task_id, epoch: held.epoch }).collect()
+        self.held().values().map(|held| held.task.claim()).collect()
     }
 
     fn held(&self) -> MutexGuard<'_, HashMap<TaskId, Held>> {
@@ -576,19 +638,31 @@ mod tests {
         assert_eq!(of_few_sizes(5000), 768);
     }
 
-    #[tokio::test]
-    async fn who_could_not_be_heard_is_given_time() {
-        let (contact, hour) = (Contact::begin(), Duration::from_secs(3600));
-        let since = || *contact.0.lock().unwrap();
-        assert!(contact.has_lasted(Duration::ZERO) && !contact.has_lasted(hour), "it has just begun");
-        let begun = since();
-        contact.ask(hour, async { Ok(()) }).await.unwrap();
-        assert_eq!(since(), begun, "it goes on");
-        let away = async { Err::<(), _>(StoreError::Unavailable("away".into())) };
-        contact.ask(hour, away).await.unwrap_err();
-        let back = since();
-        assert!(back > begun, "it begins anew");
-        contact.ask(Duration::ZERO, async { Ok(()) }).await.unwrap();
-        assert!(since() > back, "who answers late was away");
+    #[test]
+    fn who_could_not_be_heard_is_given_time() {
+        let (begun, second, hour) = (Instant::now(), Duration::from_secs(1), Duration::from_secs(3600));
+        let at = |seconds: u64| begun + Duration::from_secs(seconds);
+        let mut breaks = Breaks::begin(begun);
+        assert!(
+            breaks.are_past(at(0), Duration::ZERO) && !breaks.are_past(at(3599), hour),
+            "it has just begun"
+        );
+        breaks.note_answer(at(3600), at(3600), 10 * second);
+        assert!(breaks.are_past(at(3600), hour), "it goes on");
+        // A short break: those who live by seconds could not be heard, others could.
+        breaks.note_silence();
+        breaks.note_answer(at(3602), at(3602), 10 * second);
+        assert!(breaks.are_past(at(3602), hour) && !breaks.are_past(at(3602), 6 * second));
+        breaks.note_answer(at(3610), at(5600), 10 * second);
+        assert!(!breaks.are_past(at(9199), hour), "who answers late was away");
+        assert!(breaks.are_past(at(9200), hour));
+        breaks.note_answer(at(10_000), at(10_000), 10 * second);
+        breaks.note_silence();
+        breaks.note_silence();
+        assert!(breaks.are_past(at(10_001), hour) && !breaks.are_past(at(11_200), hour), "it is not over");
+        breaks.note_answer(at(12_000), at(12_000), 10 * second);
+        assert!(!breaks.are_past(at(15_599), hour) && breaks.are_past(at(15_599), hour / 2));
+        assert!(breaks.are_past(at(15_600), hour), "all have had their time by now");
+        assert_eq!(breaks.over.len(), 2, "a later one that is as long stands for those before it");
     }
 }

@@ -24,6 +24,9 @@ const TOGETHER: usize = 32;
 /// How long attempts that are stopped have to say so. Who waits for something does so at once.
 const STOPPING: Duration = Duration::from_millis(500);
 
+/// After how long a worker says again that it lives, whose task somebody has locked.
+pub(super) const WHILE_LOCKED: Duration = Duration::from_millis(200);
+
 /// How many are written at once by who stops.
 const AT_ONCE: usize = 4;
 
@@ -47,20 +50,23 @@ async fn run(engine: Arc<Engine>, stopping: Stopping) {
 }
 
 async fn say_that_workers_live(engine: &Engine, mut stopping: Stopping) {
-    let mut last = Instant::now();
+    let (mut last, mut is_heard) = (Instant::now(), true);
     while !stopping.is_asked() {
+        let every = engine.beat_every();
+        let next = last + if is_heard { every } else { every.min(WHILE_LOCKED) };
         tokio::select! {
             () = stopping.asked() => return,
             // How often may be another by now.
             () = engine.beats_sooner.woken() => continue,
             // A heartbeat is answered with what is to be called off.
             () = engine.app.bus.wakes.task_cancels.woken() => {}
-            () = tokio::time::sleep_until(last + engine.beat_every()) => {}
+            () = tokio::time::sleep_until(next) => {}
         }
         last = Instant::now();
-        if let Err(error) = engine.beat().await {
+        is_heard = engine.beat().await.unwrap_or_else(|error| {
             failed("could not say that workers live", &error);
-        }
+            true
+        });
     }
 }
 
@@ -84,10 +90,11 @@ async fn write_ends(engine: &Engine, mut stopping: Stopping) {
 }
 
 impl Engine {
-    pub(super) async fn beat(&self) -> Result<(), StoreError> {
+    /// Says that all workers live. Answers whether all were heard: somebody may have locked a task.
+    pub(super) async fn beat(&self) -> Result<bool, StoreError> {
         let claims = self.claims();
         if claims.is_empty() {
-            return Ok(());
+            return Ok(true);
         }
         let beats = self.ask(self.app.store().beat_tasks(&claims)).await?;
         for claim in claims {
@@ -101,14 +108,14 @@ impl Engine {
                 self.forget(claim);
             }
         }
-        Ok(())
+        Ok(beats.locked.is_empty())
     }
 
     /// Writes all ends that there are. What cannot be written with others is written alone, behind them: one task that somebody has
     /// locked does not keep all from ending.
     async fn write(&self) -> Result<(), StoreError> {
         let ended = self.ended().clone();
-        let has_facts = |ended: &Arc<Ended>| self.declared(&ended.task).is_some_and(|of| of.has_facts());
+        let has_facts = |ended: &Arc<Ended>| self.has_more_to_say(ended);
         let is_alone = |ended: &Arc<Ended>| ended.is_alone.load(Ordering::Relaxed);
         let (mut alone, ended): (Vec<_>, Vec<_>) = ended.into_iter().partition(is_alone);
         let (with_facts, plain): (Vec<_>, Vec<_>) = ended.into_iter().partition(has_facts);
@@ -145,6 +152,11 @@ impl Engine {
         outcome
     }
 
+    /// Whether more is written than its end: a fact, or that it is called off instead of being given back.
+    fn has_more_to_say(&self, ended: &Ended) -> bool {
+        ended.end == TaskEnd::GivenBack || self.declared(&ended.task).is_some_and(|of| of.has_facts())
+    }
+
     async fn write_plain(&self, ended: &[Arc<Ended>]) -> Result<Vec<TaskId>, StoreError> {
         let endings: Vec<_> = ended.iter().map(|ended| ending(ended)).collect();
         if endings.is_empty() { Ok(Vec::new()) } else { self.app.store().end_tasks(&endings).await }
@@ -163,7 +175,10 @@ impl Engine {
             if let (Some(held), Some(of)) = (held, self.declared(&one.task)) {
                 // What was done is done; what would be tried again is not.
                 if held.is_canceling
-                    && matches!(ending.end, TaskEnd::Failed { .. } | TaskEnd::TimedOut { .. })
+                    && matches!(
+                        ending.end,
+                        TaskEnd::Failed { .. } | TaskEnd::TimedOut { .. } | TaskEnd::GivenBack
+                    )
                 {
                     ending.end = TaskEnd::Canceled;
                 }
@@ -231,6 +246,10 @@ impl Engine {
         for claim in self.claims() {
             self.stop(claim, Stop::GivenBack);
         }
+        // Who was stopped while it took tasks has not heard which.
+        if let Err(error) = self.return_unseen().await {
+            failed("could not give back what was taken last; others take it over", &error);
+        }
         if tokio::time::timeout(STOPPING, self.write_the_rest()).await.is_ok() {
             return;
         }
@@ -247,8 +266,7 @@ impl Engine {
             let ended = self.ended().clone();
             let is_wrong = AtomicBool::new(false);
             let writing = stream::iter(&ended).for_each_concurrent(AT_ONCE, async |one| {
-                let has_facts = self.declared(&one.task).is_some_and(|of| of.has_facts());
-                if let Err(error) = self.write_alone(one, has_facts).await {
+                if let Err(error) = self.write_alone(one, self.has_more_to_say(one)).await {
                     failed("could not write how a task ended; trying again", &error);
                     is_wrong.store(true, Ordering::Relaxed);
                 }
@@ -266,13 +284,12 @@ impl Engine {
 
     /// Gives back what attempts have that do not hear that they are stopped: they cannot answer any more.
     async fn give_back_deaf(&self) {
-        let giving = stream::iter(self.unended()).for_each_concurrent(AT_ONCE, async |claim| {
-            let (ending, mut backoff) = (TaskEnding { claim, end: TaskEnd::GivenBack }, Backoff::default());
-            while let Err(error) = self.app.store().end_tasks(std::slice::from_ref(&ending)).await {
+        let giving = stream::iter(self.unended()).for_each_concurrent(AT_ONCE, async |task| {
+            let (ended, mut backoff) = (Arc::new(Ended::new(task, TaskEnd::GivenBack)), Backoff::default());
+            while let Err(error) = self.write_alone(&ended, true).await {
                 failed("could not give a task back; trying again", &error);
                 tokio::time::sleep(backoff.next_within(STOPPING)).await;
             }
-            self.forget(claim);
         });
         giving.await;
         self.has_ended.wake();

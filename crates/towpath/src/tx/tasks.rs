@@ -1,6 +1,7 @@
 //! Starting a task, and calling one off.
 
 use std::future::IntoFuture;
+use std::sync::{Mutex, PoisonError};
 
 use chrono::{DateTime, Utc};
 use futures_util::FutureExt as _;
@@ -78,7 +79,7 @@ impl<'t> StartTask<'t> {
             None => context.causation_id.clone(),
         };
         let task = NewTask {
-            task_id: TaskId(Uuid::now_v7()),
+            task_id: new_id(tx.open().bus.clock.now()),
             task_type,
             unique_key: key,
             priority,
@@ -91,12 +92,27 @@ impl<'t> StartTask<'t> {
             causation_id,
             trace_id: context.trace_id.clone(),
         };
+        // Before anything is written: what cannot be told must not be done.
+        let requested = requested.map(|requested| facts::requested(&task, requested, context)).transpose()?;
         let started = tx.start_one(&task).await?;
         if let Some(requested) = requested.filter(|_| started.is_new) {
-            tx.append(&facts::requested(&task, requested, context)?).await?;
+            tx.append(&requested).await?;
         }
         Ok(started)
     }
+}
+
+/// The id of a task, which says how old it is among its equals: by the database's time, and within a millisecond by their order
+/// here. A host whose clock is wrong would have its tasks done before all others, or behind them.
+fn new_id(now: DateTime<Utc>) -> TaskId {
+    static LAST: Mutex<(u64, u16)> = Mutex::new((0, 0));
+    let millis = u64::try_from(now.timestamp_millis()).unwrap_or_default();
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    *last = (millis, if last.0 == millis { last.1.wrapping_add(1) } else { 0 });
+    let [high, low] = (last.1 & 0xfff).to_be_bytes();
+    let [.., a, b, c, d, e, f, g, h] = Uuid::now_v7().into_bytes();
+    let id = uuid::Builder::from_unix_timestamp_millis(millis, &[high, low, a, b, c, d, e, f, g, h]);
+    TaskId(id.into_uuid())
 }
 
 impl<'t> IntoFuture for StartTask<'t> {

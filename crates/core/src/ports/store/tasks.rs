@@ -144,6 +144,8 @@ pub struct TaskBeats {
     pub lost: Vec<TaskId>,
     /// These are to be called off.
     pub canceling: Vec<TaskId>,
+    /// Somebody has these locked: they are its own, and were not heard of. Say it again soon.
+    pub locked: Vec<TaskId>,
 }
 
 /// A task that runs, and that nobody else changes meanwhile.
@@ -301,11 +303,15 @@ pub trait Tasks: Send + Sync + 'static {
     /// [`CLAIMED_BYTES`](super::CLAIMED_BYTES) of payloads together, but one. What others are just taking is passed over. Each has a new epoch.
     async fn claim_tasks(&self, wanted: &[WantedTasks<'_>], worker: &str) -> StoreResult<Vec<Task>>;
 
+    /// Lets tasks be taken again that a worker has taken, as far as the store knows, and that are not among those which it knows of:
+    /// the answer to a claim was lost. Nothing is counted. Answers how many.
+    async fn return_unseen_tasks(&self, worker: &str, seen: &[TaskId]) -> StoreResult<u64>;
+
     /// Tasks that may be taken, without payloads: of each type that is wanted the first ones, in the order in which they would
     /// be. One statement for all, by index.
     async fn waiting_tasks(&self, wanted: &[WantedTasks<'_>]) -> StoreResult<Vec<Task>>;
 
-    /// Says that a worker lives which has these tasks, for all at once. One that somebody else has locked is passed over: it is not lost.
+    /// Says that a worker lives which has these tasks, for all at once. One that somebody else has locked is passed over, and told.
     async fn beat_tasks(&self, claims: &[TaskClaim]) -> StoreResult<TaskBeats>;
 
     /// Ends attempts. Answers those that were not under their claims any more: nothing was done for them. What was ended

@@ -43,7 +43,10 @@ pub(super) async fn beat(session: &mut Session<'_>, claims: &[TaskClaim]) -> Sto
         if !missing.is_empty() {
             // Those that run under their claims all the same are locked.
             let locked = running(session, "tasks.locked", &missing, "").await?;
+            let unheard = missing.clone();
             note(locked, &mut missing, &mut beats)?;
+            let is_locked = |claim: &&TaskClaim| !missing.contains(claim);
+            beats.locked.extend(unheard.iter().filter(is_locked).map(|claim| claim.task_id));
         }
         beats.lost.extend(missing.iter().map(|claim| claim.task_id));
     }
@@ -109,6 +112,11 @@ async fn running(
     );
     Ok(session.rows(name, &sql, keys).await?)
 }
+
+/// What is so of a task that nobody has any more. Who had it cannot answer.
+const NOBODYS: &str = "worker = NULL, heartbeat_due_at = NULL, attempt_due_at = NULL";
+const GIVEN_BACK: &str =
+    "worker = NULL, heartbeat_due_at = NULL, attempt_due_at = NULL, finished_at = NULL, epoch = epoch + 1";
 
 /// What is written of attempts that ended alike, in one statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -206,7 +214,7 @@ async fn end_alike(
     let mut set = vec![
         format!("status = {status}"),
         format!("status_changed_at = {now}, finished_at = {finished_at}"),
-        "worker = NULL, heartbeat_due_at = NULL, attempt_due_at = NULL".to_owned(),
+        NOBODYS.to_owned(),
     ];
     let mut differing = |column: &str, mark: &str, of: &dyn Fn(&TaskEnd) -> Option<Value<'static>>| {
         let value_of = |ending: &&TaskEnding| Some((ending.claim.task_id.0, of(&ending.end)?));
@@ -252,6 +260,25 @@ async fn end_alike(
         return Ok(Vec::new());
     }
     not_ended(session, &claims).await
+}
+
+/// Lets running tasks of a worker be taken that it does not know of. One that is to be called off is so by who takes it.
+pub(super) async fn return_unseen(
+    session: &mut Session<'_>,
+    worker: &str,
+    seen: &[TaskId],
+) -> StoreResult<u64> {
+    let dialect = session.dialect();
+    let queued = step(TaskState::Running, TaskStep::GiveBack)?;
+    let mut changed = values![queued.as_str(), worker];
+    let is_seen = if seen.is_empty() { "1 = 0".to_owned() } else { one_of(dialect, seen, &mut changed) };
+    let sql = format!(
+        "UPDATE task_box SET status = ?, status_changed_at = {}, {GIVEN_BACK}, {} \
+         WHERE status = 'running' AND worker = ? AND NOT ({is_seen})",
+        dialect.now(),
+        reason_unless_canceling("'claim-lost'"),
+    );
+    Ok(session.execute("tasks.return_unseen", &sql, changed).await?)
 }
 
 /// The tasks that were not ended under their claims: whoever else lets one end raises its epoch.
