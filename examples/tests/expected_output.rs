@@ -117,9 +117,16 @@ async fn lending_library_twice_at_once_on_postgres_and_rabbitmq() {
     lends_to_one_at_a_time(&server("TOWPATH_TEST_POSTGRES_URL"), &server("TOWPATH_TEST_AMQP_URL")).await;
 }
 
+#[tokio::test]
+async fn process_on_mysql() {
+    prints_the_same_twice(PROCESS, &server("TOWPATH_TEST_MYSQL_URL")).await;
+}
+
 #[test]
-fn the_process_is_short() {
-    assert!(include_str!("../6-process/main.rs").lines().count() < 80);
+fn the_worker_and_the_process_are_short() {
+    for program in [include_str!("../5-worker/main.rs"), include_str!("../6-process/main.rs")] {
+        assert!(program.lines().count() < 80);
+    }
 }
 
 #[test]

@@ -188,7 +188,11 @@ pub(crate) fn ci() -> Result<ExitCode, Failure> {
     // Servers are mostly downloaded while the checks mostly compile. Who runs the tests brings them up again, and says what failed.
     thread::scope(|scope| {
         scope.spawn(|| services::bring_up_for_tests().is_ok());
-        checks()
+        let checked = checks();
+        if let Err(failure) = &checked {
+            eprintln!("error: {failure}\nxtask: this ends when the servers are up that are being installed");
+        }
+        checked
     })?;
     run_tests(&TestOptions::parse(&[])?, true)
 }

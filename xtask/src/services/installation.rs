@@ -104,7 +104,8 @@ pub(super) fn install_packages(
     // One unreachable archive among several fails the update and may not matter: the installation decides.
     let update = apt_get(&["update"], &log, false);
     progress.step("apt", &format!("install {}", packages.join(" ")));
-    let mut arguments = vec!["install", "--yes", "--no-install-recommends"];
+    // What is there stays as it is: a compiler may be at work.
+    let mut arguments = vec!["install", "--yes", "--no-install-recommends", "--no-upgrade"];
     arguments.extend(packages);
     if let Err(cause) = apt_get(&arguments, &log, true) {
         let both = match update {
