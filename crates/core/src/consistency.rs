@@ -8,6 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use sha2::{Digest as _, Sha256};
 
 /// How many rows of a finding are told, besides how many there are.
 pub const MOST_ROWS: usize = 100;
@@ -227,6 +228,14 @@ impl Findings {
     }
 }
 
+/// What stands for the types that a channel takes, to see when they change. It is stored.
+pub fn fingerprint<'p>(patterns: impl IntoIterator<Item = &'p str>) -> String {
+    let mut patterns: Vec<&str> = patterns.into_iter().collect();
+    patterns.sort_unstable();
+    let digest = Sha256::digest(patterns.join("\n"));
+    digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// What was not checked, and why.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -267,6 +276,13 @@ mod tests {
             assert_eq!(code.as_str().parse(), Ok(*code));
         }
         assert!("nothing".parse::<FindingCode>().is_err());
+    }
+
+    #[test]
+    fn the_fingerprint_is_of_the_patterns_and_not_of_their_order() {
+        assert_eq!(fingerprint(["a.*", "b"]), fingerprint(["b", "a.*"]));
+        assert_ne!(fingerprint(["a.*", "b"]), fingerprint(["a.*"]));
+        assert_eq!(fingerprint(["order.*"]), "bacc3b7f0351b055922c2af3cb2eeb98", "it is stored");
     }
 
     #[test]

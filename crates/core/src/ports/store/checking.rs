@@ -72,7 +72,7 @@ pub struct CheckRow {
 pub struct ChannelStart {
     /// The channel.
     pub channel: ChannelName,
-    /// The patterns of the types it takes, as one text.
+    /// What stands for the types it takes.
     pub patterns: String,
     /// Since when.
     pub started_at: DateTime<Utc>,
@@ -120,6 +120,13 @@ pub enum Suspicion<'a> {
     AbandonedTasks,
     /// Aggregates, changed since a moment, whose state is not the last of their history.
     StatesWithoutHistory {
+        /// The moment.
+        since: DateTime<Utc>,
+    },
+    /// Aggregates of these kinds that have changed since a moment: nothing is wrong with them yet.
+    ChangedSince {
+        /// The kinds.
+        kinds: &'a [String],
         /// The moment.
         since: DateTime<Utc>,
     },

@@ -148,7 +148,10 @@ fn walk<'v>(session: &Session<'_>, suspicion: &'v Suspicion<'_>) -> Walk<'v> {
         },
         Suspicion::InboxWithoutEvent { handlers } => Walk {
             at: Some("status_changed_at"),
-            only: format!("t.handler IN ({})", vec!["?"; handlers.len()].join(", ")),
+            only: match handlers.len() {
+                0 => "1 = 0".to_owned(),
+                count => format!("t.handler IN ({})", vec!["?"; count].join(", ")),
+            },
             only_values: handlers.iter().map(|handler| Value::from(handler.as_str())).collect(),
             ..plain(
                 "inbox",
@@ -269,6 +272,25 @@ fn walk<'v>(session: &Session<'_>, suspicion: &'v Suspicion<'_>) -> Walk<'v> {
                 "t.updated_at >= ? AND t.state IS NOT NULL AND (SELECT s.to_state FROM state_events s \
                  WHERE s.aggregate_kind = t.aggregate_kind AND s.aggregate_id = t.aggregate_id \
                  ORDER BY s.aggregate_version DESC LIMIT 1) <> t.state",
+            )
+        },
+        Suspicion::ChangedSince { kinds, since } => Walk {
+            at: Some("updated_at"),
+            only: match kinds.len() {
+                0 => "1 = 0".to_owned(),
+                count => format!("t.aggregate_kind IN ({})", vec!["?"; count].join(", ")),
+            },
+            only_values: kinds.iter().map(|kind| Value::from(kind.as_str())).collect(),
+            wrong_values: values![*since],
+            ..plain(
+                "aggregates",
+                &[("aggregate_kind", Part::Text), ("aggregate_id", Part::Text)],
+                &[
+                    ("aggregateKind", "aggregate_kind", Part::Text),
+                    ("aggregateId", "aggregate_id", Part::Text),
+                ],
+                2,
+                "t.updated_at >= ?",
             )
         },
         Suspicion::BrokenHistories { since } => Walk {
