@@ -9,13 +9,13 @@ use towpath_core::ids::{AggregateKey, Position};
 use towpath_core::ports::store::{
     AggregateRow, ChannelStart, CheckedEvent, KnownCause, StoreResult, Suspect, Suspicion,
 };
-use towpath_core::retry::Coded as _;
+use towpath_core::retry::{Coded as _, ErrorClass};
 use towpath_core::route::Glob;
 use towpath_core::time::{between, earlier, later};
 use uuid::Uuid;
 
 use super::stages::Stage;
-use crate::bus::{FoldError, with_causes};
+use crate::bus::FoldError;
 use crate::towpath::Towpath;
 
 /// How many rows are looked at together.
@@ -432,12 +432,17 @@ impl Looker<'_> {
         }
         let (folded, machine_state) = match self.app.bus.fold_anew(decider.as_ref(), &key, version).await {
             Ok(folded) => folded,
-            Err(FoldError::Store(error)) if error.class() == towpath_core::retry::ErrorClass::Transient => {
+            Err(FoldError::Store(error)) if error.class() == ErrorClass::Transient => {
                 return Err(error);
             }
-            Err(FoldError::Store(error)) => return Ok(Folded::Not(with_causes(&error))),
-            Err(FoldError::Decide(error)) => return Ok(Folded::Not(with_causes(&error))),
-            Err(FoldError::Panicked) => return Ok(Folded::Not("folding it panicked".to_owned())),
+            // The text of such an error may quote a payload.
+            Err(FoldError::Store(error)) => {
+                return Ok(Folded::Not(format!("events of some could not be read [{}]", error.code())));
+            }
+            Err(FoldError::Decide(_)) => {
+                return Ok(Folded::Not("events of some cannot be folded by what is registered here".to_owned()));
+            }
+            Err(FoldError::Panicked) => return Ok(Folded::Not("folding some of them panicked".to_owned())),
         };
         let has_more = || self.app.bus.store.events_of(&key, version, 1);
         if !folded.means_the_same_as(&snapshot.data) {
