@@ -436,10 +436,9 @@ fn a_check_finds_what_is_missing_and_a_repair_is_a_fact() {
     assert_eq!(server.get(&format!("/api/consistency/checks/{id}")).json(), clean);
     let unknown = server.get("/api/consistency/checks/01890000-0000-7000-8000-000000000000");
     assert_eq!((unknown.status, unknown.code().as_str()), (404, "not-found"));
-    for (body, status, code) in [
-        (r#"{"window":"soon"}"#, 422, "invalid-window"),
-        (r#"{"scope":["nothing"]}"#, 400, "malformed"),
-    ] {
+    for (body, status, code) in
+        [(r#"{"window":"soon"}"#, 422, "invalid-window"), (r#"{"scope":["nothing"]}"#, 400, "malformed")]
+    {
         let answer = server.post("/api/consistency/check", body);
         assert_eq!((answer.status, answer.code().as_str()), (status, code), "{body}");
     }
@@ -447,11 +446,17 @@ fn a_check_finds_what_is_missing_and_a_repair_is_a_fact() {
     server.execute("DELETE FROM event_outbox");
     let found = server.post("/api/consistency/check", r#"{"scope":["missing_outbox_events"]}"#).json();
     let finding = &found["findings"][0];
-    assert_eq!((finding["code"].as_str(), finding["count"].as_u64()), (Some("missing_outbox_events"), Some(1)));
+    assert_eq!(
+        (finding["code"].as_str(), finding["count"].as_u64()),
+        (Some("missing_outbox_events"), Some(1))
+    );
     assert_eq!((finding["severity"].as_str(), found["clean"].as_bool()), (Some("critical"), Some(false)));
     assert_eq!(finding["rows"][0]["details"]["channel"], "parcels");
     let plan = server.post("/api/consistency/repair?apply=false", "").json();
-    assert_eq!((plan["applied"].as_bool(), plan["steps"][0]["outcome"].as_str()), (Some(false), Some("planned")));
+    assert_eq!(
+        (plan["applied"].as_bool(), plan["steps"][0]["outcome"].as_str()),
+        (Some(false), Some("planned"))
+    );
     // The consumer has had the event before.
     assert_eq!(plan["steps"][0]["consumersPast"], serde_json::json!([{ "handler": "weigh", "version": 1 }]));
     let body = format!(r#"{{"checkId":{},"codes":["missing_outbox_events"]}}"#, found["checkId"]);

@@ -84,9 +84,9 @@ mutants! {
     commands_of_the_living_are_abandoned: "checks.suspects" without "NOT EXISTS (SELECT 1 FROM leases WHERE leases.lease_name = t.claimed_by_id" => checking::what_is_whole_is_not_suspicious;
     removed_channels_are_ahead: "checks.suspects" without "t.deleted_at IS NULL" => checking::what_the_dead_hold_and_what_is_ahead_is_found;
     deliveries_of_others_are_suspicious: "checks.suspects" without "t.handler IN (?)" => checking::what_the_dead_hold_and_what_is_ahead_is_found;
-    commands_of_other_flows_are_causes: "checks.events" without "c.command_id = e.causation_id" => checking::an_event_is_read_with_its_cause_and_its_ways;
+    commands_of_other_flows_are_causes: "checks.events" without "c.correlation_id = e.correlation_id" => checking::an_event_is_read_with_its_cause_and_its_ways;
     deliveries_that_failed_are_past: "checks.past" without "later.aggregate_id = e.aggregate_id" => checking::an_event_is_read_with_its_cause_and_its_ways;
-    commands_go_back_twice: "repair.orphan" without "t.status = 'COMPLETED'" => checking::a_command_goes_back_unless_its_effect_is_there;
+    positions_are_given_twice: "repair.position" with "FROM event_positions WHERE event_id = ?" as "FROM event_positions WHERE event_id = ? AND 1 = 0" => checking::a_repair_is_done_once_and_with_its_fact;
     effects_of_others_are_taken_for_ones_own: "repair.effect" with "causation_id = ? THEN 1" as "causation_id = ? OR 1 = 1 THEN 1" => checking::a_command_goes_back_unless_its_effect_is_there;
     commands_of_the_living_go_back: "repair.abandoned" without "claimed_by_id IS NULL" => checking::a_command_goes_back_unless_its_effect_is_there;
 

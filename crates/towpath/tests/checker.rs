@@ -291,8 +291,16 @@ async fn versions_that_end_too_early_begin_late_or_have_a_hole_are_found(fresh: 
     let check_id = app.checker().begin(&asked).await.expect("begin");
     let found = app.checker().wait(check_id, Duration::from_secs(60)).await.expect("wait").expect("its end");
     assert_eq!(found.findings.count(gaps), 1);
-    execute(&app, "UPDATE domain_events SET aggregate_version = aggregate_version - 1 WHERE aggregate_version = 2").await;
-    execute(&app, "UPDATE domain_events SET aggregate_version = aggregate_version - 1 WHERE aggregate_version = 3").await;
+    execute(
+        &app,
+        "UPDATE domain_events SET aggregate_version = aggregate_version - 1 WHERE aggregate_version = 2",
+    )
+    .await;
+    execute(
+        &app,
+        "UPDATE domain_events SET aggregate_version = aggregate_version - 1 WHERE aggregate_version = 3",
+    )
+    .await;
     execute(&app, "UPDATE aggregates SET version = 2").await;
     clean(&app).await;
     assert_eq!(app.store().last_version_gaps().await.unwrap(), Some(0));
@@ -480,10 +488,12 @@ async fn a_check_that_was_asked_for_elsewhere_is_done_by_who_can(fresh: &Fresh) 
     let check_id = asking.checker().begin(&CheckAsked::default()).await.expect("begin");
     assert!(asking.checker().wait(check_id, Duration::ZERO).await.expect("wait").is_none());
     assert_eq!(asking.checker().find(check_id).await.unwrap().unwrap().status, CheckStatus::Pending);
-    let not_done = asking.checker().repair(&RepairAsked { check_id: Some(check_id), codes: Vec::new() }, true).await;
+    let not_done =
+        asking.checker().repair(&RepairAsked { check_id: Some(check_id), codes: Vec::new() }, true).await;
     assert!(matches!(not_done, Err(CheckError::NotDone(id)) if id == check_id));
     let app = quick(fresh).start().await.expect("start");
-    let found = asking.checker().wait(check_id, Duration::from_secs(60)).await.expect("wait").expect("its end");
+    let found =
+        asking.checker().wait(check_id, Duration::from_secs(60)).await.expect("wait").expect("its end");
     assert!(found.is_clean(), "{found:?}");
     assert_eq!(asking.checker().last().await.unwrap().unwrap(), found);
     app.stop().await;

@@ -186,14 +186,19 @@ async fn find(session: &mut Session<'_>, check_id: Uuid) -> StoreResult<Option<C
 }
 
 async fn last(session: &mut Session<'_>) -> StoreResult<Option<CheckRow>> {
-    let which = "c.finished_at IS NOT NULL AND c.status = 'DONE' ORDER BY c.finished_at DESC, c.check_id DESC";
+    let which =
+        "c.finished_at IS NOT NULL AND c.status = 'DONE' ORDER BY c.finished_at DESC, c.check_id DESC";
     one(session, "checks.last", which, values![]).await
 }
 
 async fn version_gaps(session: &mut Session<'_>) -> StoreResult<Option<u64>> {
     let sql = "SELECT version_gap_count FROM consistency_checks WHERE finished_at IS NOT NULL AND status = 'DONE' \
                AND version_gap_count IS NOT NULL ORDER BY finished_at DESC, check_id DESC LIMIT 1";
-    session.row("checks.version_gaps", sql, values![]).await?.map(|row| row.count("version_gap_count")).transpose()
+    session
+        .row("checks.version_gaps", sql, values![])
+        .await?
+        .map(|row| row.count("version_gap_count"))
+        .transpose()
 }
 
 /// Writes how far a check is. Runs in a transaction.
@@ -248,9 +253,9 @@ async fn note_starts(session: &mut Session<'_>, starts: &[ChannelStart]) -> Stor
         insert_sql(&CHANNEL_STARTS, starts.len()),
         dialect.on_conflict("channel")
     );
-    let noted = starts.iter().flat_map(|start| {
-        values![start.channel.as_str(), start.patterns.as_str(), start.started_at]
-    });
+    let noted = starts
+        .iter()
+        .flat_map(|start| values![start.channel.as_str(), start.patterns.as_str(), start.started_at]);
     session.execute("checks.note_starts", &sql, noted.collect()).await?;
     Ok(())
 }
@@ -271,7 +276,8 @@ async fn starts(session: &mut Session<'_>) -> StoreResult<Vec<ChannelStart>> {
 /// From the head backwards, until nothing of a whole stretch is young enough. Late commits and facts that were mirrored stand
 /// among younger ones, so one look in the middle would not tell.
 async fn position_before(session: &mut Session<'_>, since: DateTime<Utc>) -> StoreResult<Position> {
-    let head = session.row("checks.head", "SELECT last_position FROM log_head WHERE log_id = 1", values![]).await?;
+    let head =
+        session.row("checks.head", "SELECT last_position FROM log_head WHERE log_id = 1", values![]).await?;
     let mut high = head.map_or(Ok(0), |row| row.count("last_position"))?;
     let sql = "SELECT COUNT(*) AS young FROM event_positions p JOIN domain_events e ON e.event_id = p.event_id \
                WHERE p.position > ? AND p.position <= ? AND e.occurred_at >= ?";
@@ -356,7 +362,6 @@ async fn consumers_past(session: &mut Session<'_>, event_id: EventId) -> StoreRe
          WHERE e.event_id = ? GROUP BY i.handler ORDER BY i.handler"
     );
     let rows = session.rows("checks.past", &sql, values![event_id.0]).await?;
-    let read =
-        |row: &Row| Ok(PastConsumer { handler: row.text("handler")?, version: row.count("version")? });
+    let read = |row: &Row| Ok(PastConsumer { handler: row.text("handler")?, version: row.count("version")? });
     rows.iter().map(read).collect()
 }

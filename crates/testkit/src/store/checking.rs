@@ -6,8 +6,8 @@ use chrono::{DateTime, Utc};
 use towpath_core::ids::{CausationId, ChannelName, EventId, Lane};
 use towpath_core::lifecycle::{CommandStatus, OutboxStatus};
 use towpath_core::ports::store::{
-    Append, ChannelStart, CheckRow, CheckStatus, PastConsumer, Repair, Repaired, Store, StoreError,
-    Suspicion,
+    Append, ChannelStart, CheckRow, CheckStatus, CommandRecord, Found, PastConsumer, Repair, Repaired, Store,
+    StoreError, SuspectPage, Suspicion,
 };
 use uuid::Uuid;
 
@@ -99,7 +99,11 @@ pub async fn checks_that_ended_long_ago_are_cleaned_up(fixture: &impl StoreFixtu
         assert!(store.find_check(kept.check_id).await.expect("find").is_some());
     }
     let (stale, _) = stale_and_fresh(&*store).await;
-    assert_refused!(store.clean_checks(&stale, moment(99), 1).await, StoreError::Fenced { .. }, "a stale lease");
+    assert_refused!(
+        store.clean_checks(&stale, moment(99), 1).await,
+        StoreError::Fenced { .. },
+        "a stale lease"
+    );
 }
 
 /// A channel begins when it was first noted, and anew when it takes something else.
@@ -120,7 +124,7 @@ pub async fn a_channel_begins_when_it_takes_something_else(fixture: &impl StoreF
     assert!(known.contains(&start(&other, "c", 9)), "it takes something else: {known:?}");
 }
 
-fn targets(page: &towpath_core::ports::store::SuspectPage) -> Vec<String> {
+fn targets(page: &SuspectPage) -> Vec<String> {
     page.suspects.iter().map(|suspect| suspect.target.clone()).collect()
 }
 
@@ -152,8 +156,11 @@ pub async fn what_is_whole_is_not_suspicious(fixture: &impl StoreFixture) {
     // One without a position waits for one.
     assert_eq!(sequence_all(&*store, &lease).await, 9);
     append(&*store, &OrderFacts::of_new_order().placed().append()).await;
-    let (pairs, handlers, kinds) =
-        ([("order.place".to_owned(), "order.placed".to_owned())], ["record".to_owned()], ["order".to_owned()]);
+    let (pairs, handlers, kinds) = (
+        [("order.place".to_owned(), "order.placed".to_owned())],
+        ["record".to_owned()],
+        ["order".to_owned()],
+    );
     let since = moment(0);
     for suspicion in [
         Suspicion::OrphanedCommands { since, pairs: &pairs },
@@ -192,17 +199,18 @@ pub async fn commands_without_their_event_are_found_in_pages(fixture: &impl Stor
         command.context = context(moment(number));
         let facts = OrderFacts::about(&order, 0);
         let facts = if number == 3 { facts.placed() } else { facts.noted("something else") };
-        let done = completed(&command, towpath_core::ports::store::Found::Nowhere, Some(facts.caused_by(&command).append()));
+        let done = completed(&command, Found::Nowhere, Some(facts.caused_by(&command).append()));
         store.complete_command(&done).await.expect("complete");
         ids.push(command.command_id.to_string());
     }
     // One that decided nothing has no event to miss.
-    let nothing = completed(&place(&new_order()), towpath_core::ports::store::Found::Nowhere, None);
+    let nothing = completed(&place(&new_order()), Found::Nowhere, None);
     store.complete_command(&nothing).await.expect("complete");
     let pairs = [("order.place".to_owned(), "order.placed".to_owned())];
     let orphans = |since: u64| Suspicion::OrphanedCommands { since: moment(since), pairs: &pairs };
     let (mut found, mut counted, mut behind) = (Vec::new(), 0, None);
-    loop {
+    for number in 0.. {
+        assert!(number < 6, "it goes on behind the last page");
         let page = store.suspects(&orphans(0), behind.as_deref(), 2).await.expect("look");
         assert!(page.suspects.len() <= 2);
         found.extend(targets(&page));
@@ -283,11 +291,17 @@ pub async fn an_event_is_read_with_its_cause_and_its_ways(fixture: &impl StoreFi
     let done = OrderFacts::of_new_order().placed().routed(&channels).noted("alone").command();
     store.complete_command(&done).await.expect("complete");
     let cause = done.append.as_ref().expect("facts").events[0].event_id;
-    let caused = ChangeContextOf { cause }.facts(moment(50));
-    append(&*store, &caused).await;
+    let mut caused = context(moment(50));
+    caused.causation_id = Some(CausationId::from(cause));
+    append(&*store, &OrderFacts::of_new_order().placed().in_context(caused).append()).await;
+    // It names a command of another flow.
+    let mut elsewhere = context(moment(50));
+    elsewhere.causation_id = Some(CausationId::from(&done.command.command_id));
+    append(&*store, &OrderFacts::of_new_order().placed().in_context(elsewhere).append()).await;
     sequence_all(&*store, &lease).await;
-    let events = store.checked_events(0, 3).await.expect("read");
-    assert_eq!(events.iter().map(|event| event.position).collect::<Vec<_>>(), [1, 2, 3]);
+    let events = store.checked_events(0, 4).await.expect("read");
+    assert_eq!(events.iter().map(|event| event.position).collect::<Vec<_>>(), [1, 2, 3, 4]);
+    assert!(!events[3].is_of_command);
     let mut ways = events[0].channels.clone();
     ways.sort();
     let mut expected = channels.map(|channel| channel.to_string());
@@ -297,7 +311,7 @@ pub async fn an_event_is_read_with_its_cause_and_its_ways(fixture: &impl StoreFi
     assert_eq!((events[2].is_of_command, events[2].causation_id.clone()), (false, Some(cause.to_string())));
     assert_eq!(store.checked_events(1, 2).await.expect("read"), events[1..2]);
     assert_eq!(store.position_before(moment(50)).await.expect("ask"), 0, "it is looked at in long stretches");
-    assert_eq!(store.position_before(moment(51)).await.expect("ask"), 3);
+    assert_eq!(store.position_before(moment(51)).await.expect("ask"), 4);
 
     let unknown = Uuid::now_v7();
     let mut tx = store.begin().await.expect("begin");
@@ -314,19 +328,6 @@ pub async fn an_event_is_read_with_its_cause_and_its_ways(fixture: &impl StoreFi
     let past = store.consumers_past(cause).await.expect("ask");
     assert_eq!(past, [PastConsumer { handler: "record".to_owned(), version: 2 }]);
     assert_eq!(store.consumers_past(events[2].event_id).await.expect("ask"), []);
-}
-
-/// Facts whose cause is an event.
-struct ChangeContextOf {
-    cause: EventId,
-}
-
-impl ChangeContextOf {
-    fn facts(&self, at: DateTime<Utc>) -> Append {
-        let mut caused = context(at);
-        caused.causation_id = Some(CausationId::from(self.cause));
-        OrderFacts::of_new_order().placed().in_context(caused).append()
-    }
 }
 
 fn fact() -> Append {
@@ -352,7 +353,10 @@ pub async fn a_repair_is_done_once_and_with_its_fact(fixture: &impl StoreFixture
         assert_eq!(is_there(&*store, &fact).await, expected == Repaired::Done);
     }
     let rows = store.outbox_of(event_id).await.expect("ask");
-    assert_eq!((rows.len(), rows[0].status, rows[0].channel.clone()), (1, OutboxStatus::New, channel.clone()));
+    assert_eq!(
+        (rows.len(), rows[0].status, rows[0].channel.clone()),
+        (1, OutboxStatus::New, channel.clone())
+    );
     let nothing = fact();
     let unknown = Repair::Outbox { event_id: new_event_id(), channel: channel.clone() };
     assert_eq!(store.repair(&unknown, &nothing, moment(9)).await.expect("repair"), Repaired::Gone);
@@ -369,8 +373,9 @@ pub async fn a_repair_is_done_once_and_with_its_fact(fixture: &impl StoreFixture
 /// A command goes back only if its event is missing and its effect is not in the state, or if nobody has it.
 pub async fn a_command_goes_back_unless_its_effect_is_there(fixture: &impl StoreFixture) {
     let store = fixture.store().await;
-    let found = towpath_core::ports::store::Found::Nowhere;
-    let orphan = |command_id: String| Repair::OrphanedCommand { command_id, event_type: "order.placed".to_owned() };
+    let found = Found::Nowhere;
+    let orphan =
+        |command_id: String| Repair::OrphanedCommand { command_id, event_type: "order.placed".to_owned() };
     let whole = OrderFacts::of_new_order().placed().command();
     let another = OrderFacts::of_new_order().noted("another").command();
     let nothing = completed(&place(&new_order()), found.clone(), None);
@@ -393,9 +398,8 @@ pub async fn a_command_goes_back_unless_its_effect_is_there(fixture: &impl Store
     }
     let gone = orphan("nobody".to_owned());
     assert_eq!(store.repair(&gone, &fact(), moment(9)).await.expect("repair"), Repaired::Gone);
-    let status = |record: Option<towpath_core::ports::store::CommandRecord>| record.map(|record| record.status);
+    let status = |record: Option<CommandRecord>| record.map(|record| record.status);
     let back = store.command(&lost.command.command_id).await.expect("find");
-    assert_eq!(back.as_ref().map(|record| record.next_retry_at), Some(Some(moment(9))));
     assert_eq!(status(back), Some(CommandStatus::Pending));
     let kept = store.command(&another.command.command_id).await.expect("find");
     assert_eq!(status(kept), Some(CommandStatus::Completed));

@@ -429,7 +429,12 @@ impl Checking for MemoryStore {
         absent()
     }
 
-    async fn clean_checks(&self, _lease: &LeaseGrant, _before: DateTime<Utc>, _limit: u32) -> StoreResult<u64> {
+    async fn clean_checks(
+        &self,
+        _lease: &LeaseGrant,
+        _before: DateTime<Utc>,
+        _limit: u32,
+    ) -> StoreResult<u64> {
         absent()
     }
 

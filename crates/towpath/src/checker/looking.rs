@@ -422,7 +422,9 @@ impl Looker<'_> {
     async fn fold(&self, kind: &str, id: &str) -> StoreResult<Folded> {
         let key = AggregateKey::from_stored(kind, id);
         let Some(decider) = self.app.registry().decider_of_kind(kind) else { return Ok(Folded::IsSame) };
-        let Some(row) = self.app.bus.store.load(&key, None).await?.aggregate else { return Ok(Folded::IsSame) };
+        let Some(row) = self.app.bus.store.load(&key, None).await?.aggregate else {
+            return Ok(Folded::IsSame);
+        };
         let AggregateRow { snapshot: Some(snapshot), version, state, .. } = row else {
             return Ok(Folded::IsSame);
         };
@@ -440,7 +442,9 @@ impl Looker<'_> {
                 return Ok(Folded::Not(format!("events of some could not be read [{}]", error.code())));
             }
             Err(FoldError::Decide(_)) => {
-                return Ok(Folded::Not("events of some cannot be folded by what is registered here".to_owned()));
+                return Ok(Folded::Not(
+                    "events of some cannot be folded by what is registered here".to_owned(),
+                ));
             }
             Err(FoldError::Panicked) => return Ok(Folded::Not("folding some of them panicked".to_owned())),
         };

@@ -25,7 +25,7 @@ use uuid::Uuid;
 use crate::builder::Keeping;
 use crate::towpath::Towpath;
 
-pub use repairing::{MOST_STEPS, REPAIR_KIND, REPAIR_PERFORMED, Plan, PlanStep, RepairAsked, StepOutcome};
+pub use repairing::{MOST_STEPS, Plan, PlanStep, REPAIR_KIND, REPAIR_PERFORMED, RepairAsked, StepOutcome};
 pub(crate) use running::start;
 use stages::Stage;
 

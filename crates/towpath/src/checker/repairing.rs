@@ -205,7 +205,9 @@ impl Checker<'_> {
                 tracing::info!(code = step.code.as_str(), target = step.target, "{message}");
                 (StepOutcome::Done, message)
             }
-            Ok((Repaired::NotNeeded, _)) => (StepOutcome::NotNeeded, "It is as it should be by now.".to_owned()),
+            Ok((Repaired::NotNeeded, _)) => {
+                (StepOutcome::NotNeeded, "It is as it should be by now.".to_owned())
+            }
             Ok((Repaired::EffectIsThere, _)) => (
                 StepOutcome::ByHand,
                 "Its effect is already in the state; running it again would have it twice.".to_owned(),
@@ -273,7 +275,9 @@ fn repair_of(looker: &Looker<'_>, found: &Found) -> Option<Repair> {
     let channel = || ChannelName::from_stored(found.detail("channel"));
     let command_id = || found.detail("commandId").to_owned();
     match found.code {
-        FindingCode::MissingOutboxEvents => Some(Repair::Outbox { event_id: event_id()?, channel: channel() }),
+        FindingCode::MissingOutboxEvents => {
+            Some(Repair::Outbox { event_id: event_id()?, channel: channel() })
+        }
         FindingCode::OrphanedCommands => Some(Repair::OrphanedCommand {
             command_id: command_id(),
             event_type: looker.result_of(found.detail("commandType"))?.to_owned(),
@@ -329,7 +333,9 @@ fn failed_text(repair: &Repair) -> String {
         Repair::Lane { channel, lane } => {
             format!("Failed to let lane {} of channel {channel} go on", lane.to_stored())
         }
-        Repair::AbandonedCommand { command_id } => format!("Failed to put abandoned command {command_id} back"),
+        Repair::AbandonedCommand { command_id } => {
+            format!("Failed to put abandoned command {command_id} back")
+        }
     }
 }
 

@@ -46,7 +46,11 @@ async fn run(app: Towpath, held: watch::Receiver<Held>, scan: Duration, mut stop
             // Somebody else goes on with it; the keeper will find out.
             Ok(()) | Err(StoreError::Fenced { .. }) => {}
             Err(error) => {
-                tracing::warn!(code = error.code(), cause = with_causes(&error), "could not check consistency");
+                tracing::warn!(
+                    code = error.code(),
+                    cause = with_causes(&error),
+                    "could not check consistency"
+                );
             }
         }
     }
@@ -106,7 +110,8 @@ async fn go_on(
         Err(error @ StoreError::Fenced { .. }) => Err(error),
         Err(error) => {
             let now = app.bus.database_time().await?;
-            (check.status, check.status_changed_at, check.finished_at) = (CheckStatus::Failed, now, Some(now));
+            (check.status, check.status_changed_at, check.finished_at) =
+                (CheckStatus::Failed, now, Some(now));
             check.status_reason = Some(error.code().to_owned());
             check.status_message = Some(with_causes(&error));
             app.bus.store.save_check(lease, &check).await?;
@@ -192,6 +197,10 @@ async fn repair_what_is_safe(app: &Towpath, check_id: uuid::Uuid) {
     let safe = codes.filter(|code| code.remedy() == towpath_core::consistency::Remedy::Safe).collect();
     let asked = RepairAsked { check_id: Some(check_id), codes: safe };
     if let Err(error) = app.checker().repair(&asked, true).await {
-        tracing::warn!(code = error.code(), cause = with_causes(&error), "could not repair what a check has found");
+        tracing::warn!(
+            code = error.code(),
+            cause = with_causes(&error),
+            "could not repair what a check has found"
+        );
     }
 }

@@ -68,7 +68,8 @@ impl Stage {
 
     /// Those that look for something of a scope; all, where it is empty.
     pub(super) fn of_scope(scope: &[FindingCode]) -> Vec<Self> {
-        let is_asked = |stage: &&Self| scope.is_empty() || stage.codes().iter().any(|code| scope.contains(code));
+        let is_asked =
+            |stage: &&Self| scope.is_empty() || stage.codes().iter().any(|code| scope.contains(code));
         Self::ALL.iter().filter(is_asked).copied().collect()
     }
 

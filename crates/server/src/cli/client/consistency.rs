@@ -64,7 +64,9 @@ impl Check {
         }
         match answer.value["clean"].as_bool() {
             Some(true) => Ok(()),
-            _ => Err(Failure::no("something is not where it belongs; `towpath repair` says what can be done")),
+            _ => {
+                Err(Failure::no("something is not where it belongs; `towpath repair` says what can be done"))
+            }
         }
     }
 }

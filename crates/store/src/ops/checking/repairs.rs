@@ -69,7 +69,8 @@ async fn pending(session: &mut Session<'_>, event_id: EventId) -> StoreResult<Re
         return Ok(Repaired::Gone);
     }
     // The sequencer holds this lock while it moves rows, so none is on its way now.
-    let sql = format!("SELECT last_position FROM log_head WHERE log_id = 1 {}", session.dialect().for_update());
+    let sql =
+        format!("SELECT last_position FROM log_head WHERE log_id = 1 {}", session.dialect().for_update());
     session.row("repair.head", &sql, values![]).await?;
     let sql = "SELECT 1 AS there FROM event_positions WHERE event_id = ? UNION ALL \
                SELECT 1 AS there FROM event_pending WHERE event_id = ?";
@@ -153,11 +154,7 @@ async fn lane(
     Ok(Repaired::Done)
 }
 
-async fn abandoned(
-    session: &mut Session<'_>,
-    command_id: &str,
-    now: DateTime<Utc>,
-) -> StoreResult<Repaired> {
+async fn abandoned(session: &mut Session<'_>, command_id: &str, now: DateTime<Utc>) -> StoreResult<Repaired> {
     let status = step(CommandStatus::Processing, CommandStep::Recover)?;
     let sql = format!(
         "UPDATE command_box SET status = ?, status_changed_at = ?, status_reason = 'holder-gone', next_retry_at = ?, \

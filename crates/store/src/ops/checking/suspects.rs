@@ -202,7 +202,8 @@ fn walk<'v>(session: &Session<'_>, suspicion: &'v Suspicion<'_>) -> Walk<'v> {
              WHERE a.aggregate_kind = t.aggregate_kind AND a.aggregate_id = t.aggregate_id), 0)",
         ),
         Suspicion::AbandonedCommands => {
-            let (status, open) = session.dialect().partial(const { COMMAND_BOX.index("command_box_open") }, "t.");
+            let (status, open) =
+                session.dialect().partial(const { COMMAND_BOX.index("command_box_open") }, "t.");
             let gone = holder_is_gone(session, "t");
             Walk {
                 at: Some("status_changed_at"),
@@ -329,9 +330,7 @@ fn orphaned<'v>(since: DateTime<Utc>, pairs: &'v [(String, String)]) -> Walk<'v>
     let declared = format!("CASE t.command_type{} END", " WHEN ? THEN ?".repeat(pairs.len()));
     let mut wrong_values: Vec<Value<'v>> =
         pairs.iter().map(|(command, _)| Value::from(command.as_str())).collect();
-    wrong_values.extend(
-        pairs.iter().flat_map(|(command, event)| values![command.as_str(), event.as_str()]),
-    );
+    wrong_values.extend(pairs.iter().flat_map(|(command, event)| values![command.as_str(), event.as_str()]));
     Walk {
         table: "command_box",
         index: Some("command_box_received"),
