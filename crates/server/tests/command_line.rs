@@ -226,6 +226,9 @@ fn a_check_exits_with_one_when_it_found_something_and_a_repair_puts_it_right() {
     server.until("/api/outbox?status=SENT", |page| {
         page["rows"].as_array().is_some_and(|rows| !rows.is_empty())
     });
+    server.until("/api/events?after=0&limit=100", |page| {
+        page["events"].as_array().is_some_and(|all| all.len() == 1)
+    });
     let told = said(server.run(&["check"]));
     assert!(told.contains("clean: 1 commands and 1 events of the last 24h"), "{told}");
     assert_eq!(json(server.run(&["check", "--window", "1h", "--json"]))["clean"], true);

@@ -427,11 +427,13 @@ fn a_check_finds_what_is_missing_and_a_repair_is_a_fact() {
     assert_eq!((none.status, none.code().as_str()), (404, "no-check"));
     server.send("parcel.register", "p-1", r#"{"weight":1}"#);
     server.until("/api/outbox?status=SENT", |page| length(&page["rows"]) == 1);
+    // What was asked for in vain is a fact, too.
+    server.until("/api/events?after=0&limit=100", |page| length(&page["events"]) == 2);
     let clean = server.post("/api/consistency/check", "");
     assert_eq!(clean.status, 200, "{clean:?}");
     let clean = clean.json();
     assert_eq!((clean["clean"].as_bool(), clean["window"].as_str()), (Some(true), Some("24h")), "{clean}");
-    assert_eq!(clean["totals"], serde_json::json!({ "total_commands": 1, "total_events": 1 }));
+    assert_eq!(clean["totals"], serde_json::json!({ "total_commands": 1, "total_events": 2 }));
     let id = clean["checkId"].as_str().unwrap();
     assert_eq!(server.get(&format!("/api/consistency/checks/{id}")).json(), clean);
     let unknown = server.get("/api/consistency/checks/01890000-0000-7000-8000-000000000000");

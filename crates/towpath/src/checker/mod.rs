@@ -23,6 +23,7 @@ use towpath_core::time::earlier;
 use uuid::Uuid;
 
 use crate::builder::Keeping;
+use crate::bus::with_causes;
 use crate::towpath::Towpath;
 
 pub use repairing::{MOST_STEPS, Plan, PlanStep, REPAIR_KIND, REPAIR_PERFORMED, RepairAsked, StepOutcome};
@@ -321,8 +322,9 @@ fn new_row(asked: &CheckAsked, now: DateTime<Utc>) -> Option<Result<CheckRow, St
 
 /// Notes since when the channels of this instance take what they take.
 pub(crate) async fn note_channels(app: &Towpath) -> Result<(), StoreError> {
-    let now = app.bus.database_time().await?;
-    let starts: Vec<ChannelStart> = app
+    // By the clock that events of this instance are given their time by.
+    let now = app.bus.clock.now();
+    let mut starts: Vec<ChannelStart> = app
         .relayed
         .iter()
         .map(|channel| ChannelStart {
@@ -331,5 +333,15 @@ pub(crate) async fn note_channels(app: &Towpath) -> Result<(), StoreError> {
             started_at: now,
         })
         .collect();
-    app.bus.store.note_channel_starts(&starts).await
+    // In one order, so that instances that start at once do not wait for each other.
+    starts.sort_by(|one, other| one.channel.as_str().cmp(other.channel.as_str()));
+    match app.bus.store.note_channel_starts(&starts).await {
+        // What is not noted is not checked; it is noted at the next start.
+        Err(error) if error.class() == ErrorClass::Transient => {
+            let (code, cause) = (error.code(), with_causes(&error));
+            tracing::warn!(code, cause, "could not note since when channels take events");
+            Ok(())
+        }
+        noted => noted,
+    }
 }

@@ -35,6 +35,8 @@ pub(crate) fn start(app: Towpath, held: watch::Receiver<Held>, scan: Duration) -
 }
 
 async fn run(app: Towpath, held: watch::Receiver<Held>, scan: Duration, mut stopping: Stopping) {
+    // One that cannot be done is not begun again at once.
+    let mut not_before = tokio::time::Instant::now();
     loop {
         rest(&app.bus.wakes.checks, scan, &mut stopping).await;
         if stopping.is_asked() {
@@ -42,7 +44,7 @@ async fn run(app: Towpath, held: watch::Receiver<Held>, scan: Duration, mut stop
         }
         // Whoever cleans up does this, too: one instance is enough.
         let Some(lease) = held.borrow().cleaner.clone() else { continue };
-        match turn(&app, &lease, &stopping).await {
+        match turn(&app, &lease, &mut not_before, &stopping).await {
             // Somebody else goes on with it; the keeper will find out.
             Ok(()) | Err(StoreError::Fenced { .. }) => {}
             Err(error) => {
@@ -57,10 +59,15 @@ async fn run(app: Towpath, held: watch::Receiver<Held>, scan: Duration, mut stop
 }
 
 /// Begins a check if one is due, and does what was asked for.
-async fn turn(app: &Towpath, lease: &LeaseGrant, stopping: &Stopping) -> StoreResult<()> {
+async fn turn(
+    app: &Towpath,
+    lease: &LeaseGrant,
+    not_before: &mut tokio::time::Instant,
+    stopping: &Stopping,
+) -> StoreResult<()> {
     let store = &app.bus.store;
     let mut is_scheduled = None;
-    if let Some(every) = app.checks.every {
+    if let Some(every) = app.checks.every.filter(|_| tokio::time::Instant::now() >= *not_before) {
         let now = app.bus.database_time().await?;
         let last = store.last_check().await?;
         let is_due = last.is_none_or(|last| later(last.started_at, every) <= now);
@@ -69,6 +76,7 @@ async fn turn(app: &Towpath, lease: &LeaseGrant, stopping: &Stopping) -> StoreRe
             if let Some(row) = new_row(&asked, now) {
                 let row = row?;
                 is_scheduled = Some(row.check_id);
+                *not_before = tokio::time::Instant::now() + every;
                 store.begin_check(&row).await?;
             }
         }
