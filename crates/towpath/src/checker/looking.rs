@@ -360,7 +360,7 @@ impl Looker<'_> {
         let declares = self.app.registry().decider_of_kind(&event.aggregate_kind).is_some_and(|decider| {
             decider.events().iter().any(|name| roots.iter().any(|root| root == name.as_str()))
         });
-        declares && !roots.iter().any(|root| *root == event.event_type)
+        declares && !roots.contains(&event.event_type)
     }
 }
 

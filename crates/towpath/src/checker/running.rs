@@ -72,13 +72,14 @@ async fn turn(
         let last = store.last_check().await?;
         let is_due = last.is_none_or(|last| later(last.started_at, every) <= now);
         let asked = CheckAsked { window: app.checks.window, scope: Vec::new() };
-        if is_due && store.next_check().await?.is_none() {
-            if let Some(row) = new_row(&asked, now) {
-                let row = row?;
-                is_scheduled = Some(row.check_id);
-                *not_before = tokio::time::Instant::now() + every;
-                store.begin_check(&row).await?;
-            }
+        if is_due
+            && store.next_check().await?.is_none()
+            && let Some(row) = new_row(&asked, now)
+        {
+            let row = row?;
+            is_scheduled = Some(row.check_id);
+            *not_before = tokio::time::Instant::now() + every;
+            store.begin_check(&row).await?;
         }
     }
     while let Some(check) = store.next_check().await? {

@@ -126,12 +126,10 @@ async fn is_in_the_state(
     versions: std::ops::RangeInclusive<Version>,
 ) -> StoreResult<bool> {
     let (before, last) = versions.into_inner();
-    let sql = format!(
-        "SELECT COUNT(*) AS there, COUNT(CASE WHEN causation_id = ? THEN 1 END) AS own FROM domain_events \
-         WHERE aggregate_kind = ? AND aggregate_id = ? AND aggregate_version > ? AND aggregate_version <= ?"
-    );
+    let sql = "SELECT COUNT(*) AS there, COUNT(CASE WHEN causation_id = ? THEN 1 END) AS own FROM domain_events \
+               WHERE aggregate_kind = ? AND aggregate_id = ? AND aggregate_version > ? AND aggregate_version <= ?";
     let keys = values![command_id, aggregate.kind.as_str(), aggregate.id.as_str(), before, last];
-    let Some(row) = session.row("repair.effect", &sql, keys).await? else { return Ok(false) };
+    let Some(row) = session.row("repair.effect", sql, keys).await? else { return Ok(false) };
     let (there, own) = (row.count("there")?, row.count("own")?);
     Ok(own > 0 || there < row_version.min(last).saturating_sub(before))
 }
