@@ -12,6 +12,7 @@ pub mod aggregate;
 pub mod append;
 pub mod causes;
 pub mod channel;
+pub mod consistency;
 pub mod decider;
 pub mod envelope;
 pub mod flow;

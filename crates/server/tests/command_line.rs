@@ -218,3 +218,36 @@ fn a_password_in_the_address_of_a_server_is_not_shown() {
         assert!(!output.status.success() && !errors.contains("s3cret"), "{errors}");
     }
 }
+
+#[test]
+fn a_check_exits_with_one_when_it_found_something_and_a_repair_puts_it_right() {
+    let server = Server::of_carrier();
+    server.send("parcel.register", "p-1", r#"{"weight":1}"#);
+    server.until("/api/outbox?status=SENT", |page| {
+        page["rows"].as_array().is_some_and(|rows| !rows.is_empty())
+    });
+    server.until("/api/events?after=0&limit=100", |page| {
+        page["events"].as_array().is_some_and(|all| all.len() == 1)
+    });
+    let told = said(server.run(&["check"]));
+    assert!(told.contains("clean: 1 commands and 1 events of the last 24h"), "{told}");
+    assert_eq!(json(server.run(&["check", "--window", "1h", "--json"]))["clean"], true);
+    refused(server.run(&["check", "--window", "soon"]), 1, "invalid-window");
+
+    server.execute("INSERT INTO parked_lanes (channel, lane, head_outbox_id, parked_at) VALUES ('parcels', 1, 999999, 0)");
+    let output = server.run(&["check", "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(found["findings"][0]["code"], "parked_without_head");
+    refused(server.run(&["check"]), 1, "towpath repair");
+    let plan = said(server.run(&["repair"]));
+    assert!(plan.starts_with("planned parked_without_head parcels/1"), "{plan}");
+    refused(server.run(&["check"]), 1, "towpath repair");
+    let done = said(server.run(&["repair", "--apply"]));
+    assert!(
+        done.starts_with("done parked_without_head parcels/1: Let lane 1 of channel parcels go on"),
+        "{done}"
+    );
+    said(server.run(&["check"]));
+    said(server.run(&["repair", "--apply"]));
+}

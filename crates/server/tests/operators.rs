@@ -419,3 +419,59 @@ async fn a_server_whose_broker_is_away_is_not_ready() {
     assert_eq!(away.json()["title"], title, "{away:?}");
     assert_eq!(server.get("/healthz").status, 200, "it lives all the same");
 }
+
+#[test]
+fn a_check_finds_what_is_missing_and_a_repair_is_a_fact() {
+    let server = Server::of_carrier();
+    let none = server.post("/api/consistency/repair", "");
+    assert_eq!((none.status, none.code().as_str()), (404, "no-check"));
+    server.send("parcel.register", "p-1", r#"{"weight":1}"#);
+    server.until("/api/outbox?status=SENT", |page| length(&page["rows"]) == 1);
+    // What was asked for in vain is a fact, too.
+    server.until("/api/events?after=0&limit=100", |page| length(&page["events"]) == 2);
+    let clean = server.post("/api/consistency/check", "");
+    assert_eq!(clean.status, 200, "{clean:?}");
+    let clean = clean.json();
+    assert_eq!((clean["clean"].as_bool(), clean["window"].as_str()), (Some(true), Some("24h")), "{clean}");
+    assert_eq!(clean["totals"], serde_json::json!({ "total_commands": 1, "total_events": 2 }));
+    let id = clean["checkId"].as_str().unwrap();
+    assert_eq!(server.get(&format!("/api/consistency/checks/{id}")).json(), clean);
+    let unknown = server.get("/api/consistency/checks/01890000-0000-7000-8000-000000000000");
+    assert_eq!((unknown.status, unknown.code().as_str()), (404, "not-found"));
+    for (body, status, code) in
+        [(r#"{"window":"soon"}"#, 422, "invalid-window"), (r#"{"scope":["nothing"]}"#, 400, "malformed")]
+    {
+        let answer = server.post("/api/consistency/check", body);
+        assert_eq!((answer.status, answer.code().as_str()), (status, code), "{body}");
+    }
+
+    server.execute("DELETE FROM event_outbox");
+    let found = server.post("/api/consistency/check", r#"{"scope":["missing_outbox_events"]}"#).json();
+    let finding = &found["findings"][0];
+    assert_eq!(
+        (finding["code"].as_str(), finding["count"].as_u64()),
+        (Some("missing_outbox_events"), Some(1))
+    );
+    assert_eq!((finding["severity"].as_str(), found["clean"].as_bool()), (Some("critical"), Some(false)));
+    assert_eq!(finding["rows"][0]["details"]["channel"], "parcels");
+    let plan = server.post("/api/consistency/repair?apply=false", "").json();
+    assert_eq!(
+        (plan["applied"].as_bool(), plan["steps"][0]["outcome"].as_str()),
+        (Some(false), Some("planned"))
+    );
+    // The consumer has had the event before.
+    assert_eq!(plan["steps"][0]["consumersPast"], serde_json::json!([{ "handler": "weigh", "version": 1 }]));
+    let body = format!(r#"{{"checkId":{},"codes":["missing_outbox_events"]}}"#, found["checkId"]);
+    let done = server.post("/api/consistency/repair?apply=true", &body).json();
+    assert_eq!(done["steps"][0]["outcome"], "done", "{done}");
+    let message = done["steps"][0]["message"].as_str().unwrap();
+    assert!(message.starts_with("Repaired missing outbox for event "), "{message}");
+    server.until("/api/outbox?status=SENT", |page| length(&page["rows"]) == 1);
+    let facts = server.until("/api/events?after=0&limit=100", |page| {
+        page["events"].as_array().unwrap().iter().any(|event| event["type"] == "towpath.repair.performed")
+    });
+    let fact = named(&facts["events"], "type", "towpath.repair.performed");
+    assert_eq!(fact["payload"]["message"], message);
+    assert_eq!(fact["payload"]["planId"], done["planId"]);
+    assert_eq!(server.post("/api/consistency/check", "").json()["clean"], true);
+}

@@ -160,6 +160,14 @@ impl Dialect {
         )
     }
 
+    /// Compares a key of several columns with as many parameters, by `>` or `<=`; says which of the parameters stand where.
+    /// MySQL reads an index only for a comparison that is taken apart.
+    pub(crate) fn compared(self, columns: &[String], than: &str) -> (String, Vec<usize>) {
+        let marks = vec!["?"; columns.len()].join(", ");
+        let whole = || (format!("({}) {than} ({marks})", columns.join(", ")), (0..columns.len()).collect());
+        say!(self, whole(), whole(), compared_apart(columns, than))
+    }
+
     /// The head of an upsert's second half.
     pub(crate) fn on_conflict(self, key: &str) -> String {
         say!(
@@ -641,6 +649,20 @@ fn set_of(values: Vec<Value<'_>>) -> (&'static str, Value<'_>) {
     ("text", Value::Texts(texts.collect()))
 }
 
+/// `a > ? OR (a = ? AND b > ?)`, and which parameters those are.
+#[cfg(feature = "mysql")]
+fn compared_apart(columns: &[String], than: &str) -> (String, Vec<usize>) {
+    let (mut ways, mut which) = (Vec::new(), Vec::new());
+    for (at, column) in columns.iter().enumerate() {
+        let mut parts: Vec<String> = columns.iter().take(at).map(|before| format!("{before} = ?")).collect();
+        let sign = if at + 1 == columns.len() { than } else { than.trim_end_matches('=') };
+        parts.push(format!("{column} {sign} ?"));
+        ways.push(format!("({})", parts.join(" AND ")));
+        which.extend(0..=at);
+    }
+    (format!("({})", ways.join(" OR ")), which)
+}
+
 /// A JSON list as a table of numbers.
 fn mysql_set() -> &'static str {
     "JSON_TABLE(?, '$[*]' COLUMNS (chosen_key BIGINT PATH '$'))"
@@ -686,6 +708,16 @@ mod tests {
     fn postgres_numbers_its_placeholders() {
         assert_eq!(Dialect::Postgres.placeholders("a = ? AND b = ?"), "a = $1 AND b = $2");
         assert_eq!(Dialect::MySql.placeholders("a = ?"), "a = ?");
+    }
+
+    #[test]
+    fn a_key_of_several_columns_is_compared_as_one() {
+        let columns = ["a".to_owned(), "b".to_owned()];
+        assert_eq!(Dialect::Postgres.compared(&columns, ">"), ("(a, b) > (?, ?)".to_owned(), vec![0, 1]));
+        let apart = ("((a > ?) OR (a = ? AND b > ?))".to_owned(), vec![0, 0, 1]);
+        assert_eq!(Dialect::MySql.compared(&columns, ">"), apart);
+        let apart = ("((a < ?) OR (a = ? AND b <= ?))".to_owned(), vec![0, 0, 1]);
+        assert_eq!(Dialect::MySql.compared(&columns, "<="), apart);
     }
 
     #[test]

@@ -250,14 +250,31 @@ pub(crate) fn outbox_values<'a>(
     event: &'a NewEvent,
     channel: &'a ChannelName,
 ) -> Vec<Value<'a>> {
-    let lane = append.aggregate.lane();
+    restored_outbox_values(
+        &append.aggregate,
+        event.event_id,
+        channel,
+        OutboxStatus::New,
+        append.context.occurred_at,
+    )
+}
+
+/// The row of an event that is written already.
+pub(crate) fn restored_outbox_values<'a>(
+    aggregate: &AggregateKey,
+    event_id: EventId,
+    channel: &'a ChannelName,
+    status: OutboxStatus,
+    since: chrono::DateTime<chrono::Utc>,
+) -> Vec<Value<'a>> {
+    let lane = aggregate.lane();
     values![
         channel.as_str(),
-        event.event_id.0,
+        event_id.0,
         lane.to_stored(),
         lane.partition(),
-        OutboxStatus::New.as_str(),
-        append.context.occurred_at,
+        status.as_str(),
+        since,
         None::<&str>,
         None::<&str>,
         0_u32,

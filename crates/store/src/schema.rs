@@ -988,6 +988,43 @@ pub(crate) const PROCESS_UNDOS: Table = Table {
     hot: false,
 };
 
+/// Checks of consistency: what was asked, how far each is, and what it has found.
+pub(crate) const CONSISTENCY_CHECKS: Table = Table {
+    name: "consistency_checks",
+    columns: &[
+        column("check_id", Uuid),
+        column("status", Name(16)),
+        column("status_changed_at", Time),
+        nullable("status_reason", Name(128)),
+        nullable("status_message", Text),
+        column("window_micros", Long),
+        column("since_at", Time),
+        column("started_at", Time),
+        nullable("finished_at", Time),
+        // What was asked, where it goes on and what it has found.
+        column("progress", Json),
+        // Null until that was looked at to the end.
+        nullable("version_gap_count", Long),
+    ],
+    primary_key: &["check_id"],
+    indexes: &[
+        index("consistency_checks_started", &["started_at"]),
+        index("consistency_checks_finished", &["finished_at"]),
+    ],
+    foreign_key: None,
+    hot: true,
+};
+
+/// Since when channels take what they take: events before that have no outbox rows there.
+pub(crate) const CHANNEL_STARTS: Table = Table {
+    name: "channel_starts",
+    columns: &[column("channel", Name(64)), column("patterns", Name(64)), column("started_at", Time)],
+    primary_key: &["channel"],
+    indexes: &[],
+    foreign_key: None,
+    hot: false,
+};
+
 /// The revision of the local topology: one row, whose lock makes two that change it take turns.
 pub(crate) const LOCAL_TOPOLOGY: Table = Table {
     name: "local_topology",

@@ -71,6 +71,25 @@ mutants! {
     deaths_of_the_living_are_forgotten: "letters.forget_death" without "status = 'DEAD'" => letters::a_death_at_the_broker_is_taken_in_once;
     letters_that_have_just_ended_are_cleaned: "letters.ended" without "status_changed_at < ?" => letters::letters_that_ended_long_ago_are_cleaned_up;
 
+    checks_end_twice: "checks.save" without "finished_at IS NULL" => checking::a_check_is_gone_on_with_and_ends_once;
+    other_checks_are_saved: "checks.save" without "check_id = ?" => checking::a_check_is_gone_on_with_and_ends_once;
+    ended_checks_are_gone_on_with: "checks.next" without "c.finished_at IS NULL" => checking::a_check_is_gone_on_with_and_ends_once;
+    checks_that_were_given_up_are_told: "checks.last" without "c.status = 'DONE'" => checking::a_check_is_gone_on_with_and_ends_once;
+    gaps_of_checks_that_were_given_up_are_told: "checks.version_gaps" without "status = 'DONE'" => checking::a_check_is_gone_on_with_and_ends_once;
+    young_checks_are_cleaned: "checks.old" without "finished_at < ?" => checking::checks_that_ended_long_ago_are_cleaned_up;
+    channels_begin_anew_each_time: "checks.note_starts" with "channel_starts.patterns = excluded.patterns" as "1 = 0" => checking::a_channel_begins_when_it_takes_something_else;
+    any_event_is_a_result: "checks.suspects" without "e.event_type = CASE t.command_type WHEN ? THEN ? END" => checking::commands_without_their_event_are_found_in_pages;
+    commands_that_decided_nothing_are_orphans: "checks.suspects" without "COALESCE(t.event_count, 1) > 0" => checking::commands_without_their_event_are_found_in_pages;
+    pages_of_checks_begin_anew: "checks.page" with "(t.received_at, t.command_id) > (?, ?)" as "((t.received_at, t.command_id) > (?, ?) OR 1 = 1)" => checking::commands_without_their_event_are_found_in_pages;
+    commands_of_the_living_are_abandoned: "checks.suspects" without "NOT EXISTS (SELECT 1 FROM leases WHERE leases.lease_name = t.claimed_by_id" => checking::what_is_whole_is_not_suspicious;
+    removed_channels_are_ahead: "checks.suspects" without "t.deleted_at IS NULL" => checking::what_the_dead_hold_and_what_is_ahead_is_found;
+    deliveries_of_others_are_suspicious: "checks.suspects" without "t.handler IN (?)" => checking::what_the_dead_hold_and_what_is_ahead_is_found;
+    commands_of_other_flows_are_causes: "checks.events" without "c.correlation_id = e.correlation_id" => checking::an_event_is_read_with_its_cause_and_its_ways;
+    deliveries_that_failed_are_past: "checks.past" without "later.aggregate_id = e.aggregate_id" => checking::an_event_is_read_with_its_cause_and_its_ways;
+    positions_are_given_twice: "repair.position" with "FROM event_positions WHERE event_id = ?" as "FROM event_positions WHERE event_id = ? AND 1 = 0" => checking::a_repair_is_done_once_and_with_its_fact;
+    effects_of_others_are_taken_for_ones_own: "repair.effect" with "causation_id = ? THEN 1" as "causation_id = ? OR 1 = 1 THEN 1" => checking::a_command_goes_back_unless_its_effect_is_there;
+    commands_of_the_living_go_back: "repair.abandoned" without "claimed_by_id IS NULL" => checking::a_command_goes_back_unless_its_effect_is_there;
+
     messages_of_others_are_removed: "queues.remove" without "claimed_by_id = ?" => queues::a_message_is_with_one_receiver_at_a_time;
     messages_of_others_are_given_back: "queues.requeue" without "claimed_by_id = ?" => queues::a_message_is_with_one_receiver_at_a_time;
     messages_are_taken_from_any_queue: "queues.ready" without "m.queue = ?" => queues::a_message_is_with_one_receiver_at_a_time;

@@ -64,6 +64,11 @@ impl Committed {
         Self { commands: true, ..Self::default() }
     }
 
+    /// A row in the outbox of a channel.
+    pub(crate) fn routed(channel: ChannelName, lane: Lane) -> Self {
+        Self { channels: vec![(channel, lane)], ..Self::default() }
+    }
+
     /// A task, and until when it waits.
     pub(crate) fn task(not_before: Option<DateTime<Utc>>) -> Self {
         Self { tasks: not_before.is_none(), task_times: not_before.is_some(), ..Self::default() }
@@ -122,6 +127,8 @@ pub(crate) struct Wakes {
     pub(crate) task_times: Wake,
     /// Who asks which tasks are to be called off.
     pub(crate) task_cancels: Wake,
+    /// Who does checks.
+    pub(crate) checks: Wake,
     /// Observers, by their names.
     pub(crate) observers: Arc<HashMap<String, ObserverWake>>,
 }

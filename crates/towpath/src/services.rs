@@ -20,7 +20,7 @@ use crate::service::{Service, stop_all};
 use crate::start_error::StartError;
 use crate::tasks::Engine;
 use crate::towpath::Towpath;
-use crate::{cleaner, jobs, notices, operations, projection, sequencer, tasks, timers};
+use crate::{checker, cleaner, jobs, notices, operations, projection, sequencer, tasks, timers};
 
 use self::Stage::{Always, Keeper, Worker};
 use self::Start::{Asking, AtOnce};
@@ -39,6 +39,7 @@ const SERVICES: &[(Stage, Start)] = &[
     (Worker, AtOnce(starting_tasks)),
     (Worker, AtOnce(ending_operations)),
     (Worker, AtOnce(cleaning)),
+    (Worker, AtOnce(checking)),
     (Worker, AtOnce(giving_positions)),
     (Worker, AtOnce(relaying)),
     (Worker, AtOnce(consuming)),
@@ -186,6 +187,10 @@ fn ending_operations(parts: &mut Parts) -> Vec<Service> {
 fn cleaning(parts: &mut Parts) -> Vec<Service> {
     let Towpath { bus, store, .. } = &parts.app;
     vec![cleaner::start(bus.clone(), store.clone(), parts.held.clone(), parts.keeping)]
+}
+
+fn checking(parts: &mut Parts) -> Vec<Service> {
+    vec![checker::start(parts.app.clone(), parts.held.clone(), parts.pace.scan)]
 }
 
 fn giving_positions(parts: &mut Parts) -> Vec<Service> {

@@ -24,6 +24,7 @@ use towpath_store::SqlStore;
 
 use crate::builder::Builder;
 use crate::bus::{Bus, FoldError, SendError};
+use crate::checker::Checks;
 use crate::circumstances::Circumstances;
 use crate::consumer::Letters;
 use crate::declaring::Declaration;
@@ -62,6 +63,8 @@ pub struct Towpath {
     pub(crate) page_size: NonZeroU64,
     /// Events that begin flows: they may stand without a cause.
     pub(crate) root_events: Arc<[String]>,
+    /// How checks are done.
+    pub(crate) checks: Checks,
     /// What runs in the background. What runs there has a handle without them: who drops the last one stops them.
     pub(crate) services: Arc<Services>,
     /// What follows the logs of others here.

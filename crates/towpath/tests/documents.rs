@@ -18,6 +18,7 @@ fn every_error_code_has_its_section() {
         "crates/core/src/decider.rs",
         "crates/towpath/src/bus.rs",
         "crates/towpath/src/consumer/letters.rs",
+        "crates/towpath/src/checker/mod.rs",
         "crates/towpath/src/config.rs",
         "crates/towpath/src/follow/mod.rs",
         "crates/towpath/src/tracker.rs",

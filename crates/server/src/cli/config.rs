@@ -62,6 +62,10 @@ pub(crate) struct Config {
     pub(crate) jwt: Option<JwtSettings>,
     pub(crate) limits: LimitSettings,
     pub(crate) idempotency_keys: Duration,
+    /// How often consistency is checked without being asked, and how far back.
+    pub(crate) checks: Option<(Duration, Duration)>,
+    /// Whether what is safe is repaired after that.
+    pub(crate) repairs: bool,
     pub(crate) shutdown_timeout: Duration,
     /// How long the server says that it stops before it takes no more connections.
     pub(crate) drain: Duration,
@@ -103,8 +107,8 @@ pub(crate) struct Sources {
 }
 
 /// What a file may have beside the sections of applications.
-pub(crate) const NAMES: [&str; 11] = [
-    "listen", "store", "broker", "access", "database", "limits", "log", "server", "tls", "channel",
+pub(crate) const NAMES: [&str; 12] = [
+    "listen", "store", "broker", "access", "check", "database", "limits", "log", "server", "tls", "channel",
     "topology",
 ];
 
@@ -116,6 +120,8 @@ struct File {
     broker: Option<String>,
     #[serde(default)]
     access: toml::Table,
+    #[serde(default)]
+    check: toml::Table,
     #[serde(default)]
     database: toml::Table,
     #[serde(default)]
@@ -156,6 +162,7 @@ impl ServeFlags {
         let mut tables = toml::Table::new();
         for (name, table) in [
             ("access", file.access),
+            ("check", file.check),
             ("database", file.database),
             ("limits", file.limits),
             ("log", file.log),
@@ -207,6 +214,8 @@ impl ServeFlags {
             jwt: jwt(&settings)?,
             limits,
             idempotency_keys: settings.duration("limits.idempotency-keys")?,
+            checks: checks(&settings)?,
+            repairs: repairs(&settings)?,
             shutdown_timeout: settings.duration("server.shutdown-timeout")?,
             drain: match settings.text("server.drain") {
                 Some(_) => settings.duration("server.drain")?,
@@ -301,6 +310,22 @@ fn whole(name: &str, short: &[&str], written: Vec<toml::Table>) -> Result<toml::
         }
     }
     Ok(section)
+}
+
+/// How often consistency is checked, and how far back; nothing for never.
+fn checks(settings: &Settings) -> Result<Option<(Duration, Duration)>, Failure> {
+    let every = settings.duration("check.every")?;
+    let window = settings.duration("check.window")?;
+    Ok((!every.is_zero()).then_some((every, window)))
+}
+
+/// Whether what is safe is repaired after that.
+fn repairs(settings: &Settings) -> Result<bool, Failure> {
+    match settings.text("check.repair") {
+        Some("safe") => Ok(true),
+        Some("none") | None => Ok(false),
+        Some(other) => Err(Failure::usage(format!("check.repair is {other:?}; write none or safe"))),
+    }
 }
 
 fn page_size(settings: &Settings) -> Result<Option<NonZeroU64>, Failure> {

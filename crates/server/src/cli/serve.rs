@@ -54,6 +54,12 @@ pub(crate) async fn serve(flags: ServeFlags, server: Server) -> Result<(), Failu
     if let Some(size) = config.log_page_size {
         builder = builder.page_size(size);
     }
+    if let Some((every, window)) = config.checks {
+        builder = builder.check_every(every, window);
+    }
+    if config.repairs {
+        builder = builder.repair_by_schedule();
+    }
     for kind in applications.iter().flat_map(|application| application.confidential()) {
         builder = builder.confidential(kind);
     }

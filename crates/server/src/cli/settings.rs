@@ -66,6 +66,9 @@ pub(crate) const SETTINGS: &[Setting] = &[
         "LIST",
         "Accepted algorithms",
     ),
+    setting("check.every", "0s", "TIME", "How often consistency is checked by itself; 0s is never"),
+    setting("check.window", "24h", "TIME", "How far back such a check looks"),
+    setting("check.repair", "none", "none|safe", "What is repaired after such a check"),
     setting(
         "database.connections",
         "10",

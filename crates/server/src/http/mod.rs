@@ -6,6 +6,7 @@ pub(crate) mod command_ids;
 pub(crate) mod commands;
 pub(crate) mod conditional;
 pub(crate) mod connections;
+mod consistency;
 mod dead_letters;
 mod docs;
 pub(crate) mod extract;
@@ -97,6 +98,7 @@ fn paths(applications: Vec<Paths>) -> (Router<App>, OpenApi) {
         .merge(channels::routes())
         .merge(machines::routes())
         .merge(projections::routes())
+        .merge(consistency::routes())
         .split_for_parts();
     for application in applications {
         paths = paths.merge(application.router);

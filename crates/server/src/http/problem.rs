@@ -3,6 +3,7 @@
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use towpath::checker::CheckError;
 use towpath::ids::InvalidId;
 use towpath::ports::store::StoreError;
 use towpath::retry::ErrorClass;
@@ -169,6 +170,16 @@ impl From<OutboxError> for Problem {
         match error {
             OutboxError::Store(error) => error.into(),
             OutboxError::BeyondHorizon { .. } => Self::of(&error).at(StatusCode::CONFLICT),
+        }
+    }
+}
+
+impl From<CheckError> for Problem {
+    fn from(error: CheckError) -> Self {
+        match error {
+            CheckError::Store(error) => error.into(),
+            CheckError::NoCheck | CheckError::WindowTooLong => Self::of(&error),
+            CheckError::NotDone(_) => Self::of(&error).at(StatusCode::CONFLICT),
         }
     }
 }

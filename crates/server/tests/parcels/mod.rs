@@ -258,6 +258,18 @@ impl Server {
         }
     }
 
+    /// Runs a statement on its database, behind its back.
+    pub fn execute(&self, sql: &'static str) {
+        let url = format!("sqlite://{}", self.folder.path().join("data/towpath.db").display());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let store = towpath::SqlStore::connect(&url).await.unwrap();
+            let pool = store.sqlite_pool().unwrap();
+            towpath::sqlx::query(sql).execute(pool).await.unwrap();
+            store.close().await;
+        });
+    }
+
     /// Runs the command line against it.
     pub fn run(&self, arguments: &[&str]) -> Output {
         self.run_with(arguments, "")

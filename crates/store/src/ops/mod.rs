@@ -9,6 +9,7 @@ pub(crate) mod append;
 pub(crate) mod backlog;
 pub(crate) mod changes;
 pub(crate) mod channels;
+pub(crate) mod checking;
 pub(crate) mod cleaning;
 pub(crate) mod commands;
 pub(crate) mod database;

@@ -233,7 +233,7 @@ async fn set_aside(session: &mut Session<'_>, now: DateTime<Utc>, rows: Vec<i64>
 }
 
 /// Locks the lanes that are parked, and answers the row that each waits for.
-async fn lock_heads(
+pub(crate) async fn lock_heads(
     session: &mut Session<'_>,
     channel: &ChannelName,
     lanes: impl Iterator<Item = Lane>,
@@ -470,7 +470,7 @@ const OPENED_AT_ONCE: usize = 1000;
 /// Lets the rows of these lanes go on. The lanes are locked.
 ///
 /// Of a lane with very many the first ones go, and it then waits for the last of them.
-async fn unpark(
+pub(crate) async fn unpark(
     session: &mut Session<'_>,
     channel: &ChannelName,
     now: DateTime<Utc>,

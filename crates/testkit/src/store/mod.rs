@@ -22,6 +22,7 @@ pub mod attempts;
 pub mod audit;
 pub mod backlog;
 pub mod channels;
+pub mod checking;
 pub mod cleaning;
 pub mod commands;
 pub mod facts;
@@ -317,6 +318,16 @@ macro_rules! store_conformance {
                 failures_are_forgotten_while_a_delivery_is_open;
             backlog:
                 what_waits_is_counted;
+            checking:
+                a_check_is_gone_on_with_and_ends_once,
+                checks_that_ended_long_ago_are_cleaned_up,
+                a_channel_begins_when_it_takes_something_else,
+                what_is_whole_is_not_suspicious,
+                commands_without_their_event_are_found_in_pages,
+                what_the_dead_hold_and_what_is_ahead_is_found,
+                an_event_is_read_with_its_cause_and_its_ways,
+                a_repair_is_done_once_and_with_its_fact,
+                a_command_goes_back_unless_its_effect_is_there;
             cleaning:
                 timers_that_ended_long_ago_are_cleaned_up,
                 units_begun_long_ago_are_cleaned_up,

@@ -10,6 +10,8 @@ use towpath_core::lifecycle::*;
 use towpath_core::ports::broker::Topology;
 use towpath_core::ports::store::*;
 
+use uuid::Uuid;
+
 use super::MemoryStore;
 
 /// What a store in memory says of them.
@@ -401,6 +403,87 @@ impl Notices for MemoryStore {
     }
 
     async fn hear(&self) -> StoreResult<Option<Box<dyn NoticeListener>>> {
+        absent()
+    }
+}
+
+#[async_trait]
+impl Checking for MemoryStore {
+    async fn begin_check(&self, _check: &CheckRow) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn next_check(&self) -> StoreResult<Option<CheckRow>> {
+        absent()
+    }
+
+    async fn save_check(&self, _lease: &LeaseGrant, _check: &CheckRow) -> StoreResult<bool> {
+        absent()
+    }
+
+    async fn find_check(&self, _check_id: Uuid) -> StoreResult<Option<CheckRow>> {
+        absent()
+    }
+
+    async fn last_check(&self) -> StoreResult<Option<CheckRow>> {
+        absent()
+    }
+
+    async fn last_version_gaps(&self) -> StoreResult<Option<u64>> {
+        absent()
+    }
+
+    async fn clean_checks(
+        &self,
+        _lease: &LeaseGrant,
+        _before: DateTime<Utc>,
+        _limit: u32,
+    ) -> StoreResult<u64> {
+        absent()
+    }
+
+    async fn note_channel_starts(&self, _starts: &[ChannelStart]) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn channel_starts(&self) -> StoreResult<Vec<ChannelStart>> {
+        absent()
+    }
+
+    async fn position_before(&self, _since: DateTime<Utc>) -> StoreResult<Position> {
+        absent()
+    }
+
+    async fn suspects(
+        &self,
+        _suspicion: &Suspicion<'_>,
+        _behind: Option<&[String]>,
+        _limit: u32,
+    ) -> StoreResult<SuspectPage> {
+        absent()
+    }
+
+    async fn suspects_among(
+        &self,
+        _suspicion: &Suspicion<'_>,
+        _keys: &[Vec<String>],
+    ) -> StoreResult<Vec<Suspect>> {
+        absent()
+    }
+
+    async fn checked_events(&self, _behind: Position, _up_to: Position) -> StoreResult<Vec<CheckedEvent>> {
+        absent()
+    }
+
+    async fn known_causes(&self, _ids: &[Uuid]) -> StoreResult<Vec<KnownCause>> {
+        absent()
+    }
+
+    async fn consumers_past(&self, _event_id: EventId) -> StoreResult<Vec<PastConsumer>> {
+        absent()
+    }
+
+    async fn repair(&self, _repair: &Repair, _fact: &Append, _now: DateTime<Utc>) -> StoreResult<Repaired> {
         absent()
     }
 }

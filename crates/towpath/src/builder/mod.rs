@@ -28,6 +28,7 @@ use towpath_core::route::Route;
 use towpath_core::task::TaskType;
 use towpath_store::{SqlStore, StoreOptions, Table, Versions};
 
+use crate::checker::Checks;
 use crate::config::Channels;
 use crate::consumer::{Consumer, ConsumerOf, DeadLetterQueue};
 use crate::entity::Entity;
@@ -60,6 +61,7 @@ pub struct Builder {
     declared: Declared,
     timing: Timing,
     keeping: Keeping,
+    checks: Checks,
     page_size: Option<NonZeroU64>,
     migrate: bool,
     workers: bool,
@@ -75,6 +77,7 @@ impl Default for Builder {
             declared: Declared::default(),
             timing: Timing::default(),
             keeping: Keeping::default(),
+            checks: Checks::default(),
             page_size: None,
             migrate: true,
             workers: true,
@@ -390,6 +393,27 @@ impl Builder {
     /// How often it is looked for rows that are older than that. Default: every 10 minutes.
     pub fn clean_every(mut self, interval: Duration) -> Self {
         self.keeping.every = interval;
+        self
+    }
+
+    /// Checks consistency by itself, so often, over a time of this length: one instance at a time. Otherwise it is checked when
+    /// somebody asks ([`Towpath::check`](crate::Towpath::check)).
+    pub fn check_every(mut self, interval: Duration, window: Duration) -> Self {
+        (self.checks.every, self.checks.window) = (Some(interval), window);
+        self
+    }
+
+    /// Lets the schedule put right what is safe to put right, after each check. Otherwise a repair is for who asks for it
+    /// ([`Checker`](crate::checker::Checker)).
+    pub fn repair_by_schedule(mut self) -> Self {
+        self.checks.repairs = true;
+        self
+    }
+
+    /// How old something must be before a check believes what it sees: younger rows are waited for and read again. Default: 5
+    /// seconds.
+    pub fn check_grace(mut self, duration: Duration) -> Self {
+        self.checks.grace = duration;
         self
     }
 

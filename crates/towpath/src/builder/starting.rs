@@ -16,6 +16,7 @@ use uuid::Uuid;
 use super::Builder;
 use super::declared::Network;
 use crate::bus::Bus;
+use crate::checker;
 use crate::clock::DatabaseClock;
 use crate::committed::Wakes;
 use crate::declaring::Declaration;
@@ -48,6 +49,7 @@ impl Builder {
         let (hold, held) = watch::channel(Held::default());
         let holding = self.workers.then(|| held.clone());
         let app = self.towpath(opened, bus, declaration, &network, holding);
+        checker::note_channels(&app).await?;
         let workers = std::mem::take(&mut self.declared.workers);
         let mut parts = Parts {
             tasks: Engine::of(&app, workers),
@@ -137,6 +139,7 @@ impl Builder {
             gauges: Arc::new(gauges),
             page_size,
             root_events: std::mem::take(&mut self.declared.root_events).into(),
+            checks: self.checks.keeping(&self.keeping),
             #[cfg(feature = "follow")]
             followers: crate::follow::Followers::default(),
             services: Arc::default(),

@@ -9,6 +9,7 @@ mod aggregates;
 mod appends;
 mod backlog;
 mod channels;
+mod checking;
 mod cleaning;
 mod commands;
 mod database;
@@ -37,6 +38,10 @@ pub use appends::{
 };
 pub use backlog::{Backlog, Backlogs, CommandBacklog, LetterCount, LogBacklog, OutboxBacklog, TimerBacklog};
 pub use channels::{ChannelRow, Channels, Disabled, Parked, ParkedAggregate, TrackerPlace};
+pub use checking::{
+    ChannelStart, CheckRow, CheckStatus, CheckedEvent, Checking, KnownCause, PastConsumer, Repair, Repaired,
+    Suspect, SuspectPage, Suspicion,
+};
 pub use cleaning::Cleaning;
 pub use commands::{
     CLAIMED_BYTES, CommandRecord, CommandResult, CommandSession, Commands, CompletedCommand, FailedCommand,
@@ -106,6 +111,7 @@ sum_of!(
     Listings,
     Following,
     Cleaning,
+    Checking,
     Backlogs,
     Notices,
 );

@@ -3,6 +3,7 @@
 mod aggregates;
 mod channels;
 mod commands;
+mod consistency;
 mod dead;
 mod events;
 mod machines;
@@ -83,6 +84,10 @@ pub(crate) enum Ask {
     Aggregates(aggregates::Aggregates),
     /// State machines: all of them, or one drawn
     Machines(machines::Machines),
+    /// Check whether everything is where it belongs; exits with 1 if not
+    Check(consistency::Check),
+    /// Say what would be done about what the last check has found; with --apply, do it
+    Repair(consistency::Repair),
 }
 
 /// Asks, and shows the answer.
@@ -100,6 +105,8 @@ pub(crate) async fn run(ask: Ask) -> Result<(), Failure> {
         Ask::Channels(channels) => channels.run().await,
         Ask::Aggregates(aggregates) => aggregates.run().await,
         Ask::Machines(machines) => machines.run().await,
+        Ask::Check(check) => check.run().await,
+        Ask::Repair(repair) => repair.run().await,
     }
 }
 
@@ -153,6 +160,16 @@ impl Client {
     /// Changes something.
     pub async fn post(&self, path: &[&str], body: &Value) -> Result<Answer, Failure> {
         self.ask(Method::POST, path, &[], Some(body.to_string())).await
+    }
+
+    /// Changes something in one of several ways.
+    async fn post_with(
+        &self,
+        path: &[&str],
+        query: &[(&str, String)],
+        body: &Value,
+    ) -> Result<Answer, Failure> {
+        self.ask(Method::POST, path, query, Some(body.to_string())).await
     }
 
     async fn ask(
