@@ -98,6 +98,11 @@ mutants! {
     outbox_rows_of_any_channel_are_counted: "backlog.outbox" without "o.channel = ?" => backlog::what_waits_is_counted;
     letters_of_any_status_are_counted: "backlog.letters" without "d.status = ?" => backlog::what_waits_is_counted;
 
+    commands_of_any_time_are_told: "recent.commands" without "c.received_at >= ?" => recent::what_happened_lately_is_told;
+    rows_of_any_channel_are_told: "recent.sent" without "o.channel = ?" => recent::what_happened_lately_is_told;
+    rows_of_any_time_are_told: "recent.sent" without "sent_0.status_changed_at >= ?" => recent::what_happened_lately_is_told;
+    facts_of_any_time_are_told: "recent.by_type" without "e.occurred_at >= ?" => recent::what_happened_lately_is_told;
+
     followers_move_from_anywhere: "followed.advance" without "position = ?" => following::a_follower_moves_from_where_it_was_found;
     all_followers_move: "followed.advance" without "follower = ?" => following::a_follower_moves_from_where_it_was_found;
     followers_are_one: "followed.find" without "follower = ?" => following::a_follower_moves_from_where_it_was_found;

@@ -28,6 +28,7 @@ pub(crate) mod outbox;
 pub(crate) mod processes;
 pub(crate) mod projections;
 pub(crate) mod queues;
+pub(crate) mod recent;
 pub(crate) mod tasks;
 pub(crate) mod timers;
 pub(crate) mod units;

@@ -45,6 +45,7 @@ pub mod projections;
 pub mod queues;
 pub mod races;
 pub mod reads;
+pub mod recent;
 pub mod round_trips;
 pub mod rules;
 pub mod sequencing;
@@ -382,6 +383,8 @@ macro_rules! store_conformance {
                 messages_of_a_receiver_that_is_gone_come_back,
                 a_receiver_that_ends_gives_back_its_own,
                 who_takes_alone_is_followed_by_the_next;
+            recent:
+                what_happened_lately_is_told;
             rules:
                 a_transaction_is_begun_under_the_newest_lease,
                 an_append_is_written_as_the_rules_have_it,

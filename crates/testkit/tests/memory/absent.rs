@@ -391,6 +391,18 @@ impl Backlogs for MemoryStore {
 }
 
 #[async_trait]
+impl Recents for MemoryStore {
+    async fn recent(
+        &self,
+        _channels: &[ChannelName],
+        _since: DateTime<Utc>,
+        _events_since: DateTime<Utc>,
+    ) -> StoreResult<Recent> {
+        absent()
+    }
+}
+
+#[async_trait]
 impl Notices for MemoryStore {
     async fn notify(&self, _sender: &str) -> StoreResult<()> {
         absent()

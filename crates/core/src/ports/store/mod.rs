@@ -27,6 +27,7 @@ mod outbox;
 mod processes;
 mod projections;
 pub mod queues;
+mod recent;
 pub mod tasks;
 mod timers;
 mod transactions;
@@ -68,6 +69,7 @@ pub use projections::{Projected, ProjectedAggregate, ProjectionFailure, Projecti
 pub use queues::{
     Ending, Fate, Layout, Parcel, Placement, PutError, QueueDepth, Queues, Receiver, TakenMessage,
 };
+pub use recent::{LOOKED_AT, Recent, RecentCommands, Recents};
 pub use tasks::{
     Canceling, HeldTask, NewTask, Promoted, StartedTask, Task, TaskBacklog, TaskBeats, TaskClaim, TaskEnd,
     TaskEnding, TaskFilter, TaskPlace, TaskRetry, Tasks, WantedTasks,
@@ -107,5 +109,6 @@ sum_of!(
     Following,
     Cleaning,
     Backlogs,
+    Recents,
     Notices,
 );
