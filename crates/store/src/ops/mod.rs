@@ -5,6 +5,7 @@
 //! they run.
 
 pub(crate) mod aggregates;
+pub(crate) mod alerts;
 pub(crate) mod append;
 pub(crate) mod backlog;
 pub(crate) mod changes;

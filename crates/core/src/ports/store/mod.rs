@@ -6,6 +6,7 @@
 //! Reading order: the database and its errors; appends and transactions; the topics.
 
 mod aggregates;
+pub mod alerts;
 mod appends;
 mod backlog;
 mod channels;
@@ -33,6 +34,9 @@ mod timers;
 mod transactions;
 
 pub use aggregates::{AggregateRow, Aggregates, AppendedTogether, Flow, StateEvent};
+pub use alerts::{
+    Alert, AlertCursor, AlertNote, AlertRun, Alerts, NewSilence, NotedChange, Silence, SilenceMatcher,
+};
 pub use appends::{
     Append, AppendRules, Appended, DeadlineChange, Expected, NewEvent, Routing, Snapshot, StateChange,
 };
@@ -110,5 +114,6 @@ sum_of!(
     Cleaning,
     Backlogs,
     Recents,
+    Alerts,
     Notices,
 );
