@@ -9,6 +9,7 @@ use clap::Args;
 use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
+use towpath::alerts::{Alerting, BadRules, Rules};
 use towpath::config::{ChannelEntry, TopologyEntry};
 use towpath::notifications::LARGEST_PAGE_SIZE;
 use towpath::{Channels, StoreOptions};
@@ -58,6 +59,7 @@ pub(crate) struct Config {
     pub(crate) database: StoreOptions,
     pub(crate) channels: Channels,
     pub(crate) log_page_size: Option<NonZeroU64>,
+    pub(crate) alerts: Alerting,
     pub(crate) keys: Vec<ApiKey>,
     pub(crate) jwt: Option<JwtSettings>,
     pub(crate) limits: LimitSettings,
@@ -103,8 +105,8 @@ pub(crate) struct Sources {
 }
 
 /// What a file may have beside the sections of applications.
-pub(crate) const NAMES: [&str; 11] = [
-    "listen", "store", "broker", "access", "database", "limits", "log", "server", "tls", "channel",
+pub(crate) const NAMES: [&str; 12] = [
+    "listen", "store", "broker", "access", "alerts", "database", "limits", "log", "server", "tls", "channel",
     "topology",
 ];
 
@@ -116,6 +118,8 @@ struct File {
     broker: Option<String>,
     #[serde(default)]
     access: toml::Table,
+    #[serde(default)]
+    alerts: toml::Table,
     #[serde(default)]
     database: toml::Table,
     #[serde(default)]
@@ -156,6 +160,7 @@ impl ServeFlags {
         let mut tables = toml::Table::new();
         for (name, table) in [
             ("access", file.access),
+            ("alerts", file.alerts),
             ("database", file.database),
             ("limits", file.limits),
             ("log", file.log),
@@ -196,6 +201,7 @@ impl ServeFlags {
         }
         Ok(Config {
             log_page_size: page_size(&settings)?,
+            alerts: alerts(&settings)?,
             channels,
             sections,
             written_topology: topology,
@@ -301,6 +307,21 @@ fn whole(name: &str, short: &[&str], written: Vec<toml::Table>) -> Result<toml::
         }
     }
     Ok(section)
+}
+
+/// Which rules are looked at. What is wrong with them is told before anything is touched.
+fn alerts(settings: &Settings) -> Result<Alerting, Failure> {
+    let wrong = |error: BadRules| Failure::usage(told(&error));
+    let rules = match settings.text("alerts.rules") {
+        None => Rules::defaults().map_err(wrong)?,
+        Some(file) => {
+            let text = std::fs::read_to_string(file).map_err(|error| {
+                Failure::usage(format!("alerts.rules: the file {file} cannot be read: {error}"))
+            })?;
+            Rules::from_yaml(&text).map_err(wrong)?
+        }
+    };
+    Ok(Alerting::of(rules).every(settings.patience("alerts.every")?))
 }
 
 fn page_size(settings: &Settings) -> Result<Option<NonZeroU64>, Failure> {

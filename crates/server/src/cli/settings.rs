@@ -66,6 +66,8 @@ pub(crate) const SETTINGS: &[Setting] = &[
         "LIST",
         "Accepted algorithms",
     ),
+    setting("alerts.rules", "", "FILE", "Rules of alerts (YAML), beside the default ones or in their place"),
+    setting("alerts.every", "15s", "TIME", "How often the rules of alerts are looked at"),
     setting(
         "database.connections",
         "10",

@@ -4,6 +4,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use towpath::ids::InvalidId;
+use towpath::alerts::SilenceError;
 use towpath::ports::store::StoreError;
 use towpath::retry::ErrorClass;
 use towpath::{ChannelError, Coded, LettersError, OutboxError, SendError, TaskError, with_causes};
@@ -169,6 +170,15 @@ impl From<OutboxError> for Problem {
         match error {
             OutboxError::Store(error) => error.into(),
             OutboxError::BeyondHorizon { .. } => Self::of(&error).at(StatusCode::CONFLICT),
+        }
+    }
+}
+
+impl From<SilenceError> for Problem {
+    fn from(error: SilenceError) -> Self {
+        match error {
+            SilenceError::Store(error) => error.into(),
+            SilenceError::Bad(error) => Self::of(&error).at(StatusCode::UNPROCESSABLE_ENTITY),
         }
     }
 }
