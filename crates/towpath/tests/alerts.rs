@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use support::{Fresh, Order, OrderCommand, eventually};
-use towpath::Towpath;
-use towpath::alerts::{ALERT_FIRED, ALERT_RESOLVED, Alerting, Rules, SilenceAsked};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use towpath::alerts::{ALERT_FIRED, ALERT_RESOLVED, Alerting, Rules, SilenceAsked, Webhook};
 use towpath::lifecycle::AlertStatus::{self, Firing, Missing, Resolved, Silenced};
 use towpath::ports::store::alerts::SilenceMatcher;
+use towpath::{TaskFilter, Towpath, serde_json};
 use towpath_testkit::VirtualClock;
 
 on_every_database!(
@@ -20,6 +21,7 @@ on_every_database!(
     an_alert_is_silenced_by_the_databases_time_and_comes_back,
     the_summary_says_how_things_stand,
     what_happened_long_ago_is_forgotten,
+    a_webhook_is_told_until_it_has_heard_or_is_gone,
 );
 
 /// Fires while more than two commands wait.
@@ -196,5 +198,93 @@ async fn what_happened_long_ago_is_forgotten(fresh: &Fresh) {
         .await;
     assert_eq!(statuses(&app).await.len(), 2, "what is open stays");
     cleaner.stop().await;
+    app.stop().await;
+}
+
+/// Answers requests with these statuses, one after the other and then with the last one; tells the requests.
+async fn receiver(statuses: &'static [u16]) -> (String, tokio::sync::mpsc::UnboundedReceiver<String>) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/hook?token=hidden", listener.local_addr().unwrap());
+    let (tell, told) = tokio::sync::mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        for number in 0.. {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut request = Vec::new();
+            let mut buffer = [0; 8192];
+            // The body is complete when as many bytes have come as the head says.
+            let complete = loop {
+                let read = stream.read(&mut buffer).await.unwrap();
+                request.extend_from_slice(&buffer[..read]);
+                let text = String::from_utf8_lossy(&request).into_owned();
+                if let Some((head, body)) = text.split_once("\r\n\r\n") {
+                    let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+                    if read == 0 || length.is_none_or(|length| body.len() >= length.parse().unwrap()) {
+                        break text;
+                    }
+                }
+            };
+            let status = statuses.get(number).or(statuses.last()).unwrap();
+            let answer = format!("HTTP/1.1 {status} so\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+            stream.write_all(answer.as_bytes()).await.unwrap();
+            if tell.send(complete).is_err() {
+                return;
+            }
+        }
+    });
+    (url, told)
+}
+
+fn header<'r>(request: &'r str, name: &str) -> &'r str {
+    request.lines().find_map(|line| line.strip_prefix(&format!("{name}: "))).expect(name)
+}
+
+async fn a_webhook_is_told_until_it_has_heard_or_is_gone(fresh: &Fresh) {
+    const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+    let idle = fresh.builder().without_workers().start().await.unwrap();
+    commands(&idle, 3).await;
+    let (pager, mut told) = receiver(&[500, 200]).await;
+    let (gone, mut told_in_vain) = receiver(&[410]).await;
+    let alerting = Alerting::of(rules())
+        .every(Duration::from_millis(10))
+        .webhook(Webhook::new("pager", &pager, &[SECRET]).unwrap())
+        .webhook(Webhook::new("gone", &gone, &[SECRET]).unwrap());
+    let app = of_strangers(fresh).scan(Duration::from_millis(20)).alerts(alerting).start().await.unwrap();
+    let first = told.recv().await.unwrap();
+    let second = told.recv().await.unwrap();
+    assert_eq!(header(&first, "webhook-id"), header(&second, "webhook-id"), "it is the same message");
+    assert!(header(&first, "webhook-signature").starts_with("v1,"));
+    let body = |request: &str| request.split_once("\r\n\r\n").unwrap().1.to_owned();
+    assert_eq!(body(&first), body(&second), "to the letter");
+    let said: serde_json::Value = serde_json::from_str(&body(&second)).unwrap();
+    assert_eq!(
+        (&said["version"], &said["status"], &said["receiver"]),
+        (&"4".into(), &"firing".into(), &"pager".into())
+    );
+    assert_eq!(said["alerts"][0]["labels"]["alertname"], "waiting");
+    assert_eq!(said["alerts"][0]["annotations"]["summary"], "3 commands wait");
+    assert_eq!(
+        said["alerts"].as_array().unwrap().len(),
+        1,
+        "what is missing from the start is told to nobody"
+    );
+
+    // Who is gone is not told again; that it was not told can be seen.
+    told_in_vain.recv().await.unwrap();
+    let given_up = async || {
+        let tasks = app.tasks(&TaskFilter::default(), None, 10).await.unwrap();
+        let codes: Vec<_> = tasks.iter().filter_map(|task| task.error_code.clone()).collect();
+        assert!(!format!("{tasks:?}").contains("hidden"), "no URL and no secret is kept");
+        codes.iter().any(|code| code == "webhook-gone").then_some(())
+    };
+    eventually("the receiver that is gone is given up", given_up).await;
+    assert!(told_in_vain.try_recv().is_err());
+
+    let worker = fresh.builder().start().await.unwrap();
+    let resolved: serde_json::Value = serde_json::from_str(&body(&told.recv().await.unwrap())).unwrap();
+    assert_eq!(
+        (&resolved["status"], &resolved["alerts"][0]["status"]),
+        (&"resolved".into(), &"resolved".into())
+    );
+    worker.stop().await;
     app.stop().await;
 }

@@ -9,7 +9,7 @@ use clap::Args;
 use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
-use towpath::alerts::{Alerting, BadRules, Rules};
+use towpath::alerts::{Alerting, BadRules, Rules, Webhook};
 use towpath::config::{ChannelEntry, TopologyEntry};
 use towpath::notifications::LARGEST_PAGE_SIZE;
 use towpath::{Channels, StoreOptions};
@@ -145,6 +145,32 @@ struct KeyEntry {
     hash: String,
 }
 
+/// One `[[alerts.webhook]]` of a file. Secrets stand in files of their own.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct WebhookEntry {
+    name: String,
+    url: String,
+    secret_files: Vec<PathBuf>,
+}
+
+impl WebhookEntry {
+    fn webhook(self) -> Result<Webhook, Failure> {
+        let mut secrets = Vec::with_capacity(self.secret_files.len());
+        for file in &self.secret_files {
+            secrets.push(std::fs::read_to_string(file).map_err(|error| {
+                Failure::usage(format!(
+                    "alerts.webhook {}: the file {} cannot be read: {error}",
+                    self.name,
+                    file.display()
+                ))
+            })?);
+        }
+        let secrets: Vec<&str> = secrets.iter().map(String::as_str).collect();
+        Webhook::new(&self.name, &self.url, &secrets).map_err(|error| Failure::usage(told(&error)))
+    }
+}
+
 impl ServeFlags {
     /// Puts flags, environment, file and defaults together.
     pub(crate) fn config(mut self, applications: &Applications) -> Result<Config, Failure> {
@@ -156,6 +182,15 @@ impl ServeFlags {
             Some(keys) => Some(keys.try_into().map_err(|error: toml::de::Error| {
                 Failure::usage(format!("[[access.key]] in the configuration file is wrong: {error}"))
             })?),
+        };
+        let webhooks: Vec<WebhookEntry> = match file.alerts.remove("webhook") {
+            None => Vec::new(),
+            Some(webhooks) => webhooks.try_into().map_err(|error: toml::de::Error| {
+                Failure::usage(format!(
+                    "[[alerts.webhook]] in the configuration file is wrong: {}",
+                    error.message()
+                ))
+            })?,
         };
         let mut tables = toml::Table::new();
         for (name, table) in [
@@ -201,7 +236,7 @@ impl ServeFlags {
         }
         Ok(Config {
             log_page_size: page_size(&settings)?,
-            alerts: alerts(&settings)?,
+            alerts: alerts(&settings, webhooks)?,
             channels,
             sections,
             written_topology: topology,
@@ -310,7 +345,7 @@ fn whole(name: &str, short: &[&str], written: Vec<toml::Table>) -> Result<toml::
 }
 
 /// Which rules are looked at. What is wrong with them is told before anything is touched.
-fn alerts(settings: &Settings) -> Result<Alerting, Failure> {
+fn alerts(settings: &Settings, webhooks: Vec<WebhookEntry>) -> Result<Alerting, Failure> {
     let wrong = |error: BadRules| Failure::usage(told(&error));
     let rules = match settings.text("alerts.rules") {
         None => Rules::defaults().map_err(wrong)?,
@@ -321,7 +356,8 @@ fn alerts(settings: &Settings) -> Result<Alerting, Failure> {
             Rules::from_yaml(&text).map_err(wrong)?
         }
     };
-    Ok(Alerting::of(rules).every(settings.patience("alerts.every")?))
+    let alerting = Alerting::of(rules).every(settings.patience("alerts.every")?);
+    webhooks.into_iter().try_fold(alerting, |alerting, entry| Ok(alerting.webhook(entry.webhook()?)))
 }
 
 fn page_size(settings: &Settings) -> Result<Option<NonZeroU64>, Failure> {

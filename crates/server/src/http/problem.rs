@@ -3,8 +3,8 @@
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
-use towpath::ids::InvalidId;
 use towpath::alerts::SilenceError;
+use towpath::ids::InvalidId;
 use towpath::ports::store::StoreError;
 use towpath::retry::ErrorClass;
 use towpath::{ChannelError, Coded, LettersError, OutboxError, SendError, TaskError, with_causes};

@@ -22,7 +22,8 @@ pub use silences::{BadSilence, MOST_MATCHERS, MOST_SILENCES, check};
 pub use template::{BadTemplate, Template};
 pub use testing::{BadTest, RuleTests, TestFailure};
 pub use view::{Alerting, AlertsOf, SilenceAsked, SilenceError};
-pub use webhook::Webhook;
+pub(crate) use webhook::TOGETHER;
+pub use webhook::{BadWebhook, Webhook};
 
 /// The aggregates that rules are whose alerts are facts.
 pub const ALERT_KIND: &str = "alert";

@@ -126,7 +126,9 @@ impl AlertsOf<'_> {
     /// Alerts that are open, and who looked last.
     pub async fn open(&self) -> StoreResult<(Vec<Alert>, Option<AlertRun>)> {
         let most = u32::try_from(2 * MOST_ALERTS).unwrap_or(u32::MAX);
-        Ok((self.app.store.open_alerts(most).await?, self.app.store.alert_run().await?))
+        // Who looked is asked first: what is open is then at least as new.
+        let run = self.app.store.alert_run().await?;
+        Ok((self.app.store.open_alerts(most).await?, run))
     }
 
     /// Changes of alerts, the last one first; of one rule, if that is said.

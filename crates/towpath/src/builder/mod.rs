@@ -295,6 +295,9 @@ impl Builder {
     #[cfg(feature = "alerts")]
     pub fn alerts(mut self, alerting: crate::alerts::Alerting) -> Self {
         use crate::alerts::{ALERT_FIRED, ALERT_MISSING, ALERT_RESOLVED};
+        if let Some(teller) = alerting.teller() {
+            self = self.worker(teller, crate::alerts::TOGETHER);
+        }
         self.declared.alerting = Some(alerting);
         self.begins_flow(ALERT_FIRED).begins_flow(ALERT_RESOLVED).begins_flow(ALERT_MISSING)
     }
