@@ -14,7 +14,7 @@ pub async fn what_happened_lately_is_told(fixture: &impl StoreFixture) {
     let store = fixture.store().await;
     let lease = hold_new_lease(&*store).await;
     let (mail, bills) = (new_channel(), new_channel());
-    let nothing = store.recent(&[mail.clone()], moment(0), moment(0)).await.expect("recent");
+    let nothing = store.recent(std::slice::from_ref(&mail), moment(0), moment(0)).await.expect("recent");
     assert_eq!(nothing, Recent::default());
 
     let at = |seconds| {
@@ -52,7 +52,7 @@ pub async fn what_happened_lately_is_told(fixture: &impl StoreFixture) {
     let of_bills = claim(&*store, &bills, moment(300)).await;
     record_sent(&*store, &lease, &bills, moment(250), &of_bills).await;
 
-    let recent = store.recent(&[mail.clone()], moment(100), moment(191)).await.expect("recent");
+    let recent = store.recent(std::slice::from_ref(&mail), moment(100), moment(191)).await.expect("recent");
     let commands =
         RecentCommands { received: 3, retried: 1, ended: 2, processing_time: Duration::from_secs(2) };
     assert_eq!(recent.commands, BTreeMap::from([("order.place".to_owned(), commands)]));

@@ -189,7 +189,7 @@ impl<'n> Told<'n> {
         let payload = Payload::from_value(&said).map_err(|error| invalid("invalid-payload", error.into()))?;
         let flow = CorrelationId::of_new_flow(Uuid::now_v7());
         Ok(Append {
-            aggregate: AggregateKey::from_stored(ALERT_KIND, self.rule.to_owned()),
+            aggregate: AggregateKey::from_stored(ALERT_KIND, self.rule),
             expected: Expected::Any,
             events: vec![NewEvent {
                 event_id: EventId(Uuid::now_v7()),
