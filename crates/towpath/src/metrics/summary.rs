@@ -173,6 +173,7 @@ impl Summary {
 }
 
 /// The names of a [`Summary`] that conditions can be about, and how Prometheus says the same with our metrics.
+#[cfg(any(feature = "alerts", test))]
 pub(crate) const SUMMARY_NAMES: &[(&str, &str)] = &[
     ("pending_commands", "max(towpath_command_box{status=\"pending\"})"),
     ("processing_commands", "max(towpath_command_box{status=\"processing\"})"),
