@@ -108,6 +108,10 @@ mutants! {
     silences_are_ended_twice: "alerts.end_silence" without "ended_at IS NULL" => alerts::silences_end_in_time_or_by_hand;
     silences_that_are_over_are_ended: "alerts.end_silence" without "ends_at > ?" => alerts::silences_end_in_time_or_by_hand;
 
+    who_looked_first_is_who_looked_last: "alerts.run" with "evaluated_by_id = excluded.evaluated_by_id" as "evaluated_by_id = alert_runs.evaluated_by_id" => alerts::alerts_are_noted_under_the_newest_lease;
+    changes_of_alerts_just_now_are_cleaned: "clean.page" without "status_changed_at < ?" => alerts::alerts_of_long_ago_are_cleaned_up;
+    silences_that_last_are_cleaned: "clean.page" without "ends_at < ?" => alerts::alerts_of_long_ago_are_cleaned_up;
+
     commands_of_any_time_are_told: "recent.commands" without "c.received_at >= ?" => recent::what_happened_lately_is_told;
     rows_of_any_channel_are_told: "recent.sent" without "o.channel = ?" => recent::what_happened_lately_is_told;
     rows_of_any_time_are_told: "recent.sent" without "sent_0.status_changed_at >= ?" => recent::what_happened_lately_is_told;
