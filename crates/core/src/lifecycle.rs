@@ -1,4 +1,4 @@
-//! The lifecycles of commands, outbox rows, inbox rows, letters and tasks, each with one function that answers the next
+//! The lifecycles of commands, outbox rows, inbox rows, letters, alerts and tasks, each with one function that answers the next
 //! state.
 //!
 //! The live path, the checker, the repair and the console all go through `next`, so they cannot disagree about
@@ -292,6 +292,38 @@ lifecycle! {
 }
 
 lifecycle! {
+    "an alert"
+
+    /// Where an alert is. There is none before its condition holds, or its figure is missed, for the first time.
+    states AlertStatus {
+        /// Its condition holds, and not yet for as long as its rule wants.
+        Pending = "PENDING" { Fire => Firing, Silence => Silenced, Lose => Missing, Resolve => Resolved }
+        /// Somebody should look.
+        Firing = "FIRING" { Silence => Silenced, Lose => Missing, Resolve => Resolved }
+        /// The same, and a silence says that nobody is to be told.
+        Silenced = "SILENCED" { Fire => Firing, Lose => Missing, Resolve => Resolved }
+        /// The figure that it is about is not there: whether its condition holds is not known.
+        Missing = "MISSING" { Begin => Pending, Fire => Firing, Silence => Silenced, Resolve => Resolved }
+        /// It is over. What comes after it is another alert.
+        Resolved = "RESOLVED" (terminal) {}
+    }
+
+    /// What can happen to an alert.
+    steps AlertStep {
+        /// Its condition holds again, from now on.
+        Begin
+        /// It has lasted, or the silence is over.
+        Fire
+        /// A silence fits it.
+        Silence
+        /// Its figure is gone.
+        Lose
+        /// Its condition holds no longer, or nobody asks any more.
+        Resolve
+    }
+}
+
+lifecycle! {
     "a task"
 
     /// Where a task is, in the words of requirement S5.
@@ -439,6 +471,7 @@ mod tests {
     common_promises!(outbox, OutboxStatus, OutboxStep);
     common_promises!(inbox, InboxStatus, InboxStep);
     common_promises!(letters, LetterStatus, LetterStep);
+    common_promises!(alerts, AlertStatus, AlertStep);
     common_promises!(tasks, TaskState, TaskStep);
 
     #[test]
@@ -511,6 +544,29 @@ mod tests {
     }
 
     #[test]
+    fn the_way_of_an_alert() {
+        use AlertStatus::*;
+        use AlertStep::{Begin, Fire, Lose, Resolve, Silence};
+        let legal = [
+            (Pending, Fire, Firing),
+            (Silenced, Fire, Firing),
+            (Missing, Fire, Firing),
+            (Pending, Silence, Silenced),
+            (Firing, Silence, Silenced),
+            (Missing, Silence, Silenced),
+            (Pending, Lose, Missing),
+            (Firing, Lose, Missing),
+            (Silenced, Lose, Missing),
+            (Missing, Begin, Pending),
+            (Pending, Resolve, Resolved),
+            (Firing, Resolve, Resolved),
+            (Silenced, Resolve, Resolved),
+            (Missing, Resolve, Resolved),
+        ];
+        exactly(AlertStatus::ALL, AlertStep::ALL, AlertStatus::next, &legal);
+    }
+
+    #[test]
     fn the_way_of_a_task() {
         use TaskState::*;
         use TaskStep::{
@@ -545,6 +601,8 @@ mod tests {
         assert_eq!(json!(OutboxStatus::ALL), json!(["NEW", "RETRY", "SENT", "FAILED", "SKIPPED"]));
         assert_eq!(json!(InboxStatus::ALL), json!(["RETRY", "HANDLED", "DEAD"]));
         assert_eq!(json!(LetterStatus::ALL), json!(["RETRY", "BEHIND", "DEAD", "REPLAYED", "DISCARDED"]));
+        let alerts = json!(["PENDING", "FIRING", "SILENCED", "MISSING", "RESOLVED"]);
+        assert_eq!(json!(AlertStatus::ALL), alerts);
         let tasks =
             json!(["pending", "queued", "running", "succeeded", "failed", "canceled", "timeout", "skipped"]);
         assert_eq!(json!(TaskState::ALL), tasks);

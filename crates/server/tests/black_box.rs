@@ -146,7 +146,7 @@ fn without_access_control_it_serves_loopback_only() {
 fn migrate_says_what_it_did() {
     let folder = tempfile::tempdir().unwrap();
     let migrate = || towpath().arg("migrate").current_dir(folder.path()).output().unwrap().stdout;
-    assert_eq!(migrate(), b"migrated to version 6\n");
+    assert_eq!(migrate(), b"migrated to version 7\n");
     assert_eq!(migrate(), b"the database is up to date\n");
 }
 

@@ -61,6 +61,16 @@ impl Dialect {
         self.now_plus_parameter().replace('?', micros)
     }
 
+    /// From one moment to a later one, in microseconds.
+    pub(crate) fn micros_between(self, earlier: &str, later: &str) -> String {
+        say!(
+            self,
+            format!("({later} - {earlier})"),
+            format!("CAST(EXTRACT(EPOCH FROM ({later} - {earlier})) * 1000000 AS bigint)"),
+            format!("TIMESTAMPDIFF(MICROSECOND, {earlier}, {later})")
+        )
+    }
+
     /// The condition that a lease has not run out. One that was renewed in what is the future now is of a time before the
     /// database's clock was set back: a holder that lives renews it, and one that is gone would have it for the difference.
     pub(crate) fn lease_lives(self) -> String {

@@ -1025,6 +1025,93 @@ pub(crate) const CHANNEL_STARTS: Table = Table {
     hot: false,
 };
 
+/// Alerts that are open, each with its rule and labels.
+pub(crate) const ALERTS: Table = Table {
+    name: "alerts",
+    columns: &ALERT_COLUMNS,
+    primary_key: &["alert_id"],
+    indexes: &[index("alerts_rule", &["rule", "alert_id"])],
+    foreign_key: None,
+    hot: true,
+};
+
+/// What became of alerts: the alert after each change.
+pub(crate) const ALERT_CHANGES: Table = Table {
+    name: "alert_changes",
+    columns: &{
+        let mut columns = [column("change_id", AutoId); ALERT_COLUMNS.len() + 2];
+        columns[1] = nullable("from_status", Name(16));
+        let mut at = 0;
+        while at < ALERT_COLUMNS.len() {
+            columns[at + 2] = ALERT_COLUMNS[at];
+            at += 1;
+        }
+        columns
+    },
+    primary_key: &["change_id"],
+    indexes: &[
+        index("alert_changes_rule", &["rule", "change_id"]),
+        index("alert_changes_changed", &["status_changed_at"]),
+    ],
+    foreign_key: None,
+    hot: false,
+};
+
+const ALERT_COLUMNS: [Column; 15] = [
+    column("alert_id", Name(64)),
+    column("rule", Name(128)),
+    column("severity", Name(64)),
+    column("labels", Json),
+    column("annotations", Json),
+    column("message", Text),
+    // A float, as text: no database changes it.
+    column("value", Name(32)),
+    column("status", Name(16)),
+    column("status_changed_at", Time),
+    nullable("status_reason", Name(128)),
+    nullable("status_message", Text),
+    column("started_at", Time),
+    nullable("fired_at", Time),
+    column("held_at", Time),
+    nullable("silence_id", Uuid),
+];
+
+/// Who looked at the rules last: one row.
+pub(crate) const ALERT_RUNS: Table = Table {
+    name: "alert_runs",
+    columns: &[
+        column("run_id", Int),
+        column("evaluated_at", Time),
+        column("evaluated_by_id", Name(64)),
+        column("left_out", Long),
+        column("failures", Json),
+    ],
+    primary_key: &["run_id"],
+    indexes: &[],
+    foreign_key: None,
+    hot: true,
+};
+
+/// That nobody is told of some alerts for a while.
+pub(crate) const ALERT_SILENCES: Table = Table {
+    name: "alert_silences",
+    columns: &[
+        column("silence_id", Uuid),
+        column("matchers", Json),
+        column("author_id", Name(128)),
+        column("reason", Text),
+        column("starts_at", Time),
+        column("ends_at", Time),
+        column("created_at", Time),
+        nullable("ended_at", Time),
+        nullable("ended_by_id", Name(128)),
+    ],
+    primary_key: &["silence_id"],
+    indexes: &[index("alert_silences_ends", &["ends_at"])],
+    foreign_key: None,
+    hot: false,
+};
+
 /// The revision of the local topology: one row, whose lock makes two that change it take turns.
 pub(crate) const LOCAL_TOPOLOGY: Table = Table {
     name: "local_topology",

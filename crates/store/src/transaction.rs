@@ -15,10 +15,10 @@ use towpath_core::lifecycle::InboxStatus;
 use towpath_core::ports::operations::{OperationAnswer, OperationClaim};
 use towpath_core::ports::probe::Probe;
 use towpath_core::ports::store::{
-    Adopted, AggregateRow, Append, AppendRules, Appended, AppendedTogether, Canceling, Expected,
-    FirstDelivery, FollowedLog, HeldTask, InboxMark, LeaseGrant, NewCommand, NewTask, NewTimer, NewUndo,
-    ProcessInput, Projected, StartedTask, StoreError, StoreResult, StoreTx, Task, TaskClaim, TaskEnding,
-    TaskRetry, Transactions, Watch, Watched,
+    Adopted, AggregateRow, AlertNote, AlertRun, Append, AppendRules, Appended, AppendedTogether, Canceling,
+    Expected, FirstDelivery, FollowedLog, HeldTask, InboxMark, LeaseGrant, NewCommand, NewTask, NewTimer,
+    NewUndo, ProcessInput, Projected, StartedTask, StoreError, StoreResult, StoreTx, Task, TaskClaim,
+    TaskEnding, TaskRetry, Transactions, Watch, Watched,
 };
 use uuid::Uuid;
 
@@ -550,6 +550,14 @@ impl StoreTx for SqlTransaction {
 
     async fn end_tasks(&mut self, endings: &[TaskEnding]) -> StoreResult<Vec<TaskId>> {
         ops::tasks::end(&mut self.session(), endings).await
+    }
+
+    async fn note_alerts(&mut self, notes: &[AlertNote]) -> StoreResult<()> {
+        ops::alerts::note(&mut self.session(), notes).await
+    }
+
+    async fn note_alert_run(&mut self, run: &AlertRun) -> StoreResult<()> {
+        ops::alerts::note_run(&mut self.session(), run).await
     }
 
     async fn record_process_input(&mut self, input: &ProcessInput) -> StoreResult<()> {

@@ -117,6 +117,25 @@ mutants! {
     outbox_rows_of_any_channel_are_counted: "backlog.outbox" without "o.channel = ?" => backlog::what_waits_is_counted;
     letters_of_any_status_are_counted: "backlog.letters" without "d.status = ?" => backlog::what_waits_is_counted;
 
+    alerts_that_are_over_take_others_with_them: "alerts.over" without "alert_id IN (?)" => alerts::alerts_are_written_as_they_are_now;
+    alerts_stay_as_they_were: "alerts.note" with "status = excluded.status" as "status = alerts.status" => alerts::alerts_are_written_as_they_are_now;
+    changes_of_any_rule_are_listed: "alerts.history" without "rule = ?" => alerts::changes_of_alerts_are_listed_the_last_first;
+    pages_of_changes_begin_anew: "alerts.history" without "change_id < ?" => alerts::changes_of_alerts_are_listed_the_last_first;
+    silences_that_are_over_are_listed: "alerts.silences" without "ends_at > ?" => alerts::silences_end_in_time_or_by_hand;
+    any_silence_is_found: "alerts.silence" without "silence_id = ?" => alerts::silences_end_in_time_or_by_hand;
+    all_silences_are_ended: "alerts.end_silence" without "silence_id = ?" => alerts::silences_end_in_time_or_by_hand;
+    silences_are_ended_twice: "alerts.end_silence" without "ended_at IS NULL" => alerts::silences_end_in_time_or_by_hand;
+    silences_that_are_over_are_ended: "alerts.end_silence" without "ends_at > ?" => alerts::silences_end_in_time_or_by_hand;
+
+    who_looked_first_is_who_looked_last: "alerts.run" with "evaluated_by_id = excluded.evaluated_by_id" as "evaluated_by_id = alert_runs.evaluated_by_id" => alerts::alerts_are_noted_under_the_newest_lease;
+    changes_of_alerts_just_now_are_cleaned: "clean.page" without "status_changed_at < ?" => alerts::alerts_of_long_ago_are_cleaned_up;
+    silences_that_last_are_cleaned: "clean.page" without "ends_at < ?" => alerts::alerts_of_long_ago_are_cleaned_up;
+
+    commands_of_any_time_are_told: "recent.commands" without "c.received_at >= ?" => recent::what_happened_lately_is_told;
+    rows_of_any_channel_are_told: "recent.sent" without "o.channel = ?" => recent::what_happened_lately_is_told;
+    rows_of_any_time_are_told: "recent.sent" without "sent_0.status_changed_at >= ?" => recent::what_happened_lately_is_told;
+    facts_of_any_time_are_told: "recent.by_type" without "e.occurred_at >= ?" => recent::what_happened_lately_is_told;
+
     followers_move_from_anywhere: "followed.advance" without "position = ?" => following::a_follower_moves_from_where_it_was_found;
     all_followers_move: "followed.advance" without "follower = ?" => following::a_follower_moves_from_where_it_was_found;
     followers_are_one: "followed.find" without "follower = ?" => following::a_follower_moves_from_where_it_was_found;

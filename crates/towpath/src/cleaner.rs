@@ -122,6 +122,9 @@ async fn clean(
     if let Some(before) = earlier(now, keeping.commands) {
         page_by_page!(stopping, failed, deleted.commands, bus.store.clean_commands(lease, before, PAGE));
     }
+    if let Some(before) = earlier(now, keeping.alerts) {
+        page_by_page!(stopping, failed, others, store.clean_alerts(lease, before, PAGE));
+    }
     let well = [TaskState::Succeeded, TaskState::Skipped, TaskState::Canceled];
     let well = well.map(|status| (status, keeping.tasks));
     let badly = [TaskState::Failed, TaskState::Timeout].map(|status| (status, keeping.failed_tasks));

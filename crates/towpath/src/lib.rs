@@ -8,6 +8,8 @@
 //! ```
 
 mod absence;
+#[cfg(feature = "alerts")]
+pub mod alerts;
 mod application;
 mod builder;
 mod bus;

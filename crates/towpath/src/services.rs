@@ -48,6 +48,7 @@ const SERVICES: &[(Stage, Start)] = &[
     (Worker, AtOnce(observing)),
     (Always, Asking(tracking)),
     (Worker, AtOnce(doing_jobs)),
+    (Worker, AtOnce(watching_figures)),
 ];
 
 /// When a service runs, and when it is stopped.
@@ -267,6 +268,20 @@ fn tracking(parts: &mut Parts) -> Started<'_> {
 fn doing_jobs(parts: &mut Parts) -> Vec<Service> {
     let (app, lease) = (&parts.app, parts.pace.lease);
     std::mem::take(&mut parts.declared.jobs).into_iter().map(|job| jobs::start(job, app, lease)).collect()
+}
+
+#[cfg(feature = "alerts")]
+fn watching_figures(parts: &mut Parts) -> Vec<Service> {
+    let alerting = parts.app.alerting.clone();
+    alerting
+        .map(|alerting| crate::alerts::start(&parts.app, alerting, parts.pace.lease))
+        .into_iter()
+        .collect()
+}
+
+#[cfg(not(feature = "alerts"))]
+fn watching_figures(_: &mut Parts) -> Vec<Service> {
+    Vec::new()
 }
 
 impl Parts {

@@ -60,6 +60,9 @@ pub struct Towpath {
     pub(crate) observers: ObserverStatuses,
     pub(crate) projections: Arc<[Projections]>,
     pub(crate) gauges: Arc<Gauges>,
+    /// Which rules are looked at.
+    #[cfg(feature = "alerts")]
+    pub(crate) alerting: Option<Arc<crate::alerts::Alerting>>,
     pub(crate) page_size: NonZeroU64,
     /// Events that begin flows: they may stand without a cause.
     pub(crate) root_events: Arc<[String]>,

@@ -560,7 +560,31 @@ impl Joined {
     }
 }
 
+#[cfg(feature = "alerts")]
+impl Tx {
+    /// Writes alerts as they are now.
+    pub(crate) async fn note_alerts(
+        &mut self,
+        notes: &[towpath_core::ports::store::AlertNote],
+        run: &towpath_core::ports::store::AlertRun,
+    ) -> Result<(), StoreError> {
+        let open = self.open_mut();
+        open.begin()?;
+        let outcome = match open.sql.note_alerts(notes).await {
+            Ok(()) => open.sql.note_alert_run(run).await,
+            Err(error) => Err(error),
+        };
+        open.noted("an alert", outcome)
+    }
+}
+
 impl Towpath {
+    /// A transaction of the store's, with everything that can be done in a [`Tx`].
+    #[cfg(feature = "alerts")]
+    pub(crate) fn within(&self, sql: SqlTransaction) -> Joined {
+        Joined(Tx(Held::Own(Box::new(Open::new(sql, &self.bus, Origin::Joined)))))
+    }
+
     /// Joins the application's own sqlx transaction, which is moved in: what is appended, sent, scheduled and answered here
     /// commits with the application's own changes, or none of it has happened. Dropped, it is rolled back.
     pub fn join(&self, transaction: impl JoinTransaction) -> Joined {

@@ -16,6 +16,10 @@ fn every_error_code_has_its_section() {
         "crates/core/src/ports/broker.rs",
         "crates/core/src/format.rs",
         "crates/core/src/decider.rs",
+        "crates/towpath/src/alerts/rules.rs",
+        "crates/towpath/src/alerts/silences.rs",
+        "crates/towpath/src/alerts/testing.rs",
+        "crates/towpath/src/alerts/webhook.rs",
         "crates/towpath/src/bus.rs",
         "crates/towpath/src/consumer/letters.rs",
         "crates/towpath/src/checker/mod.rs",
@@ -79,6 +83,11 @@ fn every_error_code_has_its_section() {
         ("genesis-model-unavailable", "openai.rs"),
     ] {
         assert!(read(&format!("apps/genesis/src/{file}")).contains(&format!("\"{code}\"")), "{code}");
+        codes.insert(code.to_owned());
+    }
+    // Those of webhooks are kept with the task.
+    for code in ["webhook-gone", "webhook-refused", "webhook-unknown", "webhook-unreachable"] {
+        assert!(read("crates/towpath/src/alerts/webhook.rs").contains(&format!("\"{code}\"")), "{code}");
         codes.insert(code.to_owned());
     }
     // Those of projections are kept with the delivery.

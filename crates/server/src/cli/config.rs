@@ -9,6 +9,7 @@ use clap::Args;
 use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
+use towpath::alerts::{Alerting, BadRules, Rules, Webhook};
 use towpath::config::{ChannelEntry, TopologyEntry};
 use towpath::notifications::LARGEST_PAGE_SIZE;
 use towpath::{Channels, StoreOptions};
@@ -58,6 +59,7 @@ pub(crate) struct Config {
     pub(crate) database: StoreOptions,
     pub(crate) channels: Channels,
     pub(crate) log_page_size: Option<NonZeroU64>,
+    pub(crate) alerts: Alerting,
     pub(crate) keys: Vec<ApiKey>,
     pub(crate) jwt: Option<JwtSettings>,
     pub(crate) limits: LimitSettings,
@@ -107,9 +109,9 @@ pub(crate) struct Sources {
 }
 
 /// What a file may have beside the sections of applications.
-pub(crate) const NAMES: [&str; 12] = [
-    "listen", "store", "broker", "access", "check", "database", "limits", "log", "server", "tls", "channel",
-    "topology",
+pub(crate) const NAMES: [&str; 13] = [
+    "listen", "store", "broker", "access", "alerts", "check", "database", "limits", "log", "server", "tls",
+    "channel", "topology",
 ];
 
 #[derive(Default, Deserialize)]
@@ -120,6 +122,8 @@ struct File {
     broker: Option<String>,
     #[serde(default)]
     access: toml::Table,
+    #[serde(default)]
+    alerts: toml::Table,
     #[serde(default)]
     check: toml::Table,
     #[serde(default)]
@@ -147,6 +151,32 @@ struct KeyEntry {
     hash: String,
 }
 
+/// One `[[alerts.webhook]]` of a file. Secrets stand in files of their own.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct WebhookEntry {
+    name: String,
+    url: String,
+    secret_files: Vec<PathBuf>,
+}
+
+impl WebhookEntry {
+    fn webhook(self) -> Result<Webhook, Failure> {
+        let mut secrets = Vec::with_capacity(self.secret_files.len());
+        for file in &self.secret_files {
+            secrets.push(std::fs::read_to_string(file).map_err(|error| {
+                Failure::usage(format!(
+                    "alerts.webhook {}: the file {} cannot be read: {error}",
+                    self.name,
+                    file.display()
+                ))
+            })?);
+        }
+        let secrets: Vec<&str> = secrets.iter().map(String::as_str).collect();
+        Webhook::new(&self.name, &self.url, &secrets).map_err(|error| Failure::usage(told(&error)))
+    }
+}
+
 impl ServeFlags {
     /// Puts flags, environment, file and defaults together.
     pub(crate) fn config(mut self, applications: &Applications) -> Result<Config, Failure> {
@@ -159,10 +189,20 @@ impl ServeFlags {
                 Failure::usage(format!("[[access.key]] in the configuration file is wrong: {error}"))
             })?),
         };
+        let webhooks: Vec<WebhookEntry> = match file.alerts.remove("webhook") {
+            None => Vec::new(),
+            Some(webhooks) => webhooks.try_into().map_err(|error: toml::de::Error| {
+                Failure::usage(format!(
+                    "[[alerts.webhook]] in the configuration file is wrong: {}",
+                    error.message()
+                ))
+            })?,
+        };
         let mut tables = toml::Table::new();
         for (name, table) in [
             ("access", file.access),
             ("check", file.check),
+            ("alerts", file.alerts),
             ("database", file.database),
             ("limits", file.limits),
             ("log", file.log),
@@ -203,6 +243,7 @@ impl ServeFlags {
         }
         Ok(Config {
             log_page_size: page_size(&settings)?,
+            alerts: alerts(&settings, webhooks)?,
             channels,
             sections,
             written_topology: topology,
@@ -326,6 +367,22 @@ fn repairs(settings: &Settings) -> Result<bool, Failure> {
         Some("none") | None => Ok(false),
         Some(other) => Err(Failure::usage(format!("check.repair is {other:?}; write none or safe"))),
     }
+}
+
+/// Which rules are looked at. What is wrong with them is told before anything is touched.
+fn alerts(settings: &Settings, webhooks: Vec<WebhookEntry>) -> Result<Alerting, Failure> {
+    let wrong = |error: BadRules| Failure::usage(told(&error));
+    let rules = match settings.text("alerts.rules") {
+        None => Rules::defaults().map_err(wrong)?,
+        Some(file) => {
+            let text = std::fs::read_to_string(file).map_err(|error| {
+                Failure::usage(format!("alerts.rules: the file {file} cannot be read: {error}"))
+            })?;
+            Rules::from_yaml(&text).map_err(wrong)?
+        }
+    };
+    let alerting = Alerting::of(rules).every(settings.patience("alerts.every")?);
+    webhooks.into_iter().try_fold(alerting, |alerting, entry| Ok(alerting.webhook(entry.webhook()?)))
 }
 
 fn page_size(settings: &Settings) -> Result<Option<NonZeroU64>, Failure> {

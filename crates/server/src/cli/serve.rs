@@ -50,6 +50,7 @@ pub(crate) async fn serve(flags: ServeFlags, server: Server) -> Result<(), Failu
         .broker(&config.broker)
         .store_options(config.database)
         .channels(config.channels)
+        .alerts(config.alerts)
         .keep_operations(config.idempotency_keys);
     if let Some(size) = config.log_page_size {
         builder = builder.page_size(size);

@@ -69,6 +69,8 @@ pub(crate) const SETTINGS: &[Setting] = &[
     setting("check.every", "0s", "TIME", "How often consistency is checked by itself; 0s is never"),
     setting("check.window", "24h", "TIME", "How far back such a check looks"),
     setting("check.repair", "none", "none|safe", "What is repaired after such a check"),
+    setting("alerts.rules", "", "FILE", "Rules of alerts (YAML), beside the default ones or in their place"),
+    setting("alerts.every", "15s", "TIME", "How often the rules of alerts are looked at"),
     setting(
         "database.connections",
         "10",

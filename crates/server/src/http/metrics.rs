@@ -1,19 +1,25 @@
-//! `GET /metrics`: everything that is counted and measured, in the text format of Prometheus.
+//! `GET /metrics`: everything that is counted and measured, in the text format of Prometheus. `GET /api/metrics/summary`: how
+//! things stand and went lately, as JSON.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use axum::Json;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use metrics_util::MetricKindMask;
+use serde::Serialize;
 use towpath::Towpath;
 use towpath::metrics::{Kind, Metric, SECONDS};
+use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::problem::Problem;
 use super::{App, Feed};
 
 /// What Prometheus calls its text format.
@@ -59,7 +65,7 @@ const OF_THE_SERVER: &[Metric] = &[REQUESTS, REQUEST_DURATION, STREAM_READERS, S
 
 /// The paths of this part.
 pub(super) fn routes() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(scrape))
+    OpenApiRouter::new().routes(routes!(scrape)).routes(routes!(summary))
 }
 
 /// Where all numbers of this process come together. Clones share them.
@@ -126,6 +132,87 @@ impl Measurements {
             tracing::debug!("the store or the broker does not answer; what was measured before is shown");
         }
     }
+}
+
+/// How things stand, and how they went lately. The names are the same in conditions of alerts.
+#[derive(Serialize, ToSchema)]
+#[schema(as = MetricsSummary)]
+struct Summary {
+    /// Commands that nobody works on. Counted up to 100,000, as are all that wait or have failed.
+    pending_commands: u64,
+    /// Commands that a worker has.
+    processing_commands: u64,
+    /// Commands that have failed, whether they will be tried again or not.
+    failed_commands: u64,
+    /// How long the last attempt at a command took, in milliseconds, on average; null if none has ended lately.
+    avg_processing_time: Option<f64>,
+    /// The part of the commands that did not do at the first attempt; null if there were none lately.
+    retry_rate: Option<f64>,
+    /// How many commands of each type were received lately.
+    commands_by_type: BTreeMap<String, u64>,
+    /// How many events have happened within the last hour.
+    events_per_hour: u64,
+    /// Outbox rows that are to be published, those behind another one of their aggregate included.
+    pending_outbox: u64,
+    /// Outbox rows that were given up.
+    failed_outbox: u64,
+    /// From the moment at which an event happened to its publication, in milliseconds, on average; null if none was
+    /// published lately.
+    avg_publish_delay: Option<f64>,
+    /// How many events of each type there are among the newest of the last hour.
+    events_by_type: BTreeMap<String, u64>,
+    /// How many gaps the last consistency check has found in the versions of aggregates; null if there was none.
+    aggregate_version_gaps: Option<u64>,
+    windows: Windows,
+}
+
+/// Over which time each figure is.
+#[derive(Serialize, ToSchema)]
+#[schema(as = MetricsWindows)]
+#[serde(rename_all = "camelCase")]
+struct Windows {
+    /// `avg_processing_time`, `retry_rate` and `commands_by_type`: commands that were received within so many seconds.
+    commands_seconds: u64,
+    /// `avg_publish_delay`: rows that were sent within so many seconds.
+    publishing_seconds: u64,
+    /// `events_per_hour` and `events_by_type`: events that happened within so many seconds.
+    events_seconds: u64,
+    /// Of commands, sent rows of a channel and events by type, at most so many are looked at, the newest first.
+    looked_at: u32,
+}
+
+/// How things stand, and how they went lately
+///
+/// What it costs does not grow with what is over.
+#[utoipa::path(
+    get,
+    path = "/api/metrics/summary",
+    tag = "server",
+    operation_id = "metricsSummary",
+    responses((status = 200, description = "The figures.", body = Summary))
+)]
+async fn summary(State(app): State<Towpath>) -> Result<Json<Summary>, Problem> {
+    let found = app.summary().await?;
+    Ok(Json(Summary {
+        pending_commands: found.pending_commands,
+        processing_commands: found.processing_commands,
+        failed_commands: found.failed_commands,
+        avg_processing_time: found.avg_processing_time,
+        retry_rate: found.retry_rate,
+        commands_by_type: found.commands_by_type,
+        events_per_hour: found.events_per_hour,
+        pending_outbox: found.pending_outbox,
+        failed_outbox: found.failed_outbox,
+        avg_publish_delay: found.avg_publish_delay,
+        events_by_type: found.events_by_type,
+        aggregate_version_gaps: found.aggregate_version_gaps,
+        windows: Windows {
+            commands_seconds: found.windows.commands_seconds,
+            publishing_seconds: found.windows.publishing_seconds,
+            events_seconds: found.windows.events_seconds,
+            looked_at: found.windows.looked_at,
+        },
+    }))
 }
 
 /// Somebody who read the event stream was let go.

@@ -1,6 +1,7 @@
 //! The HTTP side of the server.
 
 pub(crate) mod access;
+mod alerts;
 mod channels;
 pub(crate) mod command_ids;
 pub(crate) mod commands;
@@ -89,6 +90,7 @@ fn paths(applications: Vec<Paths>) -> (Router<App>, OpenApi) {
         .merge(facts::routes())
         .merge(flows::routes())
         .merge(metrics::routes())
+        .merge(alerts::routes())
         .merge(notifications::routes())
         .merge(stream::routes())
         .merge(outbox::routes())

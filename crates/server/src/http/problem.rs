@@ -3,6 +3,7 @@
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use towpath::alerts::SilenceError;
 use towpath::checker::CheckError;
 use towpath::ids::InvalidId;
 use towpath::ports::store::StoreError;
@@ -180,6 +181,15 @@ impl From<CheckError> for Problem {
             CheckError::Store(error) => error.into(),
             CheckError::NoCheck | CheckError::WindowTooLong => Self::of(&error),
             CheckError::NotDone(_) => Self::of(&error).at(StatusCode::CONFLICT),
+        }
+    }
+}
+
+impl From<SilenceError> for Problem {
+    fn from(error: SilenceError) -> Self {
+        match error {
+            SilenceError::Store(error) => error.into(),
+            SilenceError::Bad(error) => Self::of(&error).at(StatusCode::UNPROCESSABLE_ENTITY),
         }
     }
 }

@@ -64,7 +64,12 @@ async fn at_large(
         "SELECT COUNT(CASE WHEN w.status = 'PENDING' THEN 1 END) AS pending_count, \
          COUNT(CASE WHEN w.status = 'FAILED' THEN 1 END) AS retrying_count, \
          {} AS processing_count, {} AS failed_count, {} AS unpositioned_count, {} AS waiting_count, {} AS due_count, \
-         (SELECT last_position FROM log_head WHERE log_id = 1) AS head_position \
+         (SELECT last_position FROM log_head WHERE log_id = 1) AS head_position, \
+         (SELECT c.next_retry_at FROM command_box c WHERE c.next_retry_at IS NOT NULL \
+         ORDER BY c.next_retry_at LIMIT 1) AS command_due_at, \
+         (SELECT {due_at} FROM timers t WHERE {due_at} IS NOT NULL{waiting} ORDER BY {due_at} LIMIT 1) AS timer_due_at, \
+         (SELECT e.occurred_at FROM domain_events e WHERE e.event_id = (SELECT p.event_id FROM event_pending p \
+         WHERE p.pending_id >= {from} ORDER BY p.pending_id LIMIT 1)) AS pending_since_at \
          FROM (SELECT c.status FROM command_box c WHERE c.next_retry_at IS NOT NULL LIMIT {COUNTED}) AS w",
         counted("command_box c WHERE c.claimed_by_id IS NOT NULL"),
         counted(&format!("command_box c WHERE {failed_at} IS NOT NULL{failed} ORDER BY {failed_at}")),
@@ -82,9 +87,18 @@ async fn at_large(
             processing: row.count("processing_count")?,
             retrying,
             failed: row.count("failed_count")?.saturating_sub(retrying),
+            due_at: row.time_or_null("command_due_at")?,
         },
-        LogBacklog { head: head.cast_unsigned(), pending: row.count("unpositioned_count")? },
-        TimerBacklog { waiting: row.count("waiting_count")?, due: row.count("due_count")? },
+        LogBacklog {
+            head: head.cast_unsigned(),
+            pending: row.count("unpositioned_count")?,
+            pending_since: row.time_or_null("pending_since_at")?,
+        },
+        TimerBacklog {
+            waiting: row.count("waiting_count")?,
+            due: row.count("due_count")?,
+            due_at: row.time_or_null("timer_due_at")?,
+        },
     ))
 }
 

@@ -78,6 +78,10 @@ impl Cleaning for SqlStore {
         transacting!(self, units, lease, before, limit)
     }
 
+    async fn clean_alerts(&self, lease: &LeaseGrant, before: DateTime<Utc>, limit: u32) -> StoreResult<u64> {
+        transacting!(self, alerts, lease, before, limit)
+    }
+
     async fn clean_leases(
         &self,
         lease: &LeaseGrant,
@@ -260,6 +264,21 @@ async fn units(
 ) -> StoreResult<u64> {
     let what = What { table: "units_of_work", over: "", ended_at: "begun_at" };
     delete_oldest(session, lease, &what, before, limit).await
+}
+
+/// Deletes changes of alerts before a moment, and silences that were over by then. Runs in a transaction.
+async fn alerts(
+    session: &mut Session<'_>,
+    lease: &LeaseGrant,
+    before: DateTime<Utc>,
+    limit: u32,
+) -> StoreResult<u64> {
+    let mut deleted = 0;
+    for (table, ended_at) in [("alert_changes", "status_changed_at"), ("alert_silences", "ends_at")] {
+        let what = What { table, over: "", ended_at };
+        deleted += delete_oldest(session, lease, &what, before, limit).await?;
+    }
+    Ok(deleted)
 }
 
 /// Deletes commands that were received and ended before a moment: COMPLETED, or FAILED for good. Runs in a transaction.

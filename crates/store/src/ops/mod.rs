@@ -5,6 +5,7 @@
 //! they run.
 
 pub(crate) mod aggregates;
+pub(crate) mod alerts;
 pub(crate) mod append;
 pub(crate) mod backlog;
 pub(crate) mod changes;
@@ -29,6 +30,7 @@ pub(crate) mod outbox;
 pub(crate) mod processes;
 pub(crate) mod projections;
 pub(crate) mod queues;
+pub(crate) mod recent;
 pub(crate) mod tasks;
 pub(crate) mod timers;
 pub(crate) mod units;

@@ -31,7 +31,8 @@ pub async fn what_waits_is_counted(fixture: &impl StoreFixture) {
     append(&*store, &first.routed(std::slice::from_ref(&mail)).append()).await;
     store.sequence(&lease, 1).await.expect("sequence");
     for version in [1, 2] {
-        let facts = OrderFacts::about(&order, version).noted("more").routed(std::slice::from_ref(&mail));
+        let facts = OrderFacts::about(&order, version).noted("more").in_context(context(moment(7 + version)));
+        let facts = facts.routed(std::slice::from_ref(&mail));
         append(&*store, &facts.append()).await;
     }
     let given = OrderFacts::of_new_order().placed().routed(std::slice::from_ref(&mail));
@@ -46,9 +47,12 @@ pub async fn what_waits_is_counted(fixture: &impl StoreFixture) {
     set_aside(&*store, &letter(&handler("ship"), 2), None).await;
 
     let backlog = store.backlog(&[mail.clone(), bills.clone()], moment(15)).await.expect("backlog");
-    assert_eq!(backlog.commands, CommandBacklog { pending: 1, processing: 1, retrying: 1, failed: 2 });
-    assert_eq!(backlog.log, LogBacklog { head: 1, pending: 3 });
-    assert_eq!(backlog.timers, TimerBacklog { waiting: 2, due: 1 });
+    assert_eq!(
+        backlog.commands,
+        CommandBacklog { pending: 1, processing: 1, retrying: 1, failed: 2, due_at: Some(moment(0)) }
+    );
+    assert_eq!(backlog.log, LogBacklog { head: 1, pending: 3, pending_since: Some(moment(8)) });
+    assert_eq!(backlog.timers, TimerBacklog { waiting: 2, due: 1, due_at: Some(moment(10)) });
     let nothing = OutboxBacklog { channel: bills, pending: 0, parked: 0, failed: 0, oldest_at: None };
     let of_mail =
         OutboxBacklog { channel: mail, pending: 1, parked: 2, failed: 1, oldest_at: Some(moment(4)) };

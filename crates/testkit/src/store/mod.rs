@@ -17,6 +17,7 @@
 //! No case sleeps: they wait on conditions with a deadline. A bug that is fixed in one adapter becomes a case here.
 
 pub mod acts;
+pub mod alerts;
 pub mod appends;
 pub mod attempts;
 pub mod audit;
@@ -46,6 +47,7 @@ pub mod projections;
 pub mod queues;
 pub mod races;
 pub mod reads;
+pub mod recent;
 pub mod round_trips;
 pub mod rules;
 pub mod sequencing;
@@ -312,6 +314,12 @@ macro_rules! store_conformance {
         $crate::store_conformance!(@in_memory $fixture);
         $crate::store_conformance! {
             @cases $fixture;
+            alerts:
+                alerts_are_written_as_they_are_now,
+                changes_of_alerts_are_listed_the_last_first,
+                silences_end_in_time_or_by_hand,
+                alerts_are_noted_under_the_newest_lease,
+                alerts_of_long_ago_are_cleaned_up;
             attempts:
                 an_attempt_that_did_not_end_is_known,
                 first_deliveries_are_marked_together,
@@ -393,6 +401,8 @@ macro_rules! store_conformance {
                 messages_of_a_receiver_that_is_gone_come_back,
                 a_receiver_that_ends_gives_back_its_own,
                 who_takes_alone_is_followed_by_the_next;
+            recent:
+                what_happened_lately_is_told;
             rules:
                 a_transaction_is_begun_under_the_newest_lease,
                 an_append_is_written_as_the_rules_have_it,

@@ -397,6 +397,59 @@ impl Backlogs for MemoryStore {
 }
 
 #[async_trait]
+impl Recents for MemoryStore {
+    async fn recent(
+        &self,
+        _channels: &[ChannelName],
+        _since: DateTime<Utc>,
+        _events_since: DateTime<Utc>,
+    ) -> StoreResult<Recent> {
+        absent()
+    }
+}
+
+#[async_trait]
+impl Alerts for MemoryStore {
+    async fn open_alerts(&self, _limit: u32) -> StoreResult<Vec<Alert>> {
+        absent()
+    }
+
+    async fn alert_run(&self) -> StoreResult<Option<AlertRun>> {
+        absent()
+    }
+
+    async fn alert_history(
+        &self,
+        _rule: Option<&str>,
+        _before: AlertCursor,
+        _limit: u32,
+    ) -> StoreResult<Vec<NotedChange>> {
+        absent()
+    }
+
+    async fn add_silence(&self, _silence: &NewSilence) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn silences(&self, _ending_after: DateTime<Utc>, _limit: u32) -> StoreResult<Vec<Silence>> {
+        absent()
+    }
+
+    async fn silence(&self, _silence_id: uuid::Uuid) -> StoreResult<Option<Silence>> {
+        absent()
+    }
+
+    async fn end_silence(
+        &self,
+        _silence_id: uuid::Uuid,
+        _by: &str,
+        _now: DateTime<Utc>,
+    ) -> StoreResult<bool> {
+        absent()
+    }
+}
+
+#[async_trait]
 impl Notices for MemoryStore {
     async fn notify(&self, _sender: &str) -> StoreResult<()> {
         absent()

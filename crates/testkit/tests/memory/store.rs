@@ -633,6 +633,14 @@ impl StoreTx for MemoryTx {
         absent()
     }
 
+    async fn note_alerts(&mut self, _notes: &[AlertNote]) -> StoreResult<()> {
+        absent()
+    }
+
+    async fn note_alert_run(&mut self, _run: &AlertRun) -> StoreResult<()> {
+        absent()
+    }
+
     async fn record_process_input(&mut self, _input: &ProcessInput) -> StoreResult<()> {
         absent()
     }
@@ -1906,6 +1914,15 @@ impl Cleaning for MemoryStore {
     }
 
     async fn clean_processes(
+        &self,
+        _lease: &LeaseGrant,
+        _before: DateTime<Utc>,
+        _limit: u32,
+    ) -> StoreResult<u64> {
+        absent()
+    }
+
+    async fn clean_alerts(
         &self,
         _lease: &LeaseGrant,
         _before: DateTime<Utc>,

@@ -43,6 +43,9 @@ pub(crate) struct Declared {
     pub(crate) preparations: Vec<Preparation>,
     /// Events that begin flows.
     pub(crate) root_events: Vec<String>,
+    /// Which rules are looked at.
+    #[cfg(feature = "alerts")]
+    pub(crate) alerting: Option<crate::alerts::Alerting>,
     pub(crate) mistakes: Mistakes,
 }
 

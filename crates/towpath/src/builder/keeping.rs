@@ -19,6 +19,8 @@ pub(crate) struct Keeping {
     pub(crate) tasks: Duration,
     /// Tasks that failed or took too long: somebody may want to try them again.
     pub(crate) failed_tasks: Duration,
+    /// Changes of alerts, and silences that are over.
+    pub(crate) alerts: Duration,
     /// How often it is looked for what is older.
     pub(crate) every: Duration,
 }
@@ -33,6 +35,7 @@ impl Default for Keeping {
             operations: DAY,
             tasks: 7 * DAY,
             failed_tasks: 90 * DAY,
+            alerts: 30 * DAY,
             every,
         }
     }

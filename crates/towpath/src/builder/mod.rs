@@ -294,6 +294,17 @@ impl Builder {
         self.task_type(of)
     }
 
+    /// Looks at rules again and again, one instance at a time, and tells of those that hold: see [`alerts`](crate::alerts).
+    #[cfg(feature = "alerts")]
+    pub fn alerts(mut self, alerting: crate::alerts::Alerting) -> Self {
+        use crate::alerts::{ALERT_FIRED, ALERT_MISSING, ALERT_RESOLVED};
+        if let Some(teller) = alerting.teller() {
+            self = self.worker(teller, crate::alerts::TOGETHER);
+        }
+        self.declared.alerting = Some(alerting);
+        self.begins_flow(ALERT_FIRED).begins_flow(ALERT_RESOLVED).begins_flow(ALERT_MISSING)
+    }
+
     /// A dead-letter queue of the broker's own that is read into the dead letters ([`Towpath::dead_letters`]). It must
     /// exist, or be declared in the topology.
     pub fn dead_letter_queue(mut self, queue: impl Into<DeadLetterQueue>) -> Self {
@@ -387,6 +398,12 @@ impl Builder {
     /// For how long tasks are kept after they ended, and for how long those that failed or took too long. Default: 7 and 90 days.
     pub fn keep_tasks(mut self, ended: Duration, failed: Duration) -> Self {
         (self.keeping.tasks, self.keeping.failed_tasks) = (ended, failed);
+        self
+    }
+
+    /// For how long changes of alerts are kept, and silences that are over. Default: 30 days.
+    pub fn keep_alerts(mut self, duration: Duration) -> Self {
+        self.keeping.alerts = duration;
         self
     }
 

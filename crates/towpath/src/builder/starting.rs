@@ -137,6 +137,8 @@ impl Builder {
             observers,
             projections: std::mem::take(&mut self.declared.projections).into(),
             gauges: Arc::new(gauges),
+            #[cfg(feature = "alerts")]
+            alerting: self.declared.alerting.take().map(Arc::new),
             page_size,
             root_events: std::mem::take(&mut self.declared.root_events).into(),
             checks: self.checks.keeping(&self.keeping),

@@ -11,14 +11,15 @@ use towpath_core::ids::ChannelName;
 use towpath_core::lifecycle::LetterStatus;
 use towpath_core::ports::broker::{Broker, BrokerResult, QueueStatus};
 use towpath_core::ports::clock::Clock;
-use towpath_core::ports::store::StoreResult;
+use towpath_core::ports::store::{Backlog, StoreError, StoreResult};
 use towpath_core::retry::Coded as _;
 use towpath_core::task::TaskType;
 use towpath_core::time::between;
 use towpath_store::SqlStore;
 
 use super::facade::Counter;
-use super::table;
+use super::figures::Figures;
+use super::table::{self, Metric};
 use crate::bus::with_causes;
 use crate::leases::Held;
 use crate::observer::ObserverStatuses;
@@ -33,6 +34,22 @@ const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The consumer of letters that the broker gave up.
 const BROKER: &str = "(broker)";
+
+/// What the store is asked for. Where there is nothing of the sort, that is known.
+const OF_THE_STORE: [Metric; 12] = [
+    table::COMMAND_BOX,
+    table::OUTBOX_ROWS,
+    table::OUTBOX_LAG,
+    table::LOG_HEAD,
+    table::LOG_PENDING,
+    table::OVERDUE,
+    table::TRACKER_POSITION,
+    table::TRACKER_LAG,
+    table::DEAD_LETTERS,
+    table::TIMERS,
+    table::TASKS,
+    table::TASKS_QUEUED,
+];
 
 /// What is asked when somebody looks.
 pub(crate) struct Gauges {
@@ -107,6 +124,11 @@ impl Gauges {
         }
     }
 
+    /// Channels with outbox rows.
+    pub(super) fn channels(&self) -> &[ChannelName] {
+        &self.channels
+    }
+
     async fn measure(&self) {
         // Whoever comes while somebody asks waits for that answer, and has it.
         let mut looked = self.looked.lock().await;
@@ -114,28 +136,37 @@ impl Gauges {
         if looked.at.is_some_and(|at| at.elapsed() < FRESH) {
             return;
         }
+        self.look(&mut looked).await;
+    }
+
+    /// The same at once, however fresh the last answers are; answers what was found. What did not answer is not in it.
+    pub(super) async fn measure_anew(&self) -> (Figures, Option<Backlog>) {
+        let mut looked = self.looked.lock().await;
+        self.measure_ourselves();
+        self.look(&mut looked).await
+    }
+
+    async fn look(&self, looked: &mut Looked) -> (Figures, Option<Backlog>) {
         let consumers = &mut looked.consumers;
         let (store, broker) = tokio::join!(
             tokio::time::timeout(PATIENCE, self.measure_store(consumers)),
             tokio::time::timeout(PATIENCE, self.measure_broker()),
         );
+        let mut figures = Figures::default();
+        let mut backlog = None;
         match store {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => {
-                self.store_errors.increment(1);
-                tracing::warn!(
-                    code = error.code(),
-                    cause = with_causes(&error),
-                    "could not measure the store"
-                );
+            Ok(Ok((found, counted))) => {
+                figures.extend(found);
+                backlog = Some(counted);
             }
+            Ok(Err(error)) => self.store_failed(&error),
             Err(_) => {
                 self.store_errors.increment(1);
                 tracing::warn!(patience = ?PATIENCE, "the store was not measured in time");
             }
         }
         match broker {
-            Ok(Ok(())) => {}
+            Ok(Ok(found)) => figures.extend(found),
             Ok(Err(error)) => {
                 self.broker_errors.increment(1);
                 tracing::warn!(
@@ -150,6 +181,12 @@ impl Gauges {
             }
         }
         looked.at = Some(Instant::now());
+        (figures, backlog)
+    }
+
+    pub(super) fn store_failed(&self, error: &StoreError) {
+        self.store_errors.increment(1);
+        tracing::warn!(code = error.code(), cause = with_causes(error), "could not measure the store");
     }
 
     /// What needs no answer.
@@ -173,8 +210,12 @@ impl Gauges {
         }
     }
 
-    async fn measure_store(&self, consumers: &mut BTreeSet<String>) -> StoreResult<()> {
+    async fn measure_store(&self, consumers: &mut BTreeSet<String>) -> StoreResult<(Figures, Backlog)> {
         let now = self.clock.now();
+        let mut figures = Figures::default();
+        for metric in OF_THE_STORE {
+            figures.know(metric.name);
+        }
         let backlog = self.store.backlog(&self.channels, now).await?;
         let commands = backlog.commands;
         for (status, count) in [
@@ -183,22 +224,30 @@ impl Gauges {
             ("retrying", commands.retrying),
             ("failed", commands.failed),
         ] {
-            table::COMMAND_BOX.gauge(&[status]).set(number(count));
+            figures.set(&table::COMMAND_BOX, &[status], number(count));
         }
-        table::LOG_HEAD.gauge(&[]).set(number(backlog.log.head));
-        table::LOG_PENDING.gauge(&[]).set(number(backlog.log.pending));
-        table::TIMERS.gauge(&["waiting"]).set(number(backlog.timers.waiting));
-        table::TIMERS.gauge(&["due"]).set(number(backlog.timers.due));
-        self.measure_tasks().await?;
+        figures.set(&table::LOG_HEAD, &[], number(backlog.log.head));
+        figures.set(&table::LOG_PENDING, &[], number(backlog.log.pending));
+        figures.set(&table::TIMERS, &["waiting"], number(backlog.timers.waiting));
+        figures.set(&table::TIMERS, &["due"], number(backlog.timers.due));
+        let late = |since: Option<_>| since.map_or(0.0, |since| between(since, now).as_secs_f64());
+        for (part, since) in [
+            ("commands", backlog.commands.due_at),
+            ("log", backlog.log.pending_since),
+            ("timers", backlog.timers.due_at),
+        ] {
+            figures.set(&table::OVERDUE, &[part], late(since));
+        }
+        self.measure_tasks(&mut figures).await?;
         for rows in &backlog.outbox {
             let channel = rows.channel.as_str();
             for (status, count) in
                 [("pending", rows.pending), ("parked", rows.parked), ("failed", rows.failed)]
             {
-                table::OUTBOX_ROWS.gauge(&[channel, status]).set(number(count));
+                figures.set(&table::OUTBOX_ROWS, &[channel, status], number(count));
             }
             let age = rows.oldest_at.map(|oldest| between(oldest, now));
-            table::OUTBOX_LAG.gauge(&[channel]).set(age.unwrap_or_default().as_secs_f64());
+            figures.set(&table::OUTBOX_LAG, &[channel], age.unwrap_or_default().as_secs_f64());
         }
         let whose =
             |handler: &Option<_>| handler.as_ref().map_or_else(|| BROKER.to_owned(), ToString::to_string);
@@ -213,19 +262,19 @@ impl Gauges {
                 let found =
                     same.find(|letters| letters.status == status && whose(&letters.handler) == *consumer);
                 let count = found.map_or(0, |letters| letters.count);
-                table::DEAD_LETTERS.gauge(&[consumer, name]).set(number(count));
+                figures.set(&table::DEAD_LETTERS, &[consumer, name], number(count));
             }
         }
         for channel in self.store.channels().await? {
             let name = channel.name.as_str();
-            table::TRACKER_POSITION.gauge(&[name]).set(number(channel.position));
+            figures.set(&table::TRACKER_POSITION, &[name], number(channel.position));
             let lag = backlog.log.head.saturating_sub(channel.position);
-            table::TRACKER_LAG.gauge(&[name]).set(number(lag));
+            figures.set(&table::TRACKER_LAG, &[name], number(lag));
         }
-        Ok(())
+        Ok((figures, backlog))
     }
 
-    async fn measure_tasks(&self) -> StoreResult<()> {
+    async fn measure_tasks(&self, figures: &mut Figures) -> StoreResult<()> {
         let types: Vec<&str> = self.registry.task_types().map(TaskType::name).collect();
         if types.is_empty() {
             return Ok(());
@@ -234,17 +283,21 @@ impl Gauges {
         for (status, count) in
             [("pending", backlog.pending), ("running", backlog.running), ("failed", backlog.failed)]
         {
-            table::TASKS.gauge(&[status]).set(number(count));
+            figures.set(&table::TASKS, &[status], number(count));
         }
         for (task_type, count) in types.iter().zip(backlog.queued) {
-            table::TASKS_QUEUED.gauge(&[task_type]).set(number(count));
+            figures.set(&table::TASKS_QUEUED, &[task_type], number(count));
         }
         Ok(())
     }
 
-    async fn measure_broker(&self) -> BrokerResult<()> {
+    async fn measure_broker(&self) -> BrokerResult<Figures> {
+        let mut figures = Figures::default();
+        for metric in [table::QUEUE_MESSAGES, table::QUEUE_CONSUMERS] {
+            figures.know(metric.name);
+        }
         if self.queues.is_empty() || !self.broker.promises().tells_standing {
-            return Ok(());
+            return Ok(figures);
         }
         let names: Vec<&str> = self.queues.iter().map(String::as_str).collect();
         let standings = self.broker.queue_status(&names).await?;
@@ -256,14 +309,14 @@ impl Gauges {
                 ("delayed", standing.delayed),
             ] {
                 if let Some(count) = count {
-                    table::QUEUE_MESSAGES.gauge(&[queue, state]).set(number(count));
+                    figures.set(&table::QUEUE_MESSAGES, &[queue, state], number(count));
                 }
             }
             if let Some(consumers) = standing.consumers {
-                table::QUEUE_CONSUMERS.gauge(&[queue]).set(number(consumers));
+                figures.set(&table::QUEUE_CONSUMERS, &[queue], number(consumers));
             }
         }
-        Ok(())
+        Ok(figures)
     }
 }
 

@@ -9,14 +9,21 @@
 //! sends, becomes a label. Gauges are set by [`Towpath::measure`](crate::Towpath::measure), when somebody looks.
 //!
 //! Reading order: `table` (the metrics as data), `meters` (handles that the services hold), `gauges` (what is asked of the
-//! store and the broker when somebody looks), `facade` (the crate `metrics`, or nothing in its place).
+//! store and the broker when somebody looks), `figures` (what conditions of alerts are about), `summary` (the figures of
+//! requirement G10), `facade` (the crate `metrics`, or nothing in its place).
 
 mod facade;
+mod figures;
 mod gauges;
 mod meters;
+mod summary;
 pub(crate) mod table;
 
 pub use facade::{Counter, Gauge, Histogram};
+pub use figures::{Figures, Sample};
 pub(crate) use gauges::Gauges;
 pub(crate) use meters::{ChannelMeters, CommandMeters, ConsumerMeters, Meters, Next};
+#[cfg(feature = "alerts")]
+pub(crate) use summary::SUMMARY_NAMES;
+pub use summary::{Summary, Windows};
 pub use table::{ALL, Kind, Metric, SECONDS};

@@ -87,6 +87,10 @@ metrics! {
         "The last position of the log: how many events were ever committed.";
     LOG_PENDING: Gauge, "towpath_log_pending_events", [],
         "Committed events without a position. Counted up to 100000.";
+    OVERDUE: Gauge, "towpath_overdue_seconds", ["part"],
+        "For how long the oldest has waited of what should have been taken at once: commands (that are due), log (events without a position), timers (that are due). It rises while a loop is silent.";
+    VERSION_GAPS: Gauge, "towpath_aggregate_version_gaps", [],
+        "Gaps in the versions of aggregates that the last consistency check has found; absent until there was one.";
     LOG_POSITIONED: Counter, "towpath_log_positioned_total", [],
         "Positions that this instance has given.";
     TRACKER_POSITION: Gauge, "towpath_tracker_position", ["channel"],

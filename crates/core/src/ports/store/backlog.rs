@@ -34,6 +34,8 @@ pub struct CommandBacklog {
     pub retrying: u64,
     /// Failed or were refused, and that is all.
     pub failed: u64,
+    /// Since when the first one is due of those that nobody works on, or from when on it will be.
+    pub due_at: Option<DateTime<Utc>>,
 }
 
 /// Where the log is.
@@ -43,6 +45,8 @@ pub struct LogBacklog {
     pub head: Position,
     /// Events without one.
     pub pending: u64,
+    /// When the first of those happened.
+    pub pending_since: Option<DateTime<Utc>>,
 }
 
 /// Timers that have not begun.
@@ -52,6 +56,8 @@ pub struct TimerBacklog {
     pub waiting: u64,
     /// Those whose moment has come.
     pub due: u64,
+    /// The moment of the first one.
+    pub due_at: Option<DateTime<Utc>>,
 }
 
 /// The outbox rows of a channel.

@@ -68,6 +68,10 @@ pub trait Cleaning: Send + Sync + 'static {
     /// Deletes units of work that were begun before a moment, about so many; answers how many.
     async fn clean_units(&self, lease: &LeaseGrant, before: DateTime<Utc>, limit: u32) -> StoreResult<u64>;
 
+    /// Deletes changes of alerts that happened before a moment, and silences that were over by then, about so many of each;
+    /// answers how many. Alerts that are open stay.
+    async fn clean_alerts(&self, lease: &LeaseGrant, before: DateTime<Utc>, limit: u32) -> StoreResult<u64>;
+
     /// Deletes leases with these prefixes that ended so long ago. Only for leases that name the instance that held them:
     /// a lease that is taken again after its row is gone begins with its first epoch.
     async fn clean_leases(

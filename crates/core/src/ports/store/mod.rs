@@ -6,6 +6,7 @@
 //! Reading order: the database and its errors; appends and transactions; the topics.
 
 mod aggregates;
+pub mod alerts;
 mod appends;
 mod backlog;
 mod channels;
@@ -28,11 +29,15 @@ mod outbox;
 mod processes;
 mod projections;
 pub mod queues;
+mod recent;
 pub mod tasks;
 mod timers;
 mod transactions;
 
 pub use aggregates::{AggregateRow, Aggregates, AppendedTogether, Flow, StateEvent};
+pub use alerts::{
+    Alert, AlertCursor, AlertNote, AlertRun, Alerts, NewSilence, NotedChange, Silence, SilenceMatcher,
+};
 pub use appends::{
     Append, AppendRules, Appended, DeadlineChange, Expected, NewEvent, Routing, Snapshot, StateChange,
 };
@@ -73,6 +78,7 @@ pub use projections::{Projected, ProjectedAggregate, ProjectionFailure, Projecti
 pub use queues::{
     Ending, Fate, Layout, Parcel, Placement, PutError, QueueDepth, Queues, Receiver, TakenMessage,
 };
+pub use recent::{LOOKED_AT, Recent, RecentCommands, Recents};
 pub use tasks::{
     Canceling, HeldTask, NewTask, Promoted, StartedTask, Task, TaskBacklog, TaskBeats, TaskClaim, TaskEnd,
     TaskEnding, TaskFilter, TaskPlace, TaskRetry, Tasks, WantedTasks,
@@ -113,5 +119,7 @@ sum_of!(
     Cleaning,
     Checking,
     Backlogs,
+    Recents,
+    Alerts,
     Notices,
 );

@@ -7,10 +7,10 @@ use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::{
-    Adopted, AggregateRow, Append, AppendRules, Appended, AppendedTogether, Canceling, FirstDelivery,
-    FollowedLog, HeldTask, InboxMark, LeaseGrant, NewCommand, NewTask, NewTimer, NewUndo, OperationAnswer,
-    OperationClaim, ProcessInput, Projected, StartedTask, StoreResult, Task, TaskClaim, TaskEnding,
-    TaskRetry, Watch, Watched,
+    Adopted, AggregateRow, AlertNote, AlertRun, Append, AppendRules, Appended, AppendedTogether, Canceling,
+    FirstDelivery, FollowedLog, HeldTask, InboxMark, LeaseGrant, NewCommand, NewTask, NewTimer, NewUndo,
+    OperationAnswer, OperationClaim, ProcessInput, Projected, StartedTask, StoreResult, Task, TaskClaim,
+    TaskEnding, TaskRetry, Watch, Watched,
 };
 use crate::envelope::RecordedEvent;
 use crate::ids::{
@@ -230,6 +230,12 @@ pub trait StoreTx: Send {
 
     /// Forgets what a process has kept and is not to be undone.
     async fn forget_undos(&mut self, process: &AggregateKey) -> StoreResult<()>;
+
+    /// Writes alerts as they are now, with a line in the history for each that has changed.
+    async fn note_alerts(&mut self, notes: &[AlertNote]) -> StoreResult<()>;
+
+    /// Notes that rules were looked at.
+    async fn note_alert_run(&mut self, run: &AlertRun) -> StoreResult<()>;
 
     /// Makes all of it true.
     async fn commit(self: Box<Self>) -> StoreResult<()>;

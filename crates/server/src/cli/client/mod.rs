@@ -1,6 +1,7 @@
 //! The command line as a client of a running server: everything it shows and does goes over HTTP.
 
 mod aggregates;
+mod alerts;
 mod channels;
 mod commands;
 mod consistency;
@@ -82,6 +83,8 @@ pub(crate) enum Ask {
     /// Aggregates as they are now
     #[command(subcommand)]
     Aggregates(aggregates::Aggregates),
+    /// What fires, what became of it, silences, and rules
+    Alerts(alerts::Alerts),
     /// State machines: all of them, or one drawn
     Machines(machines::Machines),
     /// Check whether everything is where it belongs; exits with 1 if not
@@ -104,6 +107,7 @@ pub(crate) async fn run(ask: Ask) -> Result<(), Failure> {
         Ask::Consumers(consumers) => consumers.run().await,
         Ask::Channels(channels) => channels.run().await,
         Ask::Aggregates(aggregates) => aggregates.run().await,
+        Ask::Alerts(alerts) => alerts.run().await,
         Ask::Machines(machines) => machines.run().await,
         Ask::Check(check) => check.run().await,
         Ask::Repair(repair) => repair.run().await,
@@ -170,6 +174,11 @@ impl Client {
         body: &Value,
     ) -> Result<Answer, Failure> {
         self.ask(Method::POST, path, query, Some(body.to_string())).await
+    }
+
+    /// Takes something away.
+    pub async fn delete(&self, path: &[&str]) -> Result<Answer, Failure> {
+        self.ask(Method::DELETE, path, &[], None).await
     }
 
     async fn ask(
