@@ -146,7 +146,11 @@ fn the_summary_has_the_names_of_the_requirement() {
     let summary = server.until("/api/metrics/summary", |summary| summary["events_per_hour"] == 1);
     assert_eq!(summary["commands_by_type"], json!({ "parcel.register": 1 }));
     assert_eq!(summary["retry_rate"], json!(0.0));
-    assert_eq!(summary["aggregate_version_gaps"], Value::Null);
+    assert_eq!(summary["aggregate_version_gaps"], Value::Null, "nobody has checked");
+    assert_eq!(server.run(&["check"]).status.code(), Some(0));
+    let checked =
+        server.until("/api/metrics/summary", |summary| !summary["aggregate_version_gaps"].is_null());
+    assert_eq!(checked["aggregate_version_gaps"], 0);
     for name in [
         "pending_commands",
         "processing_commands",

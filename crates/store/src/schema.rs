@@ -1027,10 +1027,10 @@ pub(crate) const CHANNEL_STARTS: Table = Table {
 
 /// Alerts that are open, each with its rule and labels.
 pub(crate) const ALERTS: Table = Table {
-    name: "alerts",
+    name: "open_alerts",
     columns: &ALERT_COLUMNS,
     primary_key: &["alert_id"],
-    indexes: &[index("alerts_rule", &["rule", "alert_id"])],
+    indexes: &[index("open_alerts_rule", &["rule", "alert_id"])],
     foreign_key: None,
     hot: true,
 };

@@ -116,7 +116,7 @@ fn read(row: &Row) -> StoreResult<Alert> {
 }
 
 async fn open(session: &mut Session<'_>, limit: u32) -> StoreResult<Vec<Alert>> {
-    let sql = format!("SELECT {} FROM alerts ORDER BY rule, alert_id LIMIT {limit}", COLUMNS.join(", "));
+    let sql = format!("SELECT {} FROM open_alerts ORDER BY rule, alert_id LIMIT {limit}", COLUMNS.join(", "));
     session.rows("alerts.open", &sql, values![]).await?.iter().map(read).collect()
 }
 
@@ -129,7 +129,7 @@ pub(crate) async fn note(session: &mut Session<'_>, notes: &[AlertNote]) -> Stor
         COLUMNS.iter().skip(1).map(|column| format!("{column} = {}", dialect.inserted(column))).collect();
     for page in pages(rows, COLUMNS.len()) {
         let sql = format!(
-            "INSERT INTO alerts ({}) VALUES {} {} {}",
+            "INSERT INTO open_alerts ({}) VALUES {} {} {}",
             COLUMNS.join(", "),
             marks(page.len(), COLUMNS.len()),
             dialect.on_conflict("alert_id"),
@@ -141,7 +141,7 @@ pub(crate) async fn note(session: &mut Session<'_>, notes: &[AlertNote]) -> Stor
     for ids in over.chunks(TOGETHER) {
         let mut values = values![];
         let chosen = OwnTables::one_of("alert_id", ids, &mut values);
-        session.execute("alerts.over", &format!("DELETE FROM alerts WHERE {chosen}"), values).await?;
+        session.execute("alerts.over", &format!("DELETE FROM open_alerts WHERE {chosen}"), values).await?;
     }
     let mut changes = Vec::new();
     for note in notes {

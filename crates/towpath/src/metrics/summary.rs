@@ -94,9 +94,9 @@ impl Towpath {
     }
 }
 
-/// How many gaps the last check has found in the versions of aggregates. Nobody checks yet: it is not known.
-async fn version_gaps(_app: &Towpath) -> StoreResult<Option<u64>> {
-    Ok(None)
+/// What the last check of consistency has found; nothing before there was one.
+async fn version_gaps(app: &Towpath) -> StoreResult<Option<u64>> {
+    app.store().last_version_gaps().await
 }
 
 impl Summary {
