@@ -292,7 +292,7 @@ struct StepShown<'a> {
 
 /// What can become of a step.
 fn step_outcome() -> utoipa::openapi::schema::Object {
-    one_of(["planned", "done", "notNeeded", "failed", "byHand"].into_iter())
+    one_of(["planned", "done", "notNeeded", "failed", "byHand"])
 }
 
 /// A consumer that is past an event.
