@@ -90,6 +90,8 @@ impl Server {
         std::fs::write(folder.path().join("towpath.toml"), config).unwrap();
         let mut child = command
             .env("TOWPATH_CONFIG", "towpath.toml")
+            // No alert becomes a fact among those that a test counts.
+            .env("TOWPATH_ALERTS_EVERY", "1d")
             .current_dir(folder.path())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())

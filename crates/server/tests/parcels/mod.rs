@@ -189,6 +189,8 @@ impl Server {
     /// Waits until it says where it listens.
     pub fn spawn(mut command: Command) -> Self {
         let folder = tempfile::tempdir().unwrap();
+        // No alert becomes a fact among those that a test counts.
+        command.env("TOWPATH_ALERTS_EVERY", "1d");
         let mut child =
             command.current_dir(folder.path()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);

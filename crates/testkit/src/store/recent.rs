@@ -52,7 +52,10 @@ pub async fn what_happened_lately_is_told(fixture: &impl StoreFixture) {
     let of_bills = claim(&*store, &bills, moment(300)).await;
     record_sent(&*store, &lease, &bills, moment(250), &of_bills).await;
 
+    // Whoever looks a second time looks by the same statements.
+    let again = store.recent(std::slice::from_ref(&mail), moment(100), moment(191)).await.expect("recent");
     let recent = store.recent(std::slice::from_ref(&mail), moment(100), moment(191)).await.expect("recent");
+    assert_eq!(again, recent);
     let commands =
         RecentCommands { received: 3, retried: 1, ended: 2, processing_time: Duration::from_secs(2) };
     assert_eq!(recent.commands, BTreeMap::from([("order.place".to_owned(), commands)]));
