@@ -23,8 +23,8 @@ use towpath::ports::store::{StoreError, TaskBeats, TaskEnd, TaskEnding, Transact
 use towpath::prelude::*;
 use towpath::retry::RetryPolicy;
 use towpath::{
-    Answer, Attempt, Canceling, StartedTask, StoreOptions, Task, TaskError, TaskFact, TaskFilter, TaskRetry,
-    TaskType, Worker,
+    Answer, Attempt, Canceling, Payload, StartedTask, StoreOptions, Task, TaskError, TaskFact, TaskFilter,
+    TaskRetry, TaskType, Worker,
 };
 use towpath_testkit::VirtualClock;
 
@@ -52,6 +52,7 @@ on_every_database!(
     the_kind_of_tasks_is_not_for_others,
     at_each_tick_one_task_is_started_over_all_instances,
     a_task_is_not_tried_again_inside_of_a_unit,
+    what_cannot_be_told_is_not_started,
     who_has_just_come_gives_workers_time_to_say_that_they_live,
     our_own_tasks_are_not_for_workers_elsewhere,
     an_error_that_cannot_be_described_ends_its_attempt,
@@ -700,6 +701,21 @@ async fn a_task_is_not_tried_again_inside_of_a_unit(fresh: &Fresh) {
     let task_id = start(&app, &draw(), "duck").await;
     let nested = app.transact(async |_tx| app.retry_task(task_id).await.map(|_| ()));
     assert_eq!(nested.await.unwrap_err().code(), "nested-transaction");
+    app.stop().await;
+}
+
+/// Its payload is as deep as one may be, and the fact about it would be deeper.
+async fn what_cannot_be_told_is_not_started(fresh: &Fresh) {
+    let of = with_facts();
+    let app = fresh.builder().task_type(of.clone()).start().await.unwrap();
+    let deepest = (0..Payload::MAX_DEPTH).fold(serde_json::Value::Null, |inner, _| vec![inner].into());
+    let refused = app.transact(async |mut tx| {
+        let refused = tx.start_task(&of, &deepest).await.unwrap_err();
+        // Whoever passes over it has started nothing.
+        Ok::<_, StoreError>(refused.code())
+    });
+    assert_eq!(refused.await.unwrap(), "invalid-payload");
+    assert_eq!(app.tasks(&TaskFilter::default(), None, 10).await.unwrap(), []);
     app.stop().await;
 }
 

@@ -267,3 +267,19 @@ impl Tx {
         open.noted("a task", outcome)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_of_tasks_are_in_the_order_of_the_databases_time_and_of_their_start() {
+        let moment = |millis: i64| DateTime::from_timestamp_millis(1_700_000_000_000 + millis).unwrap();
+        let mut ids: Vec<TaskId> = (0..1000).map(|_| new_id(moment(0))).collect();
+        ids.push(new_id(moment(1)));
+        assert!(ids.is_sorted_by(|one, next| one.0 < next.0), "each is behind the one before");
+        assert!(new_id(moment(-1)).0 < ids[0].0, "after a clock that was set back, too");
+        let told = ids[0].0.get_timestamp().map(|told| told.to_unix().0);
+        assert_eq!((ids[0].0.get_version_num(), told), (7, Some(1_700_000_000)));
+    }
+}
