@@ -1,5 +1,6 @@
 //! Configuration: flags win over the environment, the environment over the TOML file, the file over defaults.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
@@ -163,13 +164,11 @@ struct WebhookEntry {
 impl WebhookEntry {
     fn webhook(self) -> Result<Webhook, Failure> {
         let mut secrets = Vec::with_capacity(self.secret_files.len());
-        for file in &self.secret_files {
+        for (number, file) in self.secret_files.iter().enumerate() {
+            // Not by its name: it may be a secret in the wrong place.
+            let what = format!("alerts.webhook {}: secret file {}", self.name, number + 1);
             secrets.push(std::fs::read_to_string(file).map_err(|error| {
-                Failure::usage(format!(
-                    "alerts.webhook {}: the file {} cannot be read: {error}",
-                    self.name,
-                    file.display()
-                ))
+                Failure::usage(format!("{what} cannot be read: {error}; secret-files are paths"))
             })?);
         }
         let secrets: Vec<&str> = secrets.iter().map(String::as_str).collect();
@@ -191,11 +190,12 @@ impl ServeFlags {
         };
         let webhooks: Vec<WebhookEntry> = match file.alerts.remove("webhook") {
             None => Vec::new(),
-            Some(webhooks) => webhooks.try_into().map_err(|error: toml::de::Error| {
-                Failure::usage(format!(
-                    "[[alerts.webhook]] in the configuration file is wrong: {}",
-                    error.message()
-                ))
+            // What is written there may be a secret: it is not shown.
+            Some(webhooks) => webhooks.try_into().map_err(|_: toml::de::Error| {
+                Failure::usage(
+                    "[[alerts.webhook]] in the configuration file is wrong; each has a name, a url and \
+                     secret-files, a list of paths",
+                )
             })?,
         };
         let mut tables = toml::Table::new();
@@ -381,6 +381,10 @@ fn alerts(settings: &Settings, webhooks: Vec<WebhookEntry>) -> Result<Alerting, 
             Rules::from_yaml(&text).map_err(wrong)?
         }
     };
+    let names: BTreeSet<&str> = webhooks.iter().map(|entry| entry.name.as_str()).collect();
+    if names.len() < webhooks.len() {
+        return Err(Failure::usage("two [[alerts.webhook]] have the same name; give each one of its own"));
+    }
     let alerting = Alerting::of(rules).every(settings.patience("alerts.every")?);
     webhooks.into_iter().try_fold(alerting, |alerting, entry| Ok(alerting.webhook(entry.webhook()?)))
 }

@@ -83,7 +83,9 @@ impl Condition {
         if text.matches(['(', '-', '+']).count() > DEEPEST {
             return Err(bad(format!("it has more than {DEEPEST} parentheses and signs")));
         }
-        let expression = parser::parse(text).map_err(bad)?;
+        // It panics at times that are none.
+        let parsed = std::panic::catch_unwind(|| parser::parse(text));
+        let expression = parsed.unwrap_or_else(|_| Err("it cannot be read".to_owned())).map_err(bad)?;
         match check(&expression, 0).map_err(bad)? {
             Sort::Vector => Ok(Self { text: text.to_owned(), expression }),
             Sort::Number => Err(bad("it is a number; compare a figure with it".to_owned())),
@@ -607,6 +609,7 @@ mod tests {
             ("towpath_commands_total > 1", "gauge"),
             ("towpath_log_head_position[5m]", "`for`"),
             ("towpath_log_head_position offset 5m > 1", "history"),
+            ("pending_commands offset 1e30 > 1", "cannot be"),
             ("waiting_commands > 1", "pending_commands"),
             ("topk(3, towpath_queue_messages) > 1", "sum, min, max, avg or count"),
             ("1 > bool 2", "compare a figure"),

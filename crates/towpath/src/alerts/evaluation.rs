@@ -1,6 +1,6 @@
 //! What becomes of alerts when a rule is looked at. Pure: figures, what was before, silences and a moment in; changes out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -110,10 +110,19 @@ impl Round<'_> {
     fn run(&self, looked: Looked, before: &[&Alert], room: &mut usize, evaluated: &mut Evaluated) {
         let mut old: BTreeMap<&str, &Alert> =
             before.iter().map(|alert| (alert.alert_id.as_str(), *alert)).collect();
-        let mut count = 0;
-        for element in &looked.elements {
+        let labelled = looked.elements.iter().map(|element| {
             let labels = self.rule.labels_of(&element.labels, element.value);
-            let alert_id = id_of(&labels);
+            (id_of(&labels), labels, element)
+        });
+        let labelled: Vec<_> = labelled.collect();
+        let ids: BTreeSet<&str> = labelled.iter().map(|(alert_id, ..)| alert_id.as_str()).collect();
+        if ids.len() < labelled.len() {
+            let why = "the rule's labels take the place of those that tell its series apart";
+            evaluated.failures.insert(self.rule.name.clone(), why.to_owned());
+            return;
+        }
+        let mut count = 0;
+        for (alert_id, labels, element) in labelled {
             let known = old.remove(alert_id.as_str());
             match (element.holds, known) {
                 (true, known) => {
@@ -127,6 +136,10 @@ impl Round<'_> {
                     }
                     count += 1;
                     evaluated.notes.extend(self.holding(alert_id, labels, element, known));
+                }
+                // With the other side of an `and` or an `or` it might hold.
+                (false, Some(known)) if !looked.unknown.is_empty() => {
+                    evaluated.notes.extend(self.missing(known, &looked));
                 }
                 (false, Some(known)) => evaluated.notes.extend(self.over(known, element.value)),
                 (false, None) => {}
@@ -152,7 +165,7 @@ impl Round<'_> {
         let now = self.now;
         let began_anew =
             known.is_none_or(|alert| alert.status == AlertStatus::Missing && alert.fired_at.is_none());
-        let started_at = known.filter(|_| !began_anew).map_or(now, |alert| alert.started_at);
+        let started_at = known.filter(|_| !began_anew).map_or(now, |alert| alert.started_at.min(now));
         let fired_before = known.is_some_and(|alert| alert.fired_at.is_some());
         let fires = fired_before || between(started_at, now) >= self.rule.lasting;
         let silence = self.silences.iter().find(|silence| silence.fits(&labels));
@@ -209,6 +222,8 @@ impl Round<'_> {
         let has_fired = alert.fired_at.is_some();
         let lingers = has_fired
             && alert.status != AlertStatus::Missing
+            // What held in what is the future now was written before the database's clock was set back.
+            && alert.held_at <= self.now
             && between(alert.held_at, self.now) < self.rule.keep_firing_for;
         if lingers {
             return None;
@@ -285,6 +300,8 @@ fn changed(alert: Alert, known: Option<&Alert>, next: Next, now: DateTime<Utc>) 
         let is_same = known.is_some_and(|known| {
             known.value.to_bits() == alert.value.to_bits()
                 && known.silence_id == alert.silence_id
+                && known.started_at == alert.started_at
+                && known.held_at <= alert.held_at
                 && between(known.held_at, alert.held_at) < HELD_PRECISION
         });
         return (!is_same).then_some(AlertNote { alert, changed_from: None });

@@ -409,7 +409,12 @@ pub(super) fn read_time(text: &str) -> Option<Duration> {
     if text.trim_end_matches(|one: char| one.is_ascii_alphabetic()).parse() == Ok(0_u64) {
         return Some(Duration::ZERO);
     }
-    let time = promql_parser::util::parse_duration(text).ok()?;
+    // Numbers with units: of anything else the parser makes a float, and panics where that is no time.
+    let is_told = text.len() <= 16
+        && text.starts_with(|one: char| one.is_ascii_digit())
+        && text.ends_with(|one: char| one.is_ascii_lowercase())
+        && text.chars().all(|one| one.is_ascii_digit() || "ywdhms".contains(one));
+    let time = is_told.then(|| promql_parser::util::parse_duration(text).ok()).flatten()?;
     // Longer than anybody waits; a moment that far away cannot be written everywhere.
     (time <= Duration::from_secs(3_600 * 24 * 365)).then_some(time)
 }
@@ -447,6 +452,16 @@ mod tests {
             assert_eq!(said.get(name), Some(&(condition, severity, message)), "{name}");
         }
         assert!(rules.iter().all(|rule| rule.is_default));
+    }
+
+    #[test]
+    fn times_are_numbers_with_units() {
+        for (text, seconds) in [("0", 0), ("0s", 0), ("5m", 300), ("1h30m", 5400), ("1d", 86_400)] {
+            assert_eq!(read_time(text), Some(Duration::from_secs(seconds)), "{text}");
+        }
+        for text in ["", "inf", "nan", "1e30", "-5", "5", "1.5h", "99999999999999d", "400d", "s"] {
+            assert_eq!(read_time(text), None, "{text}");
+        }
     }
 
     #[test]

@@ -315,7 +315,7 @@ fn read_values(text: &str) -> Result<Vec<Step>, BadTest> {
             Some((word, times)) => (word, Some(times.parse::<usize>().map_err(|_| wrong())?)),
             None => (word, None),
         };
-        if times.unwrap_or(0) + steps.len() > MOST_VALUES {
+        if times.unwrap_or(0).saturating_add(steps.len()) > MOST_VALUES {
             return Err(BadTest::Unreadable(format!("a series has more than {MOST_VALUES} values")));
         }
         match (word, times) {

@@ -1,7 +1,5 @@
 //! Each default rule fires, stays, resolves, is silenced and misses its figure, by a clock that a test moves.
 
-use std::collections::BTreeSet;
-
 use chrono::TimeDelta;
 use towpath_core::ports::store::{NewSilence, SilenceMatcher};
 use uuid::Uuid;
@@ -260,6 +258,79 @@ fn each_value_is_an_alert_and_there_are_not_too_many() {
     world.set(("towpath_queue_messages", &[("queue", "q0001")]), Some(6.0));
     assert_eq!(world.after(15).len(), MOST_OF_A_RULE - 1, "the others are missing");
     assert_eq!(world.open.values().filter(|alert| alert.status == Firing).count(), 1);
+}
+
+#[test]
+fn labels_that_hide_what_tells_series_apart_are_a_fault_of_their_rule_alone() {
+    let text = "
+defaults: false
+groups:
+- name: g
+  rules:
+  - alert: deep
+    expr: towpath_queue_messages{state=\"ready\"} > 1
+    labels: { queue: all }
+  - alert: other
+    expr: pending_commands > 1
+";
+    let rules = Rules::from_yaml(text).unwrap();
+    let mut figures = Figures::default();
+    for queue in ["a", "b"] {
+        figures.add("towpath_queue_messages", &[("queue", queue), ("state", "ready")], 5.0);
+    }
+    figures.add("pending_commands", &[], 5.0);
+    let now = DateTime::from_timestamp(1_800_000_000, 0).unwrap();
+    let evaluated = evaluate(&rules, &figures, &[], &[], now);
+    assert!(evaluated.failures.contains_key("deep"), "{:?}", evaluated.failures);
+    assert_eq!(evaluated.notes.iter().map(|note| note.alert.rule.as_str()).collect::<Vec<_>>(), ["other"]);
+}
+
+#[test]
+fn with_a_side_that_is_not_known_nothing_is_resolved() {
+    let text = "
+defaults: false
+alerts:
+  both:
+    condition: 'pending_commands > 100 and on() failed_outbox > 0'
+    severity: warning
+    message: both
+";
+    let mut world = World::of(Rules::from_yaml(text).unwrap());
+    let set = |world: &mut World, pending: f64, failed: Option<f64>| {
+        world.set(("pending_commands", &[]), Some(pending));
+        if let Some(failed) = failed {
+            world.figures.add("failed_outbox", &[], failed);
+        }
+    };
+    set(&mut world, 200.0, Some(1.0));
+    assert_eq!(world.after(0), [(None, Firing)]);
+    set(&mut world, 200.0, None);
+    assert_eq!(world.after(15), [(Some(Firing), Missing)]);
+    set(&mut world, 200.0, Some(0.0));
+    assert_eq!(world.after(15), [(Some(Missing), Resolved)]);
+}
+
+#[test]
+fn after_a_clock_that_was_ahead_what_lasts_fires_in_its_time() {
+    let text = "
+defaults: false
+alerts:
+  slow:
+    condition: 'pending_commands > 100'
+    severity: warning
+    message: slow
+    for: 5m
+    keep_firing_for: 1m
+";
+    let mut world = World::of(Rules::from_yaml(text).unwrap());
+    world.set(("pending_commands", &[]), Some(200.0));
+    assert_eq!(world.after(3600), [(None, Pending)]);
+    assert_eq!(world.after(-3600), []);
+    assert_eq!(world.after(299), []);
+    assert_eq!(world.after(1), [(Some(Pending), Firing)]);
+    world.after(3600);
+    world.set(("pending_commands", &[]), Some(0.0));
+    assert_eq!(world.after(-3600), [(Some(Firing), Resolved)]);
 }
 
 #[test]
