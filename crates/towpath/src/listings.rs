@@ -7,7 +7,7 @@ use towpath_core::ids::{AggregateId, AggregateKey, AggregateKind, ChannelName, C
 use towpath_core::lifecycle::CommandStatus;
 use towpath_core::ports::store::{AggregateRow, Backlog, CommandRecord, Flow, FoundAs, StoreError};
 
-use crate::consumer::{Source, Wired};
+use crate::consumer::{Identity, Source, Wired};
 use crate::towpath::Towpath;
 
 /// A consumer as it was registered.
@@ -26,6 +26,8 @@ pub struct ConsumerView {
     pub in_order: bool,
     /// How many handlers run at a time.
     pub concurrency: usize,
+    /// Whether its inbox remembers messages, and not events.
+    pub(crate) is_by_message: bool,
 }
 
 impl ConsumerView {
@@ -41,6 +43,7 @@ impl ConsumerView {
             event_types: consumer.event_types.iter().map(|glob| glob.as_str().to_owned()).collect(),
             in_order: consumer.policy.in_order,
             concurrency: consumer.policy.concurrency,
+            is_by_message: consumer.identity == Identity::Message,
         }
     }
 }

@@ -49,6 +49,11 @@ impl Found {
         }
     }
 
+    /// Whether it is so old that inboxes do not remember whether it was handled.
+    pub(super) fn is_beyond(&self, now: DateTime<Utc>, horizon: Duration) -> bool {
+        earlier(now, horizon).zip(self.at).is_some_and(|(before, at)| at < before)
+    }
+
     pub(super) fn detail(&self, name: &str) -> &str {
         self.row.details.get(name).map_or("", String::as_str)
     }
@@ -88,7 +93,9 @@ impl<'a> Looker<'a> {
             }
         }
         let kinds = registry.deciders().map(|decider| decider.kind().to_string()).collect();
-        let own = app.consumers.iter().filter(|consumer| consumer.channel.is_some());
+        // Of others the inbox knows no events.
+        let own =
+            app.consumers.iter().filter(|consumer| consumer.channel.is_some() && !consumer.is_by_message);
         let handlers = own.map(|consumer| consumer.handler.clone()).collect();
         Self { app, since, pairs, kinds, handlers }
     }
@@ -107,8 +114,8 @@ impl<'a> Looker<'a> {
                 "no command that is registered here is declared with the event that is its result",
             )],
             Stage::Inbox => vec![not(
-                "inbox_without_event of consumers of queues",
-                "what comes from a queue of somebody else's need not be an event of this log",
+                "inbox_without_event of consumers of queues, and of those that go by the message",
+                "what comes from a queue of somebody else's need not be an event of this log, and an inbox of messages names none",
             )],
             Stage::Trackers => vec![not(
                 "followers ahead of the log that they follow",

@@ -49,7 +49,7 @@ pub(crate) struct Checks {
     pub(crate) repairs: bool,
     /// What the cleaner leaves.
     keep_sent: Duration,
-    keep_handled: Duration,
+    pub(crate) keep_handled: Duration,
     keep_commands: Duration,
 }
 

@@ -32,6 +32,9 @@ pub const REPAIR_PERFORMED: &str = "towpath.repair.performed";
 /// How many steps are planned, or done, in one go.
 pub const MOST_STEPS: usize = 500;
 
+/// How many steps a plan has with those that nobody but a person can do, or that were not needed.
+const MOST_TOLD: usize = 5_000;
+
 /// Which findings are repaired.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RepairAsked {
@@ -72,6 +75,8 @@ pub struct PlanStep {
     pub outcome: StepOutcome,
     /// The same for people.
     pub message: String,
+    /// Of an outbox row: its channel and aggregate.
+    way: Option<[String; 3]>,
 }
 
 /// What would be done, or was.
@@ -87,6 +92,28 @@ pub struct Plan {
     pub steps: Vec<PlanStep>,
     /// Whether there is more than fits into one plan.
     pub more: bool,
+}
+
+impl Plan {
+    /// What cannot be done takes no room from what can be.
+    fn is_full(&self) -> bool {
+        let is_work = |step: &&PlanStep| {
+            matches!(step.outcome, StepOutcome::Planned | StepOutcome::Done | StepOutcome::Failed)
+        };
+        self.steps.iter().filter(is_work).count() >= MOST_STEPS || self.steps.len() >= MOST_TOLD
+    }
+
+    /// Whether a step before it in its channel was to come first and did not work: it would be overtaken.
+    fn is_behind_a_failure(&self, found: &Found) -> bool {
+        let way = Some(way_of(found));
+        let is_failure = |step: &PlanStep| step.outcome == StepOutcome::Failed && step.way == way;
+        found.code == FindingCode::MissingOutboxEvents && self.steps.iter().any(is_failure)
+    }
+}
+
+/// The channel and the aggregate of an event, in whose order it is published.
+fn way_of(found: &Found) -> [String; 3] {
+    ["channel", "aggregateKind", "aggregateId"].map(|name| found.detail(name).to_owned())
 }
 
 /// The fact about a repair, as it is stored.
@@ -149,7 +176,7 @@ impl Checker<'_> {
                 let looked = looker.look(stage, behind.as_deref()).await?;
                 let found = looked.found.into_iter().filter(|found| found.code == code).collect();
                 for found in looker.believable(found).await? {
-                    if plan.steps.len() >= MOST_STEPS {
+                    if plan.is_full() {
                         plan.more = true;
                         return Ok(());
                     }
@@ -179,9 +206,22 @@ impl Checker<'_> {
             consumers_past: Vec::new(),
             outcome: StepOutcome::Planned,
             message: String::new(),
+            way: matches!(repair, Repair::Outbox { .. }).then(|| way_of(found)),
         };
         if let Repair::Outbox { event_id, .. } | Repair::Pending { event_id } = &repair {
             step.consumers_past = self.app.bus.store.consumers_past(*event_id).await?;
+        }
+        // As an operator's retry: handlers would take it for new.
+        let now = self.app.bus.database_time().await?;
+        if matches!(repair, Repair::Outbox { .. }) && found.is_beyond(now, self.app.checks.keep_handled) {
+            step.outcome = StepOutcome::ByHand;
+            step.message = "Inboxes do not remember any more whether it was handled; published again, it would be handled twice.".to_owned();
+            return Ok(Some(step));
+        }
+        if plan.applied && plan.is_behind_a_failure(found) {
+            step.outcome = StepOutcome::Failed;
+            step.message = format!("{}: one before it could not be put back", failed_text(&repair));
+            return Ok(Some(step));
         }
         if plan.applied {
             self.apply(&repair, found, &mut step, plan).await;
@@ -266,6 +306,7 @@ fn by_hand(check: &Check, code: FindingCode) -> Vec<PlanStep> {
         consumers_past: Vec::new(),
         outcome: StepOutcome::ByHand,
         message: String::new(),
+        way: None,
     });
     steps.collect()
 }

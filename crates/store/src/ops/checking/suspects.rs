@@ -206,7 +206,8 @@ fn walk<'v>(session: &Session<'_>, suspicion: &'v Suspicion<'_>) -> Walk<'v> {
                 session.dialect().partial(const { COMMAND_BOX.index("command_box_open") }, "t.");
             let gone = holder_is_gone(session, "t");
             Walk {
-                at: Some("status_changed_at"),
+                // Its holder may be gone for a moment only, however long ago it was taken: it is always looked at again.
+                at: None,
                 only: format!("{status} = 'PROCESSING'{open}"),
                 ..plain(
                     "command_box",
@@ -224,7 +225,7 @@ fn walk<'v>(session: &Session<'_>, suspicion: &'v Suspicion<'_>) -> Walk<'v> {
         Suspicion::AbandonedTimers => {
             let gone = holder_is_gone(session, "t");
             Walk {
-                at: Some("state_changed_at"),
+                at: None,
                 only: "t.claimed_by_id IS NOT NULL".to_owned(),
                 ..plain(
                     "timers",
@@ -240,7 +241,7 @@ fn walk<'v>(session: &Session<'_>, suspicion: &'v Suspicion<'_>) -> Walk<'v> {
             }
         }
         Suspicion::AbandonedTasks => Walk {
-            at: Some("status_changed_at"),
+            at: None,
             only: "t.status = 'running'".to_owned(),
             ..plain(
                 "task_box",
@@ -252,7 +253,7 @@ fn walk<'v>(session: &Session<'_>, suspicion: &'v Suspicion<'_>) -> Walk<'v> {
                 ],
                 1,
                 &format!(
-                    "t.heartbeat_due_at IS NULL OR t.heartbeat_due_at < {}",
+                    "t.status = 'running' AND (t.heartbeat_due_at IS NULL OR t.heartbeat_due_at < {})",
                     session.dialect().now_plus("-t.heartbeat_micros")
                 ),
             )
