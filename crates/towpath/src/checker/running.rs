@@ -115,7 +115,12 @@ async fn go_on(
     match done {
         Ok(ended) => Ok(ended),
         // It may be there again in a moment, and the check goes on where it was.
-        Err(error) if error.class() == ErrorClass::Transient => Err(error),
+        // But for a statement that takes too long: it would be so again, and later checks would wait for it for ever.
+        Err(error)
+            if error.class() == ErrorClass::Transient && !matches!(error, StoreError::TooSlow { .. }) =>
+        {
+            Err(error)
+        }
         Err(error @ StoreError::Fenced { .. }) => Err(error),
         Err(error) => {
             let now = app.bus.database_time().await?;
