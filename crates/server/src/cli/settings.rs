@@ -376,6 +376,8 @@ mod tests {
         let page = include_str!("../../../../docs/configuration.md");
         let rows: BTreeMap<&str, &str> = page
             .lines()
+            .skip_while(|line| !line.starts_with("| setting |"))
+            .take_while(|line| line.starts_with('|'))
             .filter_map(|line| line.strip_prefix("| `")?.split_once("` | "))
             .filter_map(|(key, rest)| Some((key, rest.split_once(" | ")?.0)))
             .collect();
