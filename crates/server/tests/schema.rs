@@ -60,6 +60,10 @@ include-operation-id = ["updateService", "deleteService"]
 checks.positive_data_acceptance.expected-statuses = [200, 201, 202, 204, 400, 404, 409, 412, 422]
 
 [[operations]]
+include-operation-id = ["checkConsistency"]
+checks.positive_data_acceptance.expected-statuses = [200, 202, 422]
+
+[[operations]]
 include-operation-id = ["payOrder", "shipOrder", "completeOrder", "cancelOrder", "changeProduct", "withdrawProduct"]
 checks.positive_data_acceptance.expected-statuses = [200, 403, 404, 409, 422]
 
