@@ -11,7 +11,7 @@ use towpath_core::ports::store::{
 
 use super::StoreFixture;
 use super::acts::{hold_new_lease, stale_and_fresh};
-use super::waiting::all_at_once;
+use super::waiting::{all_at_once, eventually};
 
 const OBSERVER: &str = "shelf";
 const HOUR: Duration = Duration::from_secs(3600);
@@ -202,6 +202,12 @@ pub async fn what_was_asked_for_stays_due_until_it_is_seen(fixture: &impl StoreF
     assert_eq!(due(&*store).await, []);
 }
 
+/// Waits until it is later. SQLite tells the time by milliseconds.
+async fn time_goes_on(store: &dyn Store, than: DateTime<Utc>) {
+    let later = async || (store.now().await.expect("the time") > than).then_some(());
+    eventually("time goes on", later).await;
+}
+
 /// The wait begins with the first look, lasts while the goal is the same, and begins anew when that is said.
 pub async fn a_goal_is_waited_for_from_the_first_look_on(fixture: &impl StoreFixture) {
     let with = |version, goal: &str| Watch { goal: goal.to_owned(), ..watch("a", version, Look::AtOnce) };
@@ -215,6 +221,7 @@ pub async fn a_goal_is_waited_for_from_the_first_look_on(fixture: &impl StoreFix
     assert_eq!(locked().await.goal_begun_at, None, "nobody has looked");
     let first = begin(&*store, "a").await;
     assert_eq!(first.goal_begun_at, Some(first.now));
+    time_goes_on(&*store, first.now).await;
     put(&*store, &[with(2, "READY")]).await;
     let again = begin(&*store, "a").await;
     assert_eq!(again.goal_begun_at, first.goal_begun_at);
@@ -285,6 +292,7 @@ pub async fn a_failure_is_kept_until_a_look_comes_to_its_end(fixture: &impl Stor
     assert_eq!(first.since, first.failed_at);
     assert_eq!(looks(&*store, "b").await.failure.expect("it fails").message, "forbidden of b");
     put(&*store, &[watch("a", 2, Look::AtOnce)]).await;
+    time_goes_on(&*store, first.failed_at).await;
     note(&*store, &lease, &[failed("a", 1, HOUR, "busy")]).await;
     let again = looks(&*store, "a").await.failure.expect("it fails");
     let expected = LookFailure {
